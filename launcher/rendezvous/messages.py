@@ -1,0 +1,198 @@
+"""What the nodes of a job and its coordinator tell each other; also the calls of a single-node job with itself.
+
+Plain named tuples: they cost nothing to import, and msgspec encodes and validates them on the wire (wire.py), so
+a message that reaches this side has the types below. Times in `_ns` are nanoseconds of the coordinator's
+monotonic clock unless the name says local; `error_ns` bounds how wrong such a time can be.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# ---- records -----------------------------------------------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """A rank that ended in any other way than exit status 0."""
+
+    node: str  # host name of its node
+    group_rank: int
+    rank: int
+    local_rank: int
+    pid: int
+    status: int  # exit status, or minus the signal's number, as in subprocess
+    time_ns: int  # moment of the exit
+    error_ns: int
+    wall_s: float  # the node's wall clock at that moment, for people
+    stopped_by_us: bool  # it ended after the launcher had told it to
+    error_file: str  # "" when there is none
+    message: str  # from the error file, else ""
+    traceback: str  # from the error file, else ""
+    stderr_tail: tuple[str, ...]  # last lines of its stderr log, () when it went to the console
+
+
+class Distributions(NamedTuple):
+    """What decides whether two nodes run the same Python environment."""
+
+    interpreter: str  # version and ABI, "3.11.7 cpython-311-x86_64-linux-gnu"
+    names: tuple[str, ...]  # "torch==2.13.0", sorted
+
+
+# ---- member to coordinator ---------------------------------------------------------------------------------
+
+
+class Join(NamedTuple):
+    """First message after the handshake: who I am and which job I mean."""
+
+    run_id: str
+    host: str  # host name
+    address: str  # where ranks of other nodes reach this node: --local-addr, else the connection's own address
+    pid: int
+    node_rank: int  # -1: not given
+    role: str
+    local_world_size: int
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    master_port: int  # a port this node holds for its next attempt as rank 0
+    has_identity: bool  # an Identity message will follow
+
+
+class Identity(NamedTuple):
+    """Digest of the node's Distributions, "" when it could not be found out (then `why` says so)."""
+
+    digest: str
+    why: str
+
+
+class Environment(NamedTuple):
+    """Answer to WantEnvironment."""
+
+    distributions: Distributions
+
+
+class Ping(NamedTuple):
+    """Heartbeat; carries the sender's clock for the mapping."""
+
+    local_ns: int
+
+
+class Started(NamedTuple):
+    """All ranks of the node run."""
+
+    attempt: int
+    spawn_s: float
+
+
+class RankFailed(NamedTuple):
+    """First failure of an attempt on this node, sent at once."""
+
+    attempt: int
+    failure: Failure
+
+
+class Succeeded(NamedTuple):
+    """All ranks of the node ended with status 0."""
+
+    attempt: int
+
+
+class Stopped(NamedTuple):
+    """Answer to Stop, once nothing of the attempt runs on the node any more; never sent unasked."""
+
+    attempt: int
+    failures: tuple[Failure, ...]
+    master_port: int  # a fresh one for the next attempt
+    port_was_taken: bool  # another process listens on the master port of the attempt
+
+
+class Signalled(NamedTuple):
+    """The agent of this node was told to stop the job by a signal."""
+
+    signum: int
+
+
+class Leave(NamedTuple):
+    """The node goes and the job may go on without it."""
+
+    reason: str
+
+
+# ---- coordinator to member ---------------------------------------------------------------------------------
+
+
+class Welcome(NamedTuple):
+    """The node takes part, as a member or as a spare."""
+
+    node_id: int
+    open_membership: bool  # no secret protects this job
+
+
+class Pong(NamedTuple):
+    """Answer to Ping: its local_ns, and the coordinator's clock when it came in and when this went out."""
+
+    local_ns: int
+    received_ns: int
+    sent_ns: int
+
+
+class WantEnvironment(NamedTuple):
+    """Send your Environment: the nodes differ and a table is to be printed."""
+
+
+class World(NamedTuple):
+    """Start attempt `attempt` with these ranks."""
+
+    attempt: int  # counts starts of the job, from 0, never repeats
+    restart_count: int  # failures of the job so far: TORCHELASTIC_RESTART_COUNT
+    group_rank: int
+    group_world_size: int
+    first_rank: int  # global rank of local rank 0
+    world_size: int
+    first_role_rank: int
+    role_world_size: int
+    master_addr: str
+    master_port: int
+
+
+class Spare(NamedTuple):
+    """No place in the world at present; wait."""
+
+    nodes: int
+
+
+class Stop(NamedTuple):
+    """End attempt `attempt`: `signum` to the ranks, after `grace_s` seconds KILL, then answer Stopped."""
+
+    attempt: int
+    signum: int
+    grace_s: float
+    reason: str
+
+
+class Note(NamedTuple):
+    """A line for the people who read this node's console."""
+
+    text: str
+
+
+class Finish(NamedTuple):
+    """The job is over: exit with `status`."""
+
+    status: int
+    reason: str  # "" when all went well
+    failures: tuple[Failure, ...]  # first failure first; at most 64
+    unsure: tuple[int, ...]  # ranks of which none can be told to be the first; () when it is known
+
+
+class Refused(NamedTuple):
+    """The node cannot take part: end with `status` and this one line."""
+
+    status: int
+    reason: str
+
+
+FromMember = (
+    Join | Identity | Environment | Ping | Started | RankFailed | Succeeded | Stopped | Signalled | Leave
+)
+FromCoordinator = Welcome | Pong | WantEnvironment | World | Spare | Stop | Note | Finish | Refused
