@@ -1,0 +1,20 @@
+"""What the agent of a node sees of the coordinator: the same for one node and for many."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from launcher.rendezvous.messages import FromMember
+
+
+class Link(Protocol):
+    """A way to the coordinator, in this process (host.py) or over TCP (member.py)."""
+
+    def send(self, message: FromMember) -> None:
+        """Queues a message; never blocks, never raises for a lost connection (that is told by `on_lost`)."""
+
+    def to_job_clock(self, local_ns: int) -> tuple[int, int]:
+        """This node's `time.monotonic_ns()` as the coordinator's, with the bound of its error, both ns."""
+
+    def close(self) -> None:
+        """Sends what is queued within a bound, then ends the connection."""
