@@ -1,0 +1,75 @@
+"""A cgroup v2 of the job's own, where one can be made: its `cgroup.kill` ends everything in it at once.
+
+The sentinel makes it and stays outside, the guard enters it before it starts ranks. Nothing is limited and no
+controller is switched on. Left out under Slurm, which tracks the processes of a step by its own cgroups.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def make() -> str | None:
+    """Makes a cgroup below the one we are in; None where that is not possible."""
+    if "SLURM_JOB_ID" in os.environ:
+        return None
+    try:
+        path = _own_cgroup()
+        if path is None:
+            return None
+        path = f"{path}/bootseer-{os.getpid()}"
+        os.mkdir(path)
+    except (OSError, ValueError):
+        return None
+    if os.path.exists(f"{path}/cgroup.kill"):
+        return path
+    os.rmdir(path)
+    return None
+
+
+def enter(path: str | None) -> bool:
+    """Moves this process in; False when the kernel does not allow it."""
+    return path is not None and _write(f"{path}/cgroup.procs", b"0")
+
+
+def remove(path: str | None) -> None:
+    """Kills what is still inside and removes the cgroup."""
+    if path is None:
+        return
+    _write(f"{path}/cgroup.kill", b"1")
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass  # somebody inside waits in the kernel; an empty cgroup costs nothing
+
+
+def _own_cgroup() -> str | None:
+    """The folder of our own v2 cgroup."""
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        own = [line[3:].rstrip("\n") for line in file if line.startswith("0::")]
+    if not own or ".." in own[0].split("/"):
+        return None
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        for line in file:
+            fields, _, rest = line.partition(" - ")
+            if rest.startswith("cgroup2 "):
+                root, folder = fields.split(" ")[3:5]
+                if root != "/" and not own[0].startswith(root):
+                    return None
+                inner = own[0] if root == "/" else own[0][len(root) :]
+                return folder + inner.rstrip("/")
+    return None
+
+
+def _write(path: str, data: bytes) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, data)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,458 @@
+"""The guard: a small process that is the parent of all ranks and outlives bootrun just long enough to end them.
+
+bootrun -> sentinel -> guard -> ranks. bootrun forks the sentinel before it imports anything heavy; the sentinel
+forks the guard and only waits for it. Both are subreapers. The guard execs ranks on request, reports their exits,
+and stops whole process trees; when the pipe from bootrun ends, it stops everything and ends. Should the guard be
+killed, ranks get a death signal and the sentinel kills what is left, also processes in sessions of their own.
+Stdlib only, no threads. Requests and events are marshalled tuples over two pipes between forks of one
+interpreter; nothing foreign ever reaches them. The other end of the pipes is guard_client.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn
+
+# After SIGKILL a process can only stay because it waits in the kernel (state D); then it is reported, not awaited.
+UNKILLABLE_AFTER_S = 5.0
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# Python ignores these in itself; programs expect the default, as subprocess restores it.
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class Pipes(NamedTuple):
+    """bootrun's side of a started guard."""
+
+    sentinel_pid: int
+    requests_fd: int
+    events_fd: int
+
+
+def start_guard() -> Pipes:
+    """Forks sentinel and guard; to be called before anything heavy is imported and before any thread starts."""
+    requests_read, requests_write = os.pipe2(os.O_CLOEXEC)
+    events_read, events_write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.close(requests_write)
+        os.close(events_read)
+        _be_sentinel(requests_read, events_write)
+    os.close(requests_read)
+    os.close(events_write)
+    return Pipes(pid, requests_write, events_read)
+
+
+def pack(message: tuple[Any, ...]) -> bytes:
+    """One request or event as bytes: length, then the marshalled tuple."""
+    data = marshal.dumps(message)
+    return len(data).to_bytes(4, "little") + data
+
+
+def unpack(buffer: bytearray) -> list[tuple[Any, ...]]:
+    """Takes the whole messages off the front of `buffer`."""
+    messages: list[tuple[Any, ...]] = []
+    while len(buffer) >= 4:
+        end = 4 + int.from_bytes(buffer[:4], "little")
+        if len(buffer) < end:
+            break
+        messages.append(marshal.loads(bytes(buffer[4:end])))  # noqa: S302 (from a fork of this very process)
+        del buffer[:end]
+    return messages
+
+
+def _be_sentinel(requests_fd: int, events_fd: int) -> NoReturn:
+    status = 1
+    try:
+        inherited = {signum: signal.getsignal(signum) for signum in _IGNORED}
+        os.setsid()
+        for signum in _IGNORED:
+            signal.signal(signum, signal.SIG_IGN)
+        from launcher import cgroup, descendants
+
+        descendants.become_subreaper()
+        descendants.set_name(b"bootrun-sentinel")
+        group = cgroup.make()
+        guard_pid = os.fork()
+        if guard_pid == 0:
+            _be_guard(requests_fd, events_fd, group, inherited)
+        os.close(requests_fd)
+        os.close(events_fd)
+        _release_console()
+        status = _await_guard(guard_pid)
+        _kill_descendants()
+        cgroup.remove(group)
+    finally:
+        os._exit(status)
+
+
+def _release_console() -> None:
+    """A reader of bootrun's output must see its end although the sentinel still runs."""
+    null_fd = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null_fd, fd)
+    os.close(null_fd)
+
+
+def _await_guard(guard_pid: int) -> int:
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == guard_pid:
+            return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _kill_descendants() -> None:
+    """SIGKILL until none is left or only unkillable ones are."""
+    from launcher import descendants
+
+    give_up_s = time.monotonic() + UNKILLABLE_AFTER_S
+    while time.monotonic() < give_up_s:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for process in descendants.list_descendants(os.getpid()):
+            descendants.send(process, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _be_guard(
+    requests_fd: int, events_fd: int, group: str | None, inherited: dict[signal.Signals, Any]
+) -> NoReturn:
+    status = 1
+    try:
+        from launcher import cgroup, descendants
+
+        descendants.become_subreaper()
+        descendants.set_name(b"bootrun-guard")
+        cgroup.enter(group)
+        _Guard(requests_fd, events_fd, inherited).run()
+        status = 0
+    except BaseException as error:
+        os.write(2, f"bootrun: the guard failed: {error!r}\n".encode())
+        if not isinstance(error, Exception):
+            raise
+    finally:
+        os._exit(status)
+
+
+class _Rank:
+    """A process started on request."""
+
+    __slots__ = ("alive", "exec_fd", "key", "linger_until_s", "number", "pid")
+
+    def __init__(self, key: int, pid: int, exec_fd: int, number: bytes) -> None:
+        self.key = key
+        self.pid = pid
+        self.exec_fd = exec_fd  # tells of a failed exec, -1 once known
+        self.number = number  # its RANK, by which descendants in other sessions are recognised
+        self.alive = True
+        self.linger_until_s: float | None = None  # succeeded; its descendants have until then
+
+
+class _Guard:
+    """State and loop of the guard process."""
+
+    def __init__(self, requests_fd: int, events_fd: int, inherited: dict[signal.Signals, Any]) -> None:
+        self._requests_fd = requests_fd
+        self._events_fd = events_fd
+        self._inherited = inherited
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._ranks: dict[int, _Rank] = {}
+        self._by_pid: dict[int, _Rank] = {}
+        self._poll = select.poll()
+        self._ending = False
+        self._grace_s = 30.0
+        self._stop_signum = 0
+        self._kill_at_s: float | None = None  # a stop is under way; SIGKILL from then on
+        self._give_up_at_s = 0.0
+        self._signalled: set[tuple[int, int]] = set()
+        self._killed: dict[int, str] = {}
+
+    # ---- loop ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        wakeup_read, wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        os.set_blocking(self._events_fd, False)
+        self._poll.register(self._requests_fd, select.POLLIN)
+        self._poll.register(wakeup_read, select.POLLIN)
+        while True:
+            for fd, _ in self._poll.poll(self._wait_ms()):
+                if fd == self._requests_fd:
+                    self._read_requests()
+                elif fd == wakeup_read:
+                    os.read(wakeup_read, 4096)
+                elif fd == self._events_fd:
+                    self._flush()
+                else:
+                    self._read_exec(fd)
+            no_children = self._reap()
+            self._advance(no_children)
+            if self._ending and self._kill_at_s is None:
+                self._flush_at_end()
+                return
+
+    def _wait_ms(self) -> float | None:
+        moments = [rank.linger_until_s for rank in self._ranks.values() if rank.linger_until_s is not None]
+        if self._kill_at_s is not None:
+            now_s = time.monotonic()
+            # While killing, /proc is looked at again and again: a dying parent hands its children to us.
+            moments.append(self._kill_at_s if now_s < self._kill_at_s else now_s + 0.01)
+        if not moments:
+            return None
+        return max(0.0, (min(moments) - time.monotonic()) * 1000 + 1)
+
+    # ---- pipes -----------------------------------------------------------------------------------------------
+
+    def _read_requests(self) -> None:
+        data = os.read(self._requests_fd, 1 << 20)
+        if not data:
+            self._poll.unregister(self._requests_fd)
+            self._ending = True
+            self._begin_stop(signal.SIGTERM, self._grace_s)
+            return
+        self._incoming += data
+        for name, *values in unpack(self._incoming):
+            getattr(self, "_do_" + name)(*values)
+
+    def _tell(self, *event: Any) -> None:
+        self._outgoing += pack(event)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                del self._outgoing[: os.write(self._events_fd, self._outgoing)]
+        except BlockingIOError:
+            self._poll.register(self._events_fd, select.POLLOUT)
+            return
+        except OSError:
+            self._outgoing.clear()  # bootrun is gone
+        try:
+            self._poll.unregister(self._events_fd)
+        except KeyError:
+            pass
+
+    def _flush_at_end(self) -> None:
+        try:
+            os.set_blocking(self._events_fd, True)
+            while self._outgoing:
+                del self._outgoing[: os.write(self._events_fd, self._outgoing)]
+        except OSError:
+            pass
+
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    def _do_grace(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+
+    def _do_spawn(
+        self,
+        key: int,
+        argv: list[str],
+        environ: dict[str, str],
+        unset: list[str],
+        stdout: str | None,
+        stderr: str | None,
+    ) -> None:
+        exec_read, exec_write = os.pipe2(os.O_CLOEXEC)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._be_rank(argv, environ, unset, stdout, stderr, exec_write, parent)
+        os.close(exec_write)
+        rank = _Rank(key, pid, exec_read, environ.get("RANK", "").encode())
+        self._ranks[key] = self._by_pid[pid] = rank
+        self._poll.register(exec_read, select.POLLIN)
+
+    def _be_rank(
+        self,
+        argv: list[str],
+        environ: dict[str, str],
+        unset: Iterable[str],
+        stdout: str | None,
+        stderr: str | None,
+        exec_fd: int,
+        parent: int,
+    ) -> NoReturn:
+        what = ""
+        try:
+            from launcher import descendants
+
+            os.setsid()
+            descendants.die_with_parent(signal.SIGKILL, parent)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for signum in _RESTORED:
+                signal.signal(signum, signal.SIG_DFL)
+            for signum, handler in self._inherited.items():
+                # Ignored by whoever started us (nohup): stays so. Python's own SIGINT handler: default.
+                signal.signal(signum, signal.SIG_IGN if handler == signal.SIG_IGN else signal.SIG_DFL)
+            for path, fd in ((stdout, 1), (stderr, 2)):
+                if path is not None:
+                    what = path
+                    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                    os.dup2(opened, fd)
+            os.dup2(exec_fd, 3, inheritable=False)
+            exec_fd = 3
+            os.closerange(4, 1 << 20)
+            full = dict(os.environ)
+            for name in unset:
+                full.pop(name, None)
+            full.update(environ)
+            what = argv[0]
+            os.execvpe(argv[0], argv, full)
+        except OSError as error:
+            os.write(exec_fd, marshal.dumps((error.errno or 0, what)))
+        except BaseException as error:
+            os.write(exec_fd, marshal.dumps((errno.EINVAL, f"{what} ({error!r})")))
+        os._exit(127)
+
+    def _do_signal(self, keys: list[int], signum: int) -> None:
+        """To the process groups of these ranks, which go on."""
+        for key in keys:
+            rank = self._ranks.get(key)
+            if rank is not None and rank.alive:
+                _kill_group(rank.pid, signum)
+
+    def _do_stop(self, signum: int, grace_s: float) -> None:
+        self._begin_stop(signum, grace_s)
+
+    def _do_hasten(self, grace_s: float) -> None:
+        """Shortens the wait of a stop that is under way."""
+        if self._kill_at_s is not None:
+            self._set_kill_time(min(self._kill_at_s, time.monotonic() + grace_s))
+
+    # ---- exits -----------------------------------------------------------------------------------------------
+
+    def _read_exec(self, fd: int) -> None:
+        data = os.read(fd, 65536)
+        self._poll.unregister(fd)
+        os.close(fd)
+        for rank in self._ranks.values():
+            if rank.exec_fd == fd:
+                rank.exec_fd = -1
+                if data:
+                    number, what = marshal.loads(data)  # noqa: S302 (from our own fork)
+                    self._tell("spawn_failed", rank.key, number, what)
+                else:
+                    self._tell("spawned", rank.key, rank.pid, time.monotonic_ns())
+                return
+
+    def _reap(self) -> bool:
+        """Collects what has ended; True when no descendant is left at all."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if not pid:
+                return False
+            rank = self._by_pid.pop(pid, None)
+            if rank is None:
+                continue
+            if rank.exec_fd >= 0:
+                self._read_exec(rank.exec_fd)
+            rank.alive = False
+            code = os.waitstatus_to_exitcode(status)
+            if code == 0:
+                rank.linger_until_s = time.monotonic() + self._grace_s
+            self._tell(
+                "exited", rank.key, pid, code, time.monotonic_ns(), time.time(),
+                usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024,
+            )  # fmt: skip
+            if code == 0 and (left := self._find_left(rank)):
+                self._tell("lingering", rank.key, [(p.pid, p.name) for p in left])
+
+    def _find_left(self, rank: _Rank) -> list[Any]:
+        """Descendants of an ended rank: its session, or started with its RANK and a child of ours by now."""
+        from launcher import descendants
+
+        live = {other.pid for other in self._by_pid.values()}
+        below = descendants.list_descendants(os.getpid())
+        found = [p for p in below if p.session == rank.pid]
+        for process in below:
+            if process.session != rank.pid and process.session not in live and rank.number:
+                number = descendants.read_environ(process.pid).get(b"RANK")
+                if number == rank.number:
+                    found.append(process)
+        return found
+
+    def _advance(self, no_children: bool) -> None:
+        now_s = time.monotonic()
+        if self._kill_at_s is not None:
+            self._advance_stop(now_s, no_children)
+            return
+        for rank in list(self._ranks.values()):
+            if rank.linger_until_s is None:
+                continue
+            left = [] if no_children else self._find_left(rank)
+            if left and now_s >= rank.linger_until_s:
+                from launcher import descendants
+
+                for process in left:
+                    self._killed[process.pid] = process.name
+                    descendants.send(process, signal.SIGKILL)
+                rank.linger_until_s = now_s + 0.01
+            if not left:
+                del self._ranks[rank.key]
+                self._tell("tree_ended", rank.key, list(self._killed.items()))
+                self._killed.clear()
+
+    # ---- stop ------------------------------------------------------------------------------------------------
+
+    def _begin_stop(self, signum: int, grace_s: float) -> None:
+        for rank in self._ranks.values():
+            rank.linger_until_s = None
+        self._stop_signum = signum
+        self._set_kill_time(time.monotonic() + grace_s)
+        self._signalled.clear()
+
+    def _set_kill_time(self, moment_s: float) -> None:
+        self._kill_at_s = moment_s
+        self._give_up_at_s = moment_s + UNKILLABLE_AFTER_S
+
+    def _advance_stop(self, now_s: float, no_children: bool) -> None:
+        from launcher import descendants
+
+        assert self._kill_at_s is not None
+        if no_children:
+            self._end_stop([])
+            return
+        killing = now_s >= self._kill_at_s
+        below = descendants.list_descendants(os.getpid())
+        if now_s >= self._give_up_at_s:
+            self._end_stop([(p.pid, p.name, descendants.waits_in(p.pid)) for p in below])
+            return
+        for process in below:
+            if killing:
+                if process.pid not in self._by_pid:
+                    self._killed[process.pid] = process.name
+                descendants.send(process, signal.SIGKILL)
+            elif (process.pid, process.start_ticks) not in self._signalled:
+                self._signalled.add((process.pid, process.start_ticks))
+                descendants.send(process, self._stop_signum)
+                descendants.send(process, signal.SIGCONT)  # a stopped process could not act on it
+
+    def _end_stop(self, stuck: list[tuple[int, str, str]]) -> None:
+        self._kill_at_s = None
+        self._ranks.clear()
+        self._by_pid.clear()
+        self._tell("stopped", list(self._killed.items()), stuck)
+        self._killed.clear()
+
+
+def _kill_group(leader: int, signum: int) -> None:
+    try:
+        os.killpg(leader, signum)
+    except OSError:
+        pass

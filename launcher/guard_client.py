@@ -1,0 +1,128 @@
+"""bootrun's side of the guard: requests out, events in, on the event loop; nothing here blocks.
+
+Separate from guard.py so that the guard's own file stays what the guard needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from launcher.guard import Pipes, pack, unpack
+from launcher.loop import EventLoop
+
+
+class Exited(NamedTuple):
+    """A rank has ended."""
+
+    key: int
+    pid: int
+    status: int  # exit status, or minus the signal's number
+    time_ns: int  # time.monotonic_ns() at which the guard saw it
+    wall_s: float
+    cpu_s: float
+    peak_rss_bytes: int
+
+
+class GuardEvents(NamedTuple):
+    """What the guard tells; each a callback."""
+
+    spawned: Callable[[int, int, int], object]  # key, pid, monotonic ns
+    spawn_failed: Callable[[int, int, str], object]  # key, errno, which file
+    exited: Callable[[Exited], object]
+    lingering: Callable[[int, list[tuple[int, str]]], object]  # key, (pid, name) of descendants after success
+    tree_ended: Callable[[int, list[tuple[int, str]]], object]  # key, what had to be killed
+    stopped: Callable[[list[tuple[int, str]], list[tuple[int, str, str]]], object]  # killed; (pid, name, wchan) stuck
+    gone: Callable[[], object]  # the guard died
+
+
+class GuardClient:
+    """The guard as the agent sees it."""
+
+    def __init__(self, loop: EventLoop, pipes: Pipes, events: GuardEvents) -> None:
+        self._loop = loop
+        self._pipes = pipes
+        self._events = events
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._ended = False
+        os.set_blocking(pipes.requests_fd, False)
+        os.set_blocking(pipes.events_fd, False)
+        loop.add_reader(pipes.events_fd, self._read)
+
+    def set_grace(self, grace_s: float) -> None:
+        """How long ranks get to end when bootrun itself is gone, and leftovers of a rank that succeeded."""
+        self._ask("grace", grace_s)
+
+    def spawn(
+        self,
+        key: int,
+        argv: list[str],
+        environ: dict[str, str],
+        unset: Iterable[str],
+        stdout: str | None,
+        stderr: str | None,
+    ) -> None:
+        """Starts a rank: `environ` on top of bootrun's own; output to files, None = the console."""
+        self._ask("spawn", key, argv, environ, list(unset), stdout, stderr)
+
+    def signal(self, keys: list[int], signum: int) -> None:
+        """Passes a signal on; the ranks go on."""
+        self._ask("signal", keys, signum)
+
+    def stop(self, signum: int, grace_s: float) -> None:
+        """Ends everything below the guard: `signum`, after `grace_s` SIGKILL; answered by `stopped`."""
+        self._ask("stop", int(signum), grace_s)
+
+    def hasten(self, grace_s: float) -> None:
+        """A stop that is under way gets at most `grace_s` more."""
+        self._ask("hasten", grace_s)
+
+    def close(self) -> None:
+        """Ends the guard, which ends what is left below it; returns when guard and sentinel are gone."""
+        self._ended = True
+        self._loop.remove_reader(self._pipes.events_fd)
+        self._loop.remove_writer(self._pipes.requests_fd)
+        os.close(self._pipes.requests_fd)
+        try:
+            os.waitpid(self._pipes.sentinel_pid, 0)
+        except ChildProcessError:
+            pass  # reaped already: we are PID 1 of a container
+        os.close(self._pipes.events_fd)
+
+    def _ask(self, *request: Any) -> None:
+        if self._ended:
+            return
+        self._outgoing += pack(request)
+        self._flush()
+
+    def _flush(self) -> None:
+        fd = self._pipes.requests_fd
+        try:
+            while self._outgoing:
+                del self._outgoing[: os.write(fd, self._outgoing)]
+        except BlockingIOError:
+            self._loop.add_writer(fd, self._flush)
+            return
+        except BrokenPipeError:
+            self._outgoing.clear()  # `_read` sees the end as well and tells
+        self._loop.remove_writer(fd)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._pipes.events_fd, 1 << 18)
+        except BlockingIOError:
+            return
+        if not data:
+            self._ended = True
+            self._loop.remove_reader(self._pipes.events_fd)
+            self._loop.remove_writer(self._pipes.requests_fd)
+            self._events.gone()
+            return
+        self._incoming += data
+        for name, *values in unpack(self._incoming):
+            if name == "exited":
+                self._events.exited(Exited(*values))
+            else:
+                getattr(self._events, name)(*values)
