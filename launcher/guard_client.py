@@ -33,7 +33,7 @@ class GuardEvents(NamedTuple):
     exited: Callable[[Exited], object]
     lingering: Callable[[int, list[tuple[int, str]]], object]  # key, (pid, name) of descendants after success
     tree_ended: Callable[[int, list[tuple[int, str]]], object]  # key, what had to be killed
-    stopped: Callable[[list[tuple[int, str]], list[tuple[int, str, str]]], object]  # killed; (pid, name, wchan) stuck
+    stopped: Callable[[list[tuple[int, str]], list[tuple[int, str, str]]], object]  # killed; stuck
     gone: Callable[[], object]  # the guard died
 
 

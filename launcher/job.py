@@ -1,0 +1,602 @@
+"""PURE: the brain of a job, at its coordinator: facts from the nodes in, orders to the nodes out.
+
+It decides who takes part, which ranks they have, when an attempt ends and what comes next. One restart budget and
+one attempt counter hold for the whole job (ours: torchrun keeps both per agent). The shell around it
+(rendezvous/host.py) brings messages, lost nodes and the time; a job on one node uses the same brain.
+
+    GATHERING --enough nodes--> RUNNING --first failure, node lost or joining, signal--> STOPPING
+        ^                          |all nodes succeeded                                    |all nodes stopped
+        +------- restart ----------|-------------------------------------------------------+
+                                   +-----------------> FINISHED <---- budget spent, signal -+
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from enum import Enum
+from typing import NamedTuple
+
+from launcher.rendezvous import ranks
+from launcher.rendezvous.messages import (
+    Distributions,
+    Environment,
+    Failure,
+    Finish,
+    FromCoordinator,
+    FromMember,
+    Identity,
+    Join,
+    Leave,
+    Note,
+    RankFailed,
+    Refused,
+    Signalled,
+    Spare,
+    Started,
+    Stop,
+    Stopped,
+    Succeeded,
+    WantEnvironment,
+    Welcome,
+)
+
+# Several nodes that join a running job within this time cost it one restart, not one each.
+JOIN_SETTLE_S = 1.0
+# What a node gets, on top of its ranks' grace, to reap unkillable processes and to answer.
+STOP_MARGIN_S = 12.0
+MOST_BACKOFF_S = 30.0
+# A rank 0 that found its port taken is started again this often without touching the budget.
+MOST_PORT_RETRIES = 10
+MOST_FAILURES_TOLD = 64
+
+
+class JobRules(NamedTuple):
+    """What the job was asked for; all times in seconds."""
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    static: bool = False
+    master: tuple[str, int] | None = None  # given by the user; None: rank 0's node offers one for each attempt
+    max_restarts: int = 0
+    max_membership_changes: int = 20
+    grace_s: float = 30.0  # --shutdown-timeout
+    join_s: float = 600.0
+    last_call_s: float = 30.0
+    early_s: float = 30.0  # an attempt that fails sooner is retried with backoff
+    backoff_s: float = 1.0  # 0: no backoff
+    restart_refill_s: float | None = None
+    allow_mixed: bool = False
+    open_membership: bool = True
+    frees_endpoint: bool = False  # rank 0 binds the coordinator's own port (static, several nodes)
+
+
+class Send(NamedTuple):
+    """Order: this message to that node."""
+
+    node: int
+    message: FromCoordinator
+
+
+class Listen(NamedTuple):
+    """Order: free the endpoint's port for rank 0, or take it again."""
+
+    on: bool
+
+
+Order = Send | Listen
+
+
+class Phase(Enum):
+    GATHERING = "gathering"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+class Part(Enum):
+    """What a node does at present."""
+
+    WAITING = "waiting"  # in the next world if there is room
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    STOPPING = "stopping"  # told to stop, has not answered
+
+
+class _Node:
+    __slots__ = ("digest", "environment", "join", "part", "place", "port")
+
+    def __init__(self, join: Join) -> None:
+        self.join = join
+        self.part = Part.WAITING
+        self.place: int | None = None
+        self.port = join.master_port
+        self.digest: str | None = None if join.has_identity else ""
+        self.environment: Distributions | None = None
+
+    @property
+    def name(self) -> str:
+        rank = f", node rank {self.place}" if self.place is not None else ""
+        return f"{self.join.host} (pid {self.join.pid}{rank})"
+
+
+class Job:
+    """See the module's docstring; every public method returns the orders that follow from the fact."""
+
+    def __init__(self, rules: JobRules) -> None:
+        self._rules = rules
+        self._nodes: dict[int, _Node] = {}
+        # Counted, not searched for: with 10,000 nodes a search at each message would take minutes.
+        self._parts = dict.fromkeys(Part, 0)
+        self._unidentified = 0
+        self._by_node_rank: dict[int, int] = {}  # explicit node rank: node
+        self._phase = Phase.GATHERING
+        self._attempt = -1
+        self._restart_count = 0
+        self._budget_used = 0
+        self._membership_changes: dict[str, int] = {}  # by host
+        self._port_retries = 0
+        self._early_failures = 0
+        self._gather_since_s: float | None = None
+        self._last_call_at_s: float | None = None
+        self._not_before_s = 0.0
+        self._regather = False  # the next world starts without a last call
+        self._regroup_at_s: float | None = None  # late joiners restart the job then
+        self._running_since_s = 0.0
+        self._stop_by_s: float | None = None
+        self._failures: list[Failure] = []
+        self._lost: list[str] = []  # names of the nodes lost in this attempt
+        self._left: list[str] = []
+        self._signum = 0
+        self._port_was_taken = False
+        self._comparing: list[int] = []  # nodes asked for their environment
+        self._orders: list[Order] = []
+
+    # ---- what the shell asks ---------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self._phase is Phase.FINISHED
+
+    def statistics(self) -> dict[str, int | str]:
+        """Counters for the status command and the tests."""
+        return {
+            "phase": self._phase.value,
+            "nodes": len(self._nodes),
+            "attempt": self._attempt,
+            "restart_count": self._restart_count,
+            "restarts_used": self._budget_used,
+            "membership_changes": sum(self._membership_changes.values()),
+        }
+
+    def deadline_s(self) -> float | None:
+        """The next moment at which `tick` may have something to do."""
+        moments: list[float | None] = []
+        if self._phase is Phase.GATHERING:
+            if self._gather_since_s is not None:
+                moments.append(self._gather_since_s + self._rules.join_s)
+            moments += [self._last_call_at_s, self._not_before_s or None]
+        elif self._phase is Phase.RUNNING:
+            moments.append(self._regroup_at_s)
+        elif self._phase is Phase.STOPPING:
+            moments.append(self._stop_by_s)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    # ---- facts -----------------------------------------------------------------------------------------------
+
+    def receive(self, node: int, message: FromMember, now_s: float) -> list[Order]:
+        """A message of a node; the first one of a node is its Join."""
+        if isinstance(message, Join):
+            self._on_join(node, message, now_s)
+        elif node in self._nodes:
+            self._on_message(self._nodes[node], node, message, now_s)
+        return self._take_orders()
+
+    def lost(self, node: int, reason: str, now_s: float) -> list[Order]:
+        """The connection to a node is gone or it has been silent for too long."""
+        self._drop(node, self._lost, reason, now_s)
+        return self._take_orders()
+
+    def tick(self, now_s: float) -> list[Order]:
+        """The time has come that `deadline_s` named, or any other."""
+        if self._phase is Phase.GATHERING:
+            self._not_before_s = 0.0 if now_s >= self._not_before_s else self._not_before_s
+            self._try_start(now_s)
+            since_s = self._gather_since_s
+            if self._phase is Phase.GATHERING and since_s is not None and now_s >= since_s + self._rules.join_s:
+                self._finish(1, self._describe_missing(now_s - since_s))
+        elif self._phase is Phase.RUNNING:
+            if self._regroup_at_s is not None and now_s >= self._regroup_at_s:
+                self._stop(f"{self._parts[Part.WAITING]} more node(s) join", signal.SIGTERM, now_s)
+        elif self._phase is Phase.STOPPING and self._stop_by_s is not None and now_s >= self._stop_by_s:
+            for number, node in list(self._nodes.items()):
+                if node.part is Part.STOPPING:
+                    self._send(
+                        number, Refused(1, "this node did not stop its ranks in time; the job goes on without it")
+                    )
+                    self._drop(number, self._lost, "did not stop its ranks in time", now_s)
+        return self._take_orders()
+
+    # ---- joining ---------------------------------------------------------------------------------------------
+
+    def _on_join(self, number: int, join: Join, now_s: float) -> None:
+        refusal = self._find_refusal(join)
+        if refusal is not None:
+            self._send(number, Refused(1, refusal))
+            return
+        if self._phase is Phase.FINISHED:
+            self._send(number, Refused(1, f"job {join.run_id!r} has ended already"))
+            return
+        node = _Node(join)
+        self._nodes[number] = node
+        self._parts[node.part] += 1
+        self._unidentified += node.digest is None
+        self._send(number, Welcome(number, self._rules.open_membership))
+        holder = self._by_node_rank.setdefault(_claimed_rank(join, self._rules.static), number)
+        if not self._rules.static and join.node_rank >= 0 and holder != number:
+            self._send(
+                number, Note(f"--node-rank {join.node_rank} was given to several nodes; their order is by name")
+            )
+        if join.max_restarts != self._rules.max_restarts:
+            self._send(
+                number,
+                Note(
+                    f"--max-restarts {join.max_restarts} here, {self._rules.max_restarts} at the coordinator: "
+                    "the coordinator's counts"
+                ),
+            )
+        if self._phase is Phase.GATHERING:
+            if self._gather_since_s is None:
+                self._gather_since_s = now_s
+            self._try_start(now_s)
+        elif self._phase is Phase.RUNNING:
+            self._consider_late(number, now_s)
+
+    def _find_refusal(self, join: Join) -> str | None:
+        rules = self._rules
+        if join.run_id != rules.run_id:
+            return (
+                f"this endpoint serves job {rules.run_id!r}, not {join.run_id!r}: "
+                "use another --rdzv-endpoint or --rdzv-id"
+            )
+        if (join.min_nodes, join.max_nodes) != (rules.min_nodes, rules.max_nodes):
+            ours, theirs = (f"{low}:{high}" for low, high in (rules[1:3], (join.min_nodes, join.max_nodes)))
+            return f"--nnodes differs: {theirs} here, {ours} at the coordinator; give all nodes the same"
+        if rules.static:
+            if max(0, join.node_rank) >= rules.max_nodes:
+                return f"--node-rank {join.node_rank} does not fit --nnodes {rules.max_nodes}: ranks go from 0"
+            other = self._nodes.get(self._by_node_rank.get(max(0, join.node_rank), -1))
+            if other is not None:
+                return (
+                    f"--node-rank {max(0, join.node_rank)} is already taken by {other.join.host} "
+                    f"(pid {other.join.pid}): give each node its own"
+                )
+        return None
+
+    def _set_part(self, node: _Node, part: Part) -> None:
+        self._parts[node.part] -= 1
+        self._parts[part] += 1
+        node.part = part
+
+    def _consider_late(self, number: int, now_s: float) -> None:
+        """A node came while the others run: it waits as a spare, or the job makes room."""
+        running = len(self._nodes) - self._parts[Part.WAITING]
+        if running >= self._rules.max_nodes or self._parts[Part.SUCCEEDED]:
+            self._send(number, Spare(running))
+        elif self._regroup_at_s is None:
+            self._regroup_at_s = now_s + JOIN_SETTLE_S
+
+    # ---- starting an attempt ---------------------------------------------------------------------------------
+
+    def _try_start(self, now_s: float) -> None:
+        rules, count = self._rules, len(self._nodes)
+        if count < rules.min_nodes or self._comparing:
+            self._last_call_at_s = None
+            return
+        if count < rules.max_nodes and not self._regather:
+            if self._last_call_at_s is None:
+                self._last_call_at_s = now_s + rules.last_call_s
+            if now_s < self._last_call_at_s:
+                return
+        if now_s < self._not_before_s or self._unidentified:
+            return
+        if self._environments_agree():
+            self._start(now_s)
+
+    def _environments_agree(self) -> bool:
+        digests = {number: node.digest or "" for number, node in self._nodes.items()}
+        if len(set(digests.values()) - {""}) < 2:
+            return True
+        if self._rules.allow_mixed:
+            return True
+        from launcher.rendezvous.mixed import group_by_digest
+
+        self._comparing = [numbers[0] for _, numbers in group_by_digest(digests)[:8]]
+        for number in self._comparing:
+            self._send(number, WantEnvironment())
+        return False
+
+    def _on_environment(self, node: _Node, message: Environment) -> None:
+        node.environment = message.distributions
+        asked = [self._nodes[number] for number in self._comparing if number in self._nodes]
+        if not asked or any(each.environment is None for each in asked):
+            return
+        from launcher.rendezvous.mixed import difference_table
+
+        table = difference_table([(each.join.host, each.environment) for each in asked if each.environment])
+        self._finish(
+            1,
+            "the nodes have different Python environments; install the same everywhere or pass "
+            f"--allow-mixed-environments\n{table}",
+        )
+
+    def _start(self, now_s: float) -> None:
+        candidates = [ranks.Candidate(number, node.join, node.place) for number, node in self._nodes.items()]
+        members = ranks.choose_places(candidates, self._rules.max_nodes)
+        if self._rules.static:
+            members.sort(key=lambda member: max(0, member.join.node_rank))
+        elif self._attempt < 0 and ranks.explicit_ranks_clash({m.node: m.join for m in members}):
+            plain = [m._replace(join=m.join._replace(node_rank=-1)) for m in members]
+            joins = {m.node: m.join for m in members}
+            members = [m._replace(join=joins[m.node]) for m in sorted(plain, key=ranks.order_key)]
+        first = self._nodes[members[0].node]
+        master = self._rules.master or (first.join.address, first.port)
+        self._attempt += 1
+        self._phase = Phase.RUNNING
+        self._running_since_s = now_s
+        self._gather_since_s = self._last_call_at_s = self._regroup_at_s = None
+        self._regather = False
+        self._failures, self._lost, self._left = [], [], []
+        self._port_was_taken = False
+        if self._rules.frees_endpoint:
+            self._orders.append(Listen(False))
+        for node in self._nodes.values():
+            node.place = None
+        for member, world in zip(
+            members, ranks.make_worlds(members, self._attempt, self._restart_count, master), strict=True
+        ):
+            node = self._nodes[member.node]
+            node.place = world.group_rank
+            self._set_part(node, Part.RUNNING)
+            self._send(member.node, world)
+        for number, node in self._nodes.items():
+            if node.place is None:
+                self._send(number, Spare(len(members)))
+
+    # ---- while ranks run -------------------------------------------------------------------------------------
+
+    def _on_message(self, node: _Node, number: int, message: FromMember, now_s: float) -> None:
+        match message:
+            case Identity(digest):
+                self._unidentified -= node.digest is None
+                node.digest = digest
+                if message.why:
+                    self._send(number, Note(f"the environment of this node was not compared: {message.why}"))
+                if self._phase is Phase.GATHERING:
+                    self._try_start(now_s)
+            case Environment():
+                if number in self._comparing and self._phase is Phase.GATHERING:
+                    self._on_environment(node, message)
+            case Started(attempt):
+                if attempt == self._attempt:
+                    self._running_since_s = max(self._running_since_s, now_s)
+            case RankFailed(attempt, failure):
+                if attempt == self._attempt and self._phase in (Phase.RUNNING, Phase.STOPPING):
+                    self._add_failures([failure])
+                    if self._phase is Phase.RUNNING:
+                        self._stop(_describe_failure(failure), signal.SIGTERM, now_s)
+            case Succeeded(attempt):
+                if attempt == self._attempt and node.part is Part.RUNNING:
+                    self._set_part(node, Part.SUCCEEDED)
+                    if self._phase is Phase.RUNNING and not self._parts[Part.RUNNING]:
+                        self._finish(0, "")
+            case Stopped(attempt):
+                if attempt == self._attempt and node.part is Part.STOPPING:
+                    self._on_stopped(node, message, now_s)
+            case Signalled(signum):
+                self._on_signal(signum, now_s)
+            case Leave(reason):
+                self._drop(number, self._left, reason, now_s)
+
+    def _add_failures(self, failures: Iterable[Failure]) -> None:
+        known = {(failure.rank, failure.pid) for failure in self._failures}
+        self._failures += [failure for failure in failures if (failure.rank, failure.pid) not in known]
+
+    def _on_signal(self, signum: int, now_s: float) -> None:
+        again, self._signum = self._signum != 0, self._signum or signum
+        name = signal.Signals(signum).name
+        if self._phase is Phase.GATHERING:
+            self._finish(128 + signum, f"stopped by {name}")
+        elif self._phase is Phase.RUNNING:
+            self._stop(f"stopped by {name}", signum, now_s)
+        elif self._phase is Phase.STOPPING:
+            # The ranks have a signal already; a second one to us shortens what is left of their time.
+            grace_s = min(2.0, self._rules.grace_s) if again else self._rules.grace_s
+            for number, node in self._nodes.items():
+                if node.part is Part.STOPPING:
+                    self._send(number, Stop(self._attempt, signum, grace_s, f"stopped by {name}"))
+
+    def _drop(self, number: int, where: list[str], reason: str, now_s: float) -> None:
+        """A node is gone, whatever the way."""
+        node = self._nodes.pop(number, None)
+        if node is None or self._phase is Phase.FINISHED:
+            return
+        self._parts[node.part] -= 1
+        self._unidentified -= node.digest is None
+        claimed = _claimed_rank(node.join, self._rules.static)
+        if self._by_node_rank.get(claimed) == number:
+            del self._by_node_rank[claimed]
+        if number in self._comparing:
+            self._comparing = []
+        took_part = node.part is not Part.WAITING
+        if took_part:
+            where.append(f"{node.name}: {reason}")
+            self._count_change(node.join.host)
+        if self._phase is Phase.GATHERING:
+            self._try_start(now_s)
+        elif self._phase is Phase.RUNNING and took_part:
+            self._stop(f"lost node {node.name}: {reason}", signal.SIGTERM, now_s)
+        elif self._phase is Phase.STOPPING:
+            self._try_go_on(now_s)
+
+    def _count_change(self, host: str) -> None:
+        self._membership_changes[host] = self._membership_changes.get(host, 0) + 1
+
+    # ---- ending an attempt -----------------------------------------------------------------------------------
+
+    def _stop(self, reason: str, signum: int, now_s: float) -> None:
+        self._phase = Phase.STOPPING
+        self._regroup_at_s = None
+        self._stop_by_s = now_s + self._rules.grace_s + STOP_MARGIN_S
+        for number, node in self._nodes.items():
+            if node.part is not Part.WAITING:
+                self._set_part(node, Part.STOPPING)
+                self._send(number, Stop(self._attempt, signum, self._rules.grace_s, reason))
+        self._try_go_on(now_s)
+
+    def _on_stopped(self, node: _Node, message: Stopped, now_s: float) -> None:
+        self._set_part(node, Part.WAITING)
+        node.port = message.master_port
+        self._port_was_taken |= message.port_was_taken
+        self._add_failures(message.failures)
+        self._try_go_on(now_s)
+
+    def _try_go_on(self, now_s: float) -> None:
+        """Decides what comes after an attempt, once nothing of it runs on any node."""
+        if self._parts[Part.STOPPING]:
+            return
+        self._stop_by_s = None
+        if self._rules.frees_endpoint:
+            self._orders.append(Listen(True))
+        if self._signum:
+            self._finish(128 + self._signum, f"stopped by {signal.Signals(self._signum).name}")
+        elif self._lost or self._left:
+            self._after_loss(now_s)
+        elif any(not failure.stopped_by_us for failure in self._failures):
+            self._after_failure(now_s)
+        else:
+            for node in self._nodes.values():
+                if node.place is None:
+                    self._count_change(node.join.host)
+            self._gather_again(now_s)
+
+    def _after_loss(self, now_s: float) -> None:
+        """Nodes were lost; failures on others are then their consequence unless one is certainly not."""
+        if self._find_cause():
+            self._after_failure(now_s)
+            return
+        gone = "; ".join(self._lost + self._left)
+        if len(self._nodes) < self._rules.min_nodes and self._rules.max_restarts == 0:
+            self._finish(1, f"lost node {gone}; {self._describe_need()} and --max-restarts is 0")
+        else:
+            self._gather_again(now_s)
+
+    def _find_cause(self) -> bool:
+        from launcher.ranks.exits import Kind, classify
+
+        return any(classify(failure) is Kind.CAUSE for failure in self._failures)
+
+    def _after_failure(self, now_s: float) -> None:
+        lived_s = now_s - self._running_since_s
+        if self._port_was_taken and self._port_retries < MOST_PORT_RETRIES:
+            self._port_retries += 1
+            self._tell_all(
+                f"rank 0 found its port taken by another process; trying another ({self._port_retries})"
+            )
+            self._gather_again(now_s)
+            return
+        refill_s = self._rules.restart_refill_s
+        if refill_s is not None and lived_s >= refill_s:
+            self._budget_used = 0
+        if self._budget_used >= self._rules.max_restarts:
+            self._finish(
+                1,
+                "ranks failed"
+                if not self._budget_used
+                else f"ranks failed after {self._restart_count} restart(s)",
+            )
+            return
+        self._budget_used += 1
+        self._restart_count += 1
+        self._early_failures = self._early_failures + 1 if lived_s < self._rules.early_s else 0
+        delay_s = self._backoff_s()
+        self._not_before_s = now_s + delay_s if delay_s else 0.0
+        wait = f" in {delay_s:g} s (it failed early {self._early_failures} times in a row)" if delay_s else ""
+        self._tell_all(f"restart {self._budget_used} of {self._rules.max_restarts}{wait}")
+        self._gather_again(now_s)
+
+    def _backoff_s(self) -> float:
+        if self._early_failures < 2 or not self._rules.backoff_s:
+            return 0.0
+        return min(MOST_BACKOFF_S, self._rules.backoff_s * 2.0 ** min(self._early_failures - 2, 10))
+
+    def _gather_again(self, now_s: float) -> None:
+        changes = sum(self._membership_changes.values())
+        if changes > self._rules.max_membership_changes:
+            host, times = max(self._membership_changes.items(), key=lambda item: item[1])
+            self._finish(
+                1,
+                f"{changes} membership changes, more than max_membership_changes="
+                f"{self._rules.max_membership_changes}; {host} came and went {times} times: look at that node",
+            )
+            return
+        self._phase = Phase.GATHERING
+        self._regather = True
+        self._gather_since_s = now_s
+        self._try_start(now_s)
+
+    def _finish(self, status: int, reason: str) -> None:
+        self._phase = Phase.FINISHED
+        failures: tuple[Failure, ...] = ()
+        unsure: tuple[int, ...] = ()
+        if self._failures and status:
+            from launcher.ranks.cause import order_failures
+
+            ordered = order_failures(tuple(self._failures))
+            failures, unsure = ordered.failures[:MOST_FAILURES_TOLD], ordered.unsure
+        for number in self._nodes:
+            self._send(number, Finish(status, reason, failures, unsure))
+
+    # ---- words -----------------------------------------------------------------------------------------------
+
+    def _describe_need(self) -> str:
+        low, high = self._rules.min_nodes, self._rules.max_nodes
+        return f"the job needs {low} nodes" if low == high else f"the job needs at least {low} nodes"
+
+    def _describe_missing(self, waited_s: float) -> str:
+        here = ", ".join(sorted((n.join.host for n in self._nodes.values()), key=ranks.natural_key)[:16])
+        if len(self._nodes) < self._rules.min_nodes:
+            return (
+                f"only {len(self._nodes)} of {self._rules.min_nodes} nodes joined within {waited_s:.0f} s "
+                f"(join_timeout): {here or 'none'}"
+            )
+        unknown = [n.join.host for n in self._nodes.values() if n.digest is None]
+        return f"no environment identity from {', '.join(unknown[:16])} within {waited_s:.0f} s"
+
+    def _tell_all(self, text: str) -> None:
+        for number in self._nodes:
+            self._send(number, Note(text))
+
+    def _send(self, number: int, message: FromCoordinator) -> None:
+        self._orders.append(Send(number, message))
+
+    def _take_orders(self) -> list[Order]:
+        orders, self._orders = self._orders, []
+        return orders
+
+
+def _claimed_rank(join: Join, static: bool) -> int:
+    """The node rank a node claims for itself, -1 for none; static jobs have 0 as the default."""
+    return max(0, join.node_rank) if static else join.node_rank
+
+
+def _describe_failure(failure: Failure) -> str:
+    if failure.status < 0:
+        try:
+            how = f"was ended by {signal.Signals(-failure.status).name}"
+        except ValueError:
+            how = f"was ended by signal {-failure.status}"
+    else:
+        how = f"exited with status {failure.status}"
+    return f"rank {failure.rank} on {failure.node} (pid {failure.pid}) {how}"

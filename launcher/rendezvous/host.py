@@ -1,0 +1,94 @@
+"""The shell around the Job: brings it messages, lost nodes and the time, and carries out its orders.
+
+A job on one node uses it alone, through a LocalLink; with several nodes coordinator.py attaches TCP connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher.job import Job, Listen, Order
+from launcher.loop import Cancellable, EventLoop
+from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Refused
+
+Deliver = Callable[[FromCoordinator], object]
+
+
+class JobHost:
+    """Owns the Job of this coordinator."""
+
+    def __init__(self, loop: EventLoop, job: Job, on_listen: Callable[[bool], object] | None = None) -> None:
+        self._loop = loop
+        self.job = job
+        self.on_listen = on_listen
+        self._deliver: dict[int, Deliver] = {}
+        self._next_node = 0
+        self._timer: Cancellable | None = None
+        self._timer_at_s: float | None = None
+
+    def attach(self, deliver: Deliver) -> int:
+        """A node has come; `deliver` is called with each message to it, never from within this call."""
+        number = self._next_node
+        self._next_node += 1
+        self._deliver[number] = deliver
+        return number
+
+    def receive(self, node: int, message: FromMember) -> None:
+        """A message of an attached node."""
+        if node in self._deliver:
+            self._carry_out(self.job.receive(node, message, self._loop.time()))
+
+    def lost(self, node: int, reason: str) -> None:
+        """An attached node is gone."""
+        if self._deliver.pop(node, None) is not None:
+            self._carry_out(self.job.lost(node, reason, self._loop.time()))
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at_s = None
+        self._carry_out(self.job.tick(self._loop.time()))
+
+    def _carry_out(self, orders: list[Order]) -> None:
+        for order in orders:
+            if isinstance(order, Listen):
+                if self.on_listen is not None:
+                    self.on_listen(order.on)
+                continue
+            deliver = self._deliver.get(order.node)
+            if deliver is not None:
+                if isinstance(order.message, Refused | Finish):
+                    # Its connection ends by this: what comes of it later is no news to the Job.
+                    del self._deliver[order.node]
+                deliver(order.message)
+        self._plan_tick()
+
+    def _plan_tick(self) -> None:
+        moment_s = self.job.deadline_s()
+        if moment_s == self._timer_at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = moment_s
+        self._timer = None if moment_s is None else self._loop.call_at(moment_s, self._tick)
+
+
+class LocalLink:
+    """The Link of the agent in the coordinator's own process."""
+
+    def __init__(self, loop: EventLoop, host: JobHost, on_message: Deliver) -> None:
+        self._loop = loop
+        self._host = host
+        self._on_message = on_message
+        self._node = host.attach(self._queue)
+
+    def _queue(self, message: FromCoordinator) -> None:
+        # Not from within the call that caused it: the agent would be entered a second time.
+        self._loop.call_soon(self._on_message, message)
+
+    def send(self, message: FromMember) -> None:
+        self._loop.call_soon(self._host.receive, self._node, message)
+
+    def to_job_clock(self, local_ns: int) -> tuple[int, int]:
+        return local_ns, 0
+
+    def close(self) -> None:
+        self._host.lost(self._node, "left")
