@@ -1,0 +1,1 @@
+"""Measurements of Bootseer against what it replaces; `python -m bench NAME`."""

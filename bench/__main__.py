@@ -1,0 +1,78 @@
+"""`python -m bench NAME [args] [--rounds N] [--json FILE]` and `python -m bench check FILE`.
+
+A bench is a module with `add_arguments(parser)` and `run(args) -> Figures`, and if it likes `ROUNDS` (default
+of --rounds) and `TARGETS` (figure name -> Target, what `check` holds the figures against).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Protocol, cast
+
+from bench.check import check_file
+from bench.record import BenchError, Figures, Target, make_document, write_document
+
+BENCHES = {
+    "launch": "start and restart of a job: torchrun, bootrun and a five-line stdlib launcher",
+    "rendezvous": "thousands of simulated nodes at one coordinator",
+}
+
+
+class Bench(Protocol):
+    """What a bench module has to have."""
+
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], Figures]
+
+
+def load(name: str) -> Bench:
+    """Imports a bench."""
+    return cast(Bench, importlib.import_module(f"bench.{name}"))
+
+
+def targets_of(bench: Bench) -> Mapping[str, Target]:
+    """The targets that a bench states; a bench may have none."""
+    return cast(Mapping[str, Target], getattr(bench, "TARGETS", {}))
+
+
+def main(argv: list[str]) -> int:
+    """Runs a bench or checks its JSON; returns the exit status."""
+    lines = [f"  {name:12} {text}" for name, text in BENCHES.items()]
+    lines.append(f"  {'check':12} recompute the values of a bench's JSON and compare them with the targets")
+    usage = "usage: python -m bench NAME [--rounds N] [--json FILE] ...\n" + "\n".join(lines)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage)
+        return 0 if argv else 2
+    name, rest = argv[0], argv[1:]
+    parser = argparse.ArgumentParser(prog=f"python -m bench {name}", allow_abbrev=False)
+    if name == "check":
+        parser.add_argument("file")
+        path = parser.parse_args(rest).file
+        return check_file(path, lambda bench: targets_of(load(bench)) if bench in BENCHES else None)
+    if name not in BENCHES:
+        print(f"no bench is called {name!r}\n{usage}", file=sys.stderr)
+        return 2
+    bench = load(name)
+    parser.description = BENCHES[name]
+    parser.add_argument("--rounds", type=int, default=getattr(bench, "ROUNDS", 7), help="samples of each figure")
+    parser.add_argument("--json", metavar="FILE", help="write the figures with every sample to FILE")
+    bench.add_arguments(parser)
+    args = parser.parse_args(rest)
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    try:
+        figures = bench.run(args)
+    except BenchError as error:
+        print(f"bench {name}: {error}", file=sys.stderr)
+        return 1
+    print(figures.table(targets_of(bench)))
+    if args.json:
+        write_document(args.json, make_document(name, argv, figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
