@@ -53,7 +53,9 @@ def recompute(stated: Any) -> tuple[str, Figure | None]:
         return "has no samples", None
     if not all(isinstance(sample, int | float) and math.isfinite(sample) for sample in samples):
         return "has samples that are no numbers", None
-    made = figure(str(stated["unit"]), samples)
+    if not isinstance(stated["unit"], str):
+        return "has no unit", None
+    made = figure(stated["unit"], samples)
     for field in ("value", "low", "high", "n"):
         said, found = stated[field], getattr(made, field)
         if not isinstance(said, int | float) or not math.isclose(said, found, rel_tol=1e-9, abs_tol=1e-12):

@@ -1,0 +1,80 @@
+"""Fixtures that tests of every folder may use; what they give is in support.py and leaks.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import support
+from tests.leaks import LeakCheck
+
+# Tests below these folders start real processes: each is followed by the leak check.
+CHECKED = ("integration", "parity")
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def leaks(request: pytest.FixtureRequest) -> Iterator[LeakCheck | None]:
+    """Fails a test that leaves processes, threads, descriptors or /dev/shm files behind."""
+    folder = request.path.relative_to(HERE).parts[0]
+    if folder not in CHECKED and "leaks" not in request.node.keywords:
+        yield None
+        return
+    check = LeakCheck()
+    yield check
+    found = check.leftovers()
+    check.close()
+    if found:
+        pytest.fail("left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture
+def bootrun(tmp_path: Path) -> Iterator[support.Programs]:
+    """`bootrun(*args)` runs the console script to its end; `bootrun.start(*args)` leaves it running."""
+    yield from _programs(tmp_path / "bootrun", support.BOOTRUN)
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Iterator[support.Programs]:
+    """The same for torchrun."""
+    yield from _programs(tmp_path / "torchrun", support.TORCHRUN)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[support.Programs]:
+    """The same for any program: the first argument is its path."""
+    yield from _programs(tmp_path / "program")
+
+
+def _programs(directory: Path, *prefix: str) -> Iterator[support.Programs]:
+    directory.mkdir()
+    programs = support.Programs(os.fspath(directory), prefix)
+    yield programs
+    programs.close()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of the loopback that nobody uses at this moment."""
+    return support.find_free_port()
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., object]:
+    """`wait_until(condition, deadline_s)`: the first true value of the condition."""
+    return support.wait_until
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., str]:
+    """`script(text, name="script.py")` writes a program for ranks and gives its path."""
+
+    def write(text: str, name: str = "script.py") -> str:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return os.fspath(path)
+
+    return write

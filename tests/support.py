@@ -1,0 +1,261 @@
+"""What tests of real processes share: programs run to a deadline, conditions waited for, ports, process lists.
+
+Output of a program goes to files, not to pipes: nothing that it leaves running can make a test wait, and a test
+can read what was written so far. Everything started here has an end: `Programs.close` kills what still runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+SCRIPTS = sysconfig.get_path("scripts")
+BOOTRUN = os.path.join(SCRIPTS, "bootrun")
+TORCHRUN = os.path.join(SCRIPTS, "torchrun")
+# Every process that a test starts carries it in its environment; /proc shows it also after a double fork.
+MARK = "LEAK_CHECK_MARK"
+# Variables of an outer job or of the developer's shell that would change what a launcher does.
+_FOREIGN = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "BOOTSEER_", "PYTEST_", "GROUP_", "ROLE_", "SLURM_")
+_FOREIGN_NAMES = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "LOGLEVEL",
+    "PYTHON_EXEC",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+}
+
+T = TypeVar("T")
+
+
+class Run(NamedTuple):
+    """A program that has ended."""
+
+    status: int  # exit status, or minus the number of the signal
+    stdout: str
+    stderr: str
+    dir: str  # its working directory; its TMPDIR is below it
+    seconds: float
+
+
+class Process(NamedTuple):
+    """A line of the process list."""
+
+    pid: int
+    ppid: int
+    state: str
+    command: str
+
+
+class Program:
+    """A program that runs; `wait` gives its Run."""
+
+    def __init__(
+        self, argv: Sequence[str], cwd: str, environ: Mapping[str, str], stdin: int | None, output: str
+    ) -> None:
+        self.argv = list(argv)
+        self.dir = cwd
+        self.stdout_path = output + ".stdout"
+        self.stderr_path = output + ".stderr"
+        self.started_s = time.monotonic()
+        with open(self.stdout_path, "wb") as out, open(self.stderr_path, "wb") as err:
+            self.process = subprocess.Popen(
+                self.argv,
+                cwd=cwd,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
+                stdout=out,
+                stderr=err,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        """What it has written so far."""
+        return _read(self.stdout_path)
+
+    @property
+    def stderr(self) -> str:
+        """What it has written so far."""
+        return _read(self.stderr_path)
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal to this one process."""
+        self.process.send_signal(signum)
+
+    def wait(self, deadline_s: float = 30.0) -> Run:
+        """Waits for its end; past the deadline it is killed and the test fails with its output."""
+        try:
+            status = self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.close()
+            raise AssertionError(
+                f"still running after {deadline_s} s: {' '.join(self.argv)}\n"
+                f"--- stdout\n{self.stdout[-4000:]}\n--- stderr\n{self.stderr[-4000:]}"
+            ) from None
+        return Run(status, self.stdout, self.stderr, self.dir, time.monotonic() - self.started_s)
+
+    def close(self) -> None:
+        """Kills it if it runs; what it leaves behind is the leak check's business."""
+        if self.process.poll() is None:
+            # Stopped first by request: torchrun ends its ranks only then.
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(3.0)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class Programs:
+    """Starts programs in one directory and ends them all; called, it runs one to its end."""
+
+    def __init__(self, directory: str, prefix: Sequence[str] = ()) -> None:
+        self.dir = directory
+        self.prefix = tuple(prefix)
+        self._started: list[Program] = []
+
+    def start(
+        self,
+        *args: str | os.PathLike[str] | int,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | None = None,
+        stdin: int | None = None,
+    ) -> Program:
+        """Starts it; `env` is added to a clean environment (None takes a variable out)."""
+        tmp = os.path.join(self.dir, "tmp")
+        os.makedirs(tmp, exist_ok=True)
+        environ = clean_environ()
+        environ["TMPDIR"] = tmp
+        for name, value in (env or {}).items():
+            if value is None:
+                environ.pop(name, None)
+            else:
+                environ[name] = value
+        argv = [*self.prefix, *(os.fspath(arg) if not isinstance(arg, int) else str(arg) for arg in args)]
+        output = os.path.join(self.dir, f"output{len(self._started)}")
+        program = Program(argv, cwd or self.dir, environ, stdin, output)
+        self._started.append(program)
+        return program
+
+    def __call__(
+        self,
+        *args: str | os.PathLike[str] | int,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | None = None,
+        stdin: int | None = None,
+        deadline_s: float = 30.0,
+    ) -> Run:
+        """Runs it to its end."""
+        return self.start(*args, env=env, cwd=cwd, stdin=stdin).wait(deadline_s)
+
+    def close(self) -> None:
+        for program in self._started:
+            program.close()
+
+
+def clean_environ() -> dict[str, str]:
+    """The environment without what an outer job, pytest or the developer's shell put in."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN)
+    }
+
+
+def wait_until(condition: Callable[[], T], deadline_s: float = 10.0, what: str = "") -> T:
+    """The first true value of `condition`; fails after the deadline."""
+    end_s = time.monotonic() + deadline_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not within {deadline_s} s: {what or condition}")
+        time.sleep(0.01)
+
+
+def find_free_port() -> int:
+    """A TCP port of the loopback that nobody uses at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def processes() -> Iterator[Process]:
+    """Every process that can be seen, zombies too."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (found := find_process(int(name))) is not None:
+            yield found
+
+
+def find_process(pid: int) -> Process | None:
+    """A line of the process list; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            stat = file.read()
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+            command = file.read().replace("\0", " ").strip()
+    except OSError:
+        return None
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    state, ppid = rest.split()[:2]
+    return Process(pid, int(ppid), state, command or f"[{name}]")
+
+
+def is_running(pid: int) -> bool:
+    """Whether it exists and is no zombie."""
+    found = find_process(pid)
+    return found is not None and found.state != "Z"
+
+
+def marked_processes(mark: str) -> list[Process]:
+    """Processes that were started, however indirectly, with this leak check mark; never this one."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for process in processes():
+        if process.pid == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{process.pid}/environ", "rb") as file:
+                environ = file.read()
+        except OSError:
+            continue
+        if wanted in environ.split(b"\0"):
+            found.append(process)
+    return found
+
+
+def descendants(pid: int) -> list[Process]:
+    """Children of `pid`, their children and so on."""
+    everything = list(processes())
+    found: list[Process] = []
+    parents = {pid}
+    while parents:
+        below = [process for process in everything if process.ppid in parents]
+        found += below
+        parents = {process.pid for process in below}
+    return found
+
+
+def python(*args: str) -> list[str]:
+    """The command of this interpreter."""
+    return [sys.executable, *args]
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
