@@ -299,6 +299,7 @@ class Job:
                 self._last_call_at_s = now_s + rules.last_call_s
             if now_s < self._last_call_at_s:
                 return
+            self._regather, self._last_call_at_s = True, None
         if now_s < self._not_before_s or self._unidentified:
             return
         if self._environments_agree():

@@ -1,0 +1,42 @@
+"""The commands: `bootrun` (also `python -m launcher`, `bootseer run`) and `bootseer`.
+
+The guard is forked here, before anything heavy is imported: it stays small, has no threads, and is there when
+the first rank is to be started.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+
+def bootrun(argv: list[str] | None = None) -> NoReturn:
+    """Entry point of `bootrun`."""
+    from launcher.guard import start_guard
+
+    pipes = start_guard()
+    from launcher.app import main
+
+    _leave(main(sys.argv[1:] if argv is None else argv, pipes))
+
+
+def bootseer() -> NoReturn:
+    """Entry point of `bootseer`: command groups; `bootseer run` is `bootrun`."""
+    argv = sys.argv[1:]
+    if argv and argv[0] == "run":
+        bootrun(argv[1:])
+    from launcher.commands import main
+
+    _leave(main(argv))
+
+
+def _leave(status: int) -> NoReturn:
+    # Nothing of ours needs the interpreter's tear-down, which costs milliseconds of each start.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    bootrun()

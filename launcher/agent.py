@@ -1,0 +1,316 @@
+"""The agent of a node: carries out what the coordinator decides and tells it what happens to the ranks.
+
+One object on the event loop. In: messages of the coordinator, events of the guard, signals. Out: requests to the
+guard, messages to the coordinator, lines for people, one exit status. It decides nothing about the job (job.py).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from enum import Enum
+from typing import Protocol
+
+from launcher.guard_client import Exited, GuardClient
+from launcher.loop import Cancellable, EventLoop
+from launcher.ranks.group import GroupEvents, RankGroup
+from launcher.ranks.port import HeldPort, is_listened_on
+from launcher.rendezvous.link import Link
+from launcher.rendezvous.messages import (
+    Failure,
+    Finish,
+    FromCoordinator,
+    Leave,
+    Note,
+    RankFailed,
+    Refused,
+    Signalled,
+    Spare,
+    Started,
+    Stop,
+    Stopped,
+    Succeeded,
+    Welcome,
+    World,
+)
+from launcher.spec import LaunchSpec
+
+# The coordinator's order to stop follows a signal within a round trip; without it the ranks are stopped anyway.
+SIGNAL_PATIENCE_S = 2.0
+
+
+class State(Enum):
+    WAITING = "waiting"  # no attempt on this node
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"  # all ranks here ended well; others may still run
+    STOPPING = "stopping"
+    ENDING = "ending"  # the exit status is known, the last output is on its way
+    ENDED = "ended"
+
+
+class Surroundings(Protocol):
+    """What the composition root gives to the agent beside its own parts (app.py)."""
+
+    def say(self, text: str) -> None: ...
+    def prepare(self, world: World) -> RankGroup: ...
+    def spawn(self, group: RankGroup) -> None: ...
+    def observe_start(self, group: RankGroup) -> None: ...
+    def attempt_over(self, group: RankGroup) -> None: ...
+    def report(self, finish: Finish) -> None: ...
+    def drain(self) -> None: ...
+    def hold_port(self, given: int | None) -> HeldPort: ...
+
+
+class Agent:
+    """See the module's docstring. `status` is the exit status once `is_ended`."""
+
+    def __init__(self, loop: EventLoop, spec: LaunchSpec, around: Surroundings, port: HeldPort) -> None:
+        self._loop = loop
+        self._spec = spec
+        self._around = around
+        self._port = port
+        self._guard: GuardClient | None = None
+        self._link: Link | None = None
+        self._state = State.WAITING
+        self._group: RankGroup | None = None
+        self._signum = 0
+        self._leaving = ""  # why this node goes although the job may go on
+        self._patience: Cancellable | None = None
+        self._start_error = ""
+        self.status = 1
+
+    def connect(self, guard: GuardClient, link: Link) -> None:
+        """The two ends are there; both may be used from the first callback on."""
+        self._guard, self._link = guard, link
+
+    @property
+    def is_ended(self) -> bool:
+        return self._state is State.ENDED
+
+    # ---- the coordinator -------------------------------------------------------------------------------------
+
+    def on_message(self, message: FromCoordinator) -> None:
+        if self._state in (State.ENDING, State.ENDED):
+            return
+        match message:
+            case World():
+                self._start_attempt(message)
+            case Stop():
+                self._on_stop(message)
+            case Finish(status):
+                self._around.report(message)
+                self._end(status)
+            case Refused(status, reason):
+                self._around.say(f"error: {reason}")
+                self._stop_then_end(status)
+            case Welcome(open_membership=True) if not self._spec.is_single:
+                self._around.say(
+                    "no secret is set: whoever reaches the endpoint can join this job (BOOTSEER_SECRET_FILE closes it)"
+                )
+            case Note(text):
+                self._around.say(text)
+            case Spare(nodes):
+                self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")
+
+    def on_lost(self, reason: str, status: int = 1) -> None:
+        """There is no coordinator (any more)."""
+        if self._state in (State.ENDING, State.ENDED):
+            return
+        self._around.say(f"error: {reason}")
+        self._stop_then_end(128 + self._signum if self._signum else status)
+
+    # ---- attempts --------------------------------------------------------------------------------------------
+
+    def _start_attempt(self, world: World) -> None:
+        if world.attempt:
+            self._around.say(
+                f"attempt {world.attempt} starts: {world.world_size} ranks on {world.group_world_size} node(s)"
+            )
+        self._state = State.RUNNING
+        self._start_error = ""
+        if world.group_rank == 0 and world.master_port != self._port.port:
+            self._port.close()
+            self._port = self._around.hold_port(world.master_port)
+        self._group = self._around.prepare(world)
+        self._around.spawn(self._group)
+
+    def group_events(self) -> GroupEvents:
+        """The callbacks that `prepare` gives to each new RankGroup."""
+        return GroupEvents(self._on_started, self._on_rank_failed, self._on_succeeded, self._on_cannot_start)
+
+    def _on_started(self) -> None:
+        group = self._group
+        if group is not None and self._state is State.RUNNING:
+            spawn_s = (time.monotonic_ns() - group.spawn_began_ns) / 1e9
+            self._send(Started(group.world.attempt, spawn_s))
+            self._around.observe_start(group)
+
+    def _on_rank_failed(self, failure: Failure) -> None:
+        group = self._group
+        if group is not None and self._state in (State.RUNNING, State.STOPPING):
+            self._send(RankFailed(group.world.attempt, failure))
+
+    def _on_succeeded(self) -> None:
+        group = self._group
+        if group is not None and self._state is State.RUNNING:
+            self._state = State.SUCCEEDED
+            self._send(Succeeded(group.world.attempt))
+
+    def _on_cannot_start(self, why: str) -> None:
+        if self._start_error or self._state is not State.RUNNING:
+            return
+        self._start_error = why
+        self._around.say(f"error: {why}")
+        self._leave(why, 1)
+
+    def _on_stop(self, stop: Stop) -> None:
+        group = self._group
+        if group is None or stop.attempt != group.world.attempt or self._state is State.WAITING:
+            return
+        if self._patience is not None:
+            self._patience.cancel()
+        if self._state is not State.STOPPING:
+            self._around.say(f"stopping attempt {stop.attempt}: {stop.reason}")
+            self._state = State.STOPPING
+        group.stop(stop.signum, stop.grace_s)
+
+    # ---- the guard -------------------------------------------------------------------------------------------
+
+    def on_spawned(self, key: int, pid: int, _time_ns: int) -> None:
+        if self._group is not None:
+            self._group.on_spawned(key, pid)
+
+    def on_spawn_failed(self, key: int, number: int, what: str) -> None:
+        if self._group is not None:
+            self._group.on_spawn_failed(key, number, what)
+
+    def on_exited(self, exited: Exited) -> None:
+        if self._group is not None:
+            self._group.on_exited(exited)
+
+    def on_lingering(self, key: int, left: list[tuple[int, str]]) -> None:
+        rank = self._group.find(key) if self._group is not None else None
+        if rank is not None:
+            self._around.say(
+                f"rank {rank.rank} has ended but left {_name(left)} behind; "
+                f"they get {self._spec.shutdown_timeout_s:g} s to finish"
+            )
+
+    def on_tree_ended(self, key: int, killed: list[tuple[int, str]]) -> None:
+        if killed:
+            self._around.say(f"killed what a rank had left behind: {_name(killed)}")
+        if self._group is not None:
+            self._group.on_tree_ended(key)
+
+    def on_stopped(self, killed: list[tuple[int, str]], stuck: list[tuple[int, str, str]]) -> None:
+        group = self._group
+        if killed:
+            self._around.say(f"killed descendants of ranks that did not end in time: {_name(killed)}")
+        if stuck:
+            names = ", ".join(f"{pid} ({name}{', in ' + wait if wait else ''})" for pid, name, wait in stuck)
+            self._around.say(f"processes that cannot be killed (waiting in the kernel) are left behind: {names}")
+        if group is None:
+            return
+        self._around.attempt_over(group)
+        if self._leaving:
+            self._send(Leave(self._leaving))
+            self._end(self.status)
+        elif self._state is State.STOPPING:
+            self._state = State.WAITING
+            was_taken = self._port_was_taken(group)
+            self._renew_port()
+            self._send(Stopped(group.world.attempt, tuple(group.failures), self._port.port, was_taken))
+
+    def on_guard_gone(self) -> None:
+        """The guard was killed; the sentinel ends what it had started."""
+        if self._state in (State.ENDING, State.ENDED):
+            return
+        self._around.say("error: the guard process is gone (killed?); all ranks of this node were ended with it")
+        self._send(Leave("its guard process was killed"))
+        self._end(1)
+
+    def _port_was_taken(self, group: RankGroup) -> bool:
+        """Whether rank 0 failed because somebody else listens on its port; all of ours are gone by now."""
+        if group.world.group_rank != 0 or not any(f.rank == 0 and not f.stopped_by_us for f in group.failures):
+            return False
+        self._port.close()
+        return is_listened_on(group.world.master_port)
+
+    def _renew_port(self) -> None:
+        self._port.close()
+        self._port = self._around.hold_port(None)
+
+    # ---- signals ---------------------------------------------------------------------------------------------
+
+    def on_signal(self, signum: int) -> None:
+        """A signal that ends the job (or this node's part in it)."""
+        again, self._signum = bool(self._signum), self._signum or signum
+        name = signal.Signals(signum).name
+        if self._state in (State.ENDING, State.ENDED):
+            return
+        if not again:
+            self._around.say(f"{name}: stopping {'this node' if self._spec.signal_scope == 'node' else 'the job'}")
+        if self._link is None:
+            self._end(128 + self._signum)
+        elif self._spec.signal_scope == "node" and not self._spec.is_single:
+            self._leave(f"stopped by {name}", 128 + self._signum)
+        else:
+            self._send(Signalled(signum))
+            if self._patience is None:
+                self._patience = self._loop.call_later(SIGNAL_PATIENCE_S, self._stop_without_orders)
+
+    def _stop_without_orders(self) -> None:
+        if self._state in (State.WAITING, State.RUNNING, State.SUCCEEDED):
+            self._leave(f"stopped by {signal.Signals(self._signum).name}", 128 + self._signum)
+
+    def on_forward(self, signum: int) -> None:
+        """A signal for the ranks only."""
+        if self._group is not None and self._state is State.RUNNING:
+            self._group.forward(signum)
+
+    # ---- ending ----------------------------------------------------------------------------------------------
+
+    def _leave(self, reason: str, status: int) -> None:
+        """Ends this node's ranks, then its part in the job."""
+        again, self._leaving, self.status = bool(self._leaving), reason, status
+        group = self._group
+        if group is None or self._state is State.WAITING:
+            self._send(Leave(reason))
+            self._end(status)
+            return
+        self._state = State.STOPPING
+        grace_s = self._spec.shutdown_timeout_s
+        group.stop(self._signum or signal.SIGTERM, min(2.0, grace_s) if again else grace_s)
+
+    def _stop_then_end(self, status: int) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._leave("ended", status)
+
+    def _end(self, status: int) -> None:
+        if self._state in (State.ENDING, State.ENDED):
+            return
+        self.status = status
+        self._state = State.ENDING
+        self._port.close()
+        if self._group is not None:
+            self._around.attempt_over(self._group)
+        self._around.drain()
+
+    def on_drained(self) -> None:
+        """The last output is out (or was given up): the agent has nothing left to do."""
+        self._state = State.ENDED
+        if self._link is not None:
+            self._link.close()
+        self._loop.stop()
+
+    def _send(self, message: RankFailed | Started | Succeeded | Stopped | Signalled | Leave) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+
+def _name(processes: list[tuple[int, str]]) -> str:
+    shown = ", ".join(f"{name} (pid {pid})" for pid, name in processes[:8])
+    more = len(processes) - 8
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,195 @@
+"""The ranks of one attempt on this node: started through the guard, their exits turned into facts.
+
+Knows commands, environment, log files and error files of its ranks; knows nothing of other nodes. Separate from
+the agent, which decides with the coordinator what to do about the facts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from launcher.guard_client import Exited, GuardClient
+from launcher.ranks.command import rank_command
+from launcher.ranks.environ import rank_environ
+from launcher.ranks.logs import RankLogs
+from launcher.rendezvous.messages import Failure, World
+from launcher.spec import LaunchSpec
+
+STDERR_TAIL_LINES = 20
+STDERR_TAIL_BYTES = 16 * 1024
+
+
+class RankState(Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    LINGERING = "lingering"  # succeeded; descendants of it may still run
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class Rank:
+    """One rank of this node."""
+
+    __slots__ = ("cpu_s", "events_file", "local_rank", "logs", "pid", "rank", "state")
+
+    def __init__(self, rank: int, local_rank: int, logs: RankLogs, events_file: str) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.logs = logs
+        self.events_file = events_file
+        self.pid = 0
+        self.cpu_s = 0.0
+        self.state = RankState.STARTING
+
+
+class GroupEvents(NamedTuple):
+    """What the agent is told of its ranks."""
+
+    started: Callable[[], object]  # all ranks run
+    failed: Callable[[Failure], object]  # the first failure of the group
+    succeeded: Callable[[], object]  # all ranks ended with 0 and nothing of them is left
+    cannot_start: Callable[[str], object]  # one line
+
+
+class RankGroup:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        world: World,
+        node: str,
+        guard: GuardClient,
+        to_job_clock: Callable[[int], tuple[int, int]],
+        events: GroupEvents,
+        ranks: list[Rank],
+    ) -> None:
+        self._spec = spec
+        self.world = world
+        self._node = node
+        self._guard = guard
+        self._to_job_clock = to_job_clock
+        self._events = events
+        self.ranks = ranks
+        self._by_key = {world.attempt << 20 | rank.local_rank: rank for rank in ranks}
+        self.failures: list[Failure] = []
+        self.spawn_began_ns = 0
+        self._stop_told_ns: int | None = None
+
+    # ---- starting --------------------------------------------------------------------------------------------
+
+    def spawn(
+        self, unset: tuple[str, ...], prefix: Callable[[int], list[str]], devices: Callable[[int], str | None]
+    ) -> None:
+        """Starts all ranks; `prefix` gives the words before a rank's command (numactl), `devices` its
+        CUDA_VISIBLE_DEVICES when it gets one of its own."""
+        spec, world = self._spec, self.world
+        self.spawn_began_ns = time.monotonic_ns()
+        for key, rank in self._by_key.items():
+            seen_local_rank = 0 if spec.virtual_local_rank else rank.local_rank
+            argv = rank_command(
+                spec.entry,
+                local_rank=seen_local_rank,
+                hooks=spec.rank_hooks,
+                events_file=rank.events_file,
+                run_id=spec.run_id,
+                node=self._node,
+                rank=rank.rank,
+                attempt=world.attempt,
+            )
+            environ = rank_environ(
+                spec, world, rank.local_rank, rank.logs.error_file, devices(rank.local_rank), os.environ
+            )
+            self._guard.spawn(
+                key, prefix(rank.local_rank) + argv, environ, unset, rank.logs.stdout_path, rank.logs.stderr_path
+            )
+
+    # ---- what the guard tells --------------------------------------------------------------------------------
+
+    def on_spawned(self, key: int, pid: int) -> None:
+        rank = self._by_key.get(key)
+        if rank is None:
+            return
+        rank.pid = pid
+        if rank.state is RankState.STARTING:
+            rank.state = RankState.RUNNING
+        if all(each.state is not RankState.STARTING for each in self.ranks):
+            self._events.started()
+
+    def on_spawn_failed(self, key: int, number: int, what: str) -> None:
+        rank = self._by_key.get(key)
+        if rank is not None:
+            rank.state = RankState.FAILED
+            self._events.cannot_start(f"cannot start rank {rank.rank}: {what}: {os.strerror(number).lower()}")
+
+    def on_exited(self, exited: Exited) -> None:
+        rank = self._by_key.get(exited.key)
+        if rank is None or rank.state is RankState.FAILED:
+            return
+        rank.cpu_s = exited.cpu_s
+        if exited.status == 0:
+            rank.state = RankState.LINGERING
+            return
+        rank.state = RankState.FAILED
+        failure = self._describe(rank, exited)
+        self.failures.append(failure)
+        if not failure.stopped_by_us:
+            self._events.failed(failure)
+
+    def on_tree_ended(self, key: int) -> None:
+        rank = self._by_key.get(key)
+        if rank is None or rank.state is not RankState.LINGERING:
+            return
+        rank.state = RankState.SUCCEEDED
+        if all(each.state is RankState.SUCCEEDED for each in self.ranks):
+            self._events.succeeded()
+
+    def find(self, key: int) -> Rank | None:
+        return self._by_key.get(key)
+
+    # ---- ending ----------------------------------------------------------------------------------------------
+
+    def stop(self, signum: int, grace_s: float) -> None:
+        """Ends all ranks with everything they started; asked again it only shortens the wait."""
+        if self._stop_told_ns is None:
+            self._stop_told_ns = time.monotonic_ns()
+            self._guard.stop(signum, grace_s)
+        else:
+            self._guard.hasten(grace_s)
+
+    def forward(self, signum: int) -> None:
+        """Passes a signal to the ranks that run; they go on."""
+        self._guard.signal([key for key, rank in self._by_key.items() if rank.state is RankState.RUNNING], signum)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop_told_ns is not None
+
+    def _describe(self, rank: Rank, exited: Exited) -> Failure:
+        from launcher.ranks.errorfile import read_error_file, read_tail
+
+        time_ns, error_ns = self._to_job_clock(exited.time_ns)
+        record = read_error_file(rank.logs.error_file)
+        tail: tuple[str, ...] = ()
+        if rank.logs.stderr_path not in (None, os.devnull):
+            tail = read_tail(rank.logs.stderr_path or "", STDERR_TAIL_LINES, STDERR_TAIL_BYTES)
+        return Failure(
+            node=self._node,
+            group_rank=self.world.group_rank,
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            pid=exited.pid,
+            status=exited.status,
+            time_ns=time_ns,
+            error_ns=error_ns,
+            wall_s=exited.wall_s,
+            stopped_by_us=self._stop_told_ns is not None and exited.time_ns > self._stop_told_ns,
+            error_file=rank.logs.error_file if record is not None else "",
+            message=record.message if record is not None else "",
+            traceback=record.traceback if record is not None else "",
+            stderr_tail=tail,
+        )

@@ -1,0 +1,171 @@
+"""The guard alone: what it starts ends, whatever happens to bootrun or to itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests import support
+
+# A tiny agent: the snippet acts on `guard`, events are collected, the last line printed is a JSON document.
+DRIVER = """
+import json, os, sys, time
+from launcher.guard import start_guard
+pipes = start_guard()
+from launcher.guard_client import GuardClient, GuardEvents
+from launcher.loop import Loop
+loop, seen = Loop(), []
+def note(name):
+    def on(*values):
+        seen.append([name, *[list(v) if isinstance(v, tuple) else v for v in values]])
+        hooks.get(name, lambda *a: None)(*values)
+    return on
+hooks = {"stopped": lambda *a: loop.stop(), "gone": lambda *a: loop.stop()}
+guard = GuardClient(loop, pipes, GuardEvents(*[note(name) for name in GuardEvents._fields]))
+guard.set_grace(1.0)
+def python(code): return [sys.executable, "-c", code]
+def spawn(key, argv, out=None): guard.spawn(key, argv, {"RANK": str(key)}, [], out, None)
+def finish():
+    guard.close()
+    print(json.dumps(seen))
+"""
+SLEEPER = "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True)"
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
+
+
+@pytest.fixture
+def drive(program: support.Programs) -> Callable[[str], list[list[object]]]:
+    """Runs a snippet after DRIVER and gives the events that it saw."""
+
+    def run(snippet: str) -> list[list[object]]:
+        done = program(*support.python("-c", DRIVER + snippet + "\nfinish()\n"), deadline_s=20)
+        assert done.status == 0, done.stderr
+        events: list[list[object]] = json.loads(done.stdout.splitlines()[-1])
+        return events
+
+    return run
+
+
+def named(events: list[list[object]], name: str) -> list[list[object]]:
+    return [event[1:] for event in events if event[0] == name]
+
+
+def test_exit_status_signal_and_failed_exec_are_told(drive: Callable[[str], list[list[object]]]) -> None:
+    events = drive("""
+left = [1, 2, 3]
+def on_exited(e):
+    left.remove(e.key)
+    if not left: guard.stop(15, 1.0)
+hooks["exited"] = on_exited
+spawn(1, python("raise SystemExit(7)"))
+spawn(2, python("import os; os.kill(os.getpid(), 11)"))
+spawn(3, ["/no/such/program"])
+loop.run_forever()
+""")
+    statuses = {entry[0][0]: entry[0][2] for entry in named(events, "exited")}  # type: ignore[index]
+    assert statuses == {1: 7, 2: -11, 3: 127}
+    assert named(events, "spawn_failed") == [[3, 2, "/no/such/program"]]
+
+
+def test_descendants_in_their_own_session_end_with_the_attempt(drive: Callable[[str], list[list[object]]]) -> None:
+    events = drive(f"""
+hooks["exited"] = lambda e: guard.stop(15, 1.0)
+spawn(1, python({SLEEPER + "; raise SystemExit(1)"!r}))
+loop.run_forever()
+""")
+    assert named(events, "stopped") == [[[], []]]  # SIGTERM was enough
+
+
+def test_what_ignores_sigterm_is_killed_when_its_time_is_over(drive: Callable[[str], list[list[object]]]) -> None:
+    events = drive(f"""
+spawn(1, python({STUBBORN!r}), "out")
+while not os.path.exists("out") or not os.path.getsize("out"): loop.run_once(0.01)
+began = time.monotonic()
+guard.stop(15, 0.3)
+loop.run_forever()
+seen.append(["took", time.monotonic() - began])
+""")
+    [[entry]] = named(events, "exited")
+    assert entry[2] == -signal.SIGKILL  # type: ignore[index]
+    [[took]] = named(events, "took")
+    assert 0.3 <= took < 2.0  # type: ignore[operator]
+
+
+def test_leftovers_of_a_rank_that_succeeded_are_named_then_killed(
+    drive: Callable[[str], list[list[object]]],
+) -> None:
+    events = drive(f"""
+guard.set_grace(0.2)
+hooks["tree_ended"] = lambda *a: guard.stop(15, 1.0)
+spawn(1, python({SLEEPER!r}))
+loop.run_forever()
+""")
+    [[key, left]] = named(events, "lingering")
+    assert key == 1
+    assert [name for _, name in left] == ["sleep"]  # type: ignore[attr-defined]
+    [[_, killed]] = named(events, "tree_ended")
+    assert killed == left
+
+
+def test_leftovers_that_finish_in_time_are_not_killed(drive: Callable[[str], list[list[object]]]) -> None:
+    code = "import subprocess; subprocess.Popen(['sleep', '0.2'], start_new_session=True)"
+    events = drive(f"""
+hooks["tree_ended"] = lambda *a: guard.stop(15, 1.0)
+spawn(1, python({code!r}))
+loop.run_forever()
+""")
+    assert named(events, "tree_ended") == [[1, []]]
+
+
+def test_stopped_process_gets_its_signal(drive: Callable[[str], list[list[object]]]) -> None:
+    events = drive("""
+spawn(1, python("import os, signal; open('out', 'w').write('x'); os.kill(os.getpid(), signal.SIGSTOP)"))
+while not os.path.exists("out") or not os.path.getsize("out"): loop.run_once(0.01)
+guard.stop(15, 5.0)
+loop.run_forever()
+""")
+    [[entry]] = named(events, "exited")
+    assert entry[2] == -signal.SIGTERM  # type: ignore[index]
+
+
+def test_ranks_get_default_signals_and_no_foreign_descriptors(
+    drive: Callable[[str], list[list[object]]],
+) -> None:
+    code = (
+        "import os, signal; "
+        "print([signal.getsignal(s).name for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)], "
+        "sorted(int(f) for f in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + f)), "
+        "os.getsid(0) == os.getpid())"
+    )
+    events = drive(f"""
+leaked = os.open("/dev/null", os.O_RDONLY); os.set_inheritable(leaked, True)
+hooks["exited"] = lambda e: guard.stop(15, 1.0)
+spawn(1, python({code!r}), "out")
+loop.run_forever()
+seen.append(["out", open("out").read()])
+""")
+    [[out]] = named(events, "out")
+    assert out == "['SIG_DFL', 'SIG_DFL', 'SIG_DFL'] [0, 1, 2] True\n"
+
+
+@pytest.mark.parametrize("victim", ["driver", "guard", "both"])
+def test_nothing_survives_sigkill(program: support.Programs, victim: str) -> None:
+    """The leak fixture looks for processes that carry the test's mark, in whatever session."""
+    snippet = f"""
+spawn(1, python({SLEEPER + "; import time; open('up', 'w').close(); time.sleep(100)"!r}))
+loop.run_forever()
+"""
+    driver = program.start(*support.python("-c", DRIVER + snippet + "\nfinish()\n"))
+    support.wait_until(lambda: os.path.exists(os.path.join(driver.dir, "up")))
+    [sentinel] = [p for p in support.processes() if p.ppid == driver.pid]
+    [guard] = [p for p in support.processes() if p.ppid == sentinel.pid]
+    for pid in {"driver": [driver.pid], "guard": [guard.pid], "both": [driver.pid, guard.pid]}[victim]:
+        os.kill(pid, signal.SIGKILL)
+    run = driver.wait(20)
+    assert run.status == (0 if victim == "guard" else -signal.SIGKILL)
+    if victim == "guard":
+        assert json.loads(run.stdout.splitlines()[-1])[-1] == ["gone"]

@@ -1,0 +1,524 @@
+"""The job's brain on a virtual clock: membership, restarts, signals, bad input."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from launcher.job import JOIN_SETTLE_S, MOST_PORT_RETRIES, Phase
+from launcher.rendezvous.messages import (
+    Distributions,
+    Environment,
+    Identity,
+    Leave,
+    Note,
+    RankFailed,
+    Signalled,
+    Spare,
+    Stop,
+    Stopped,
+    WantEnvironment,
+    World,
+)
+from tests.unit.launcher.jobsim import Sim, make_failure, make_rules
+
+
+def fixed(nodes: int, **changes: object) -> Sim:
+    return Sim(make_rules(min_nodes=nodes, max_nodes=nodes, **changes))
+
+
+def elastic(low: int, high: int, **changes: object) -> Sim:
+    return Sim(make_rules(min_nodes=low, max_nodes=high, **changes))
+
+
+# ---- start ---------------------------------------------------------------------------------------------------
+
+
+def test_single_node_starts_at_once_and_finishes() -> None:
+    sim = fixed(1)
+    sim.join(1)
+    world = sim.world(1)
+    assert (world.attempt, world.restart_count, world.world_size) == (0, 0, 1)
+    sim.succeed(1)
+    finish = sim.finish()
+    assert finish is not None
+    assert finish.status == 0
+
+
+def test_fixed_job_waits_for_all_nodes_and_orders_them_naturally() -> None:
+    sim = fixed(3)
+    for node, host in ((1, "node10"), (2, "node2"), (3, "node1")):
+        assert not sim.ranks()
+        sim.join(node, host)
+    assert sim.ranks() == {1: 2, 2: 1, 3: 0}
+
+
+def test_node_ranks_decide_where_given() -> None:
+    sim = fixed(2)
+    sim.join(1, "a", node_rank=1)
+    sim.join(2, "b", node_rank=0)
+    assert sim.ranks() == {1: 1, 2: 0}
+
+
+def test_same_node_rank_everywhere_is_only_a_note_for_c10d() -> None:
+    sim = fixed(2)
+    sim.join(1, "b", node_rank=0)
+    sim.join(2, "a", node_rank=0)
+    assert sim.ranks() == {1: 1, 2: 0}
+    assert any(isinstance(message, Note) for message in sim.inbox[2])
+
+
+def test_same_node_rank_is_refused_for_static() -> None:
+    sim = fixed(2, static=True, master=("head", 29500))
+    sim.join(1, "a", node_rank=1)
+    sim.join(2, "b", node_rank=1)
+    refusal = sim.refusal(2)
+    assert refusal is not None
+    assert "already taken by a (pid 101)" in refusal.reason
+    sim.join(3, "c", node_rank=0)
+    assert sim.ranks() == {1: 1, 3: 0}
+
+
+def test_ranks_add_up_over_nodes_of_different_size_and_role() -> None:
+    sim = fixed(3)
+    sim.join(1, local_world_size=2, role="trainer")
+    sim.join(2, local_world_size=3, role="reader")
+    sim.join(3, local_world_size=1, role="trainer")
+    worlds = [sim.world(node) for node in (1, 2, 3)]
+    assert [world.first_rank for world in worlds] == [0, 2, 5]
+    assert [world.world_size for world in worlds] == [6, 6, 6]
+    assert [world.first_role_rank for world in worlds] == [0, 0, 2]
+    assert [world.role_world_size for world in worlds] == [3, 3, 3]
+
+
+def test_missing_node_ends_the_job_after_the_join_timeout_and_names_who_is_there() -> None:
+    sim = fixed(2, join_s=600.0)
+    sim.join(1, "here")
+    sim.run_until_idle()
+    finish = sim.finish()
+    assert sim.now_s == 600.0
+    assert finish is not None
+    assert finish.status == 1
+    assert "only 1 of 2 nodes joined within 600 s (join_timeout): here" in finish.reason
+
+
+def test_mismatched_nnodes_and_other_jobs_are_refused() -> None:
+    sim = fixed(2)
+    sim.join(1, min_nodes=3, max_nodes=3)
+    sim.join(2, run_id="other")
+    for node, word in ((1, "--nnodes differs: 3:3 here, 2:2"), (2, "serves job 'job', not 'other'")):
+        refusal = sim.refusal(node)
+        assert refusal is not None
+        assert word in refusal.reason
+
+
+# ---- elastic membership --------------------------------------------------------------------------------------
+
+
+def test_elastic_job_waits_the_last_call_and_starts_at_once_when_full() -> None:
+    sim = elastic(1, 2, last_call_s=30.0)
+    sim.join(1)
+    sim.advance(29.0)
+    assert not sim.ranks()
+    sim.advance(1.0)
+    assert sim.ranks() == {1: 0}
+    full = elastic(1, 2)
+    full.join(1)
+    full.join(2)
+    assert full.ranks() == {1: 0, 2: 1}
+
+
+def test_late_joiners_cost_one_restart_and_no_budget() -> None:
+    sim = elastic(1, 4)
+    sim.join(1)
+    sim.advance(30.0)
+    sim.join(2)
+    sim.advance(JOIN_SETTLE_S / 2)
+    sim.join(3)
+    sim.advance(JOIN_SETTLE_S)
+    assert sim.ranks() == {1: 0, 2: 1, 3: 2}
+    assert [world.attempt for world in sim.worlds(1)] == [0, 1]
+    assert sim.world(1).restart_count == 0
+
+
+def test_spare_steps_in_for_a_lost_node_and_takes_its_place() -> None:
+    sim = fixed(3, max_restarts=0)
+    for node in (1, 2, 3):
+        sim.join(node)
+    sim.join(4)
+    assert isinstance(sim.inbox[4][-1], Spare)
+    sim.lose(2)
+    assert sim.ranks() == {1: 0, 3: 2, 4: 1}
+    assert sim.world(4).restart_count == 0
+
+
+def test_spare_ends_well_with_the_job() -> None:
+    sim = fixed(1)
+    sim.join(1)
+    sim.join(2)
+    sim.succeed(1)
+    finish = sim.finish(2)
+    assert finish is not None
+    assert finish.status == 0
+
+
+def test_elastic_job_shrinks_and_keeps_the_order() -> None:
+    sim = elastic(2, 4)
+    for node in (1, 2, 3, 4):
+        sim.join(node)
+    sim.lose(2)
+    assert sim.ranks() == {1: 0, 3: 2, 4: 1} or sim.ranks() == {1: 0, 3: 1, 4: 2}
+    assert sorted(sim.ranks().values()) == [0, 1, 2]
+
+
+def test_lost_node_ends_a_fixed_job_without_restarts_and_is_named() -> None:
+    sim = fixed(2)
+    sim.join(1)
+    sim.join(2)
+    sim.lose(2, "no heartbeat for 15 s")
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 1
+    assert "node2 (pid 102, node rank 1): no heartbeat for 15 s" in finish.reason
+
+
+def test_lost_node_of_a_fixed_job_with_restarts_is_waited_for() -> None:
+    sim = fixed(2, max_restarts=1)
+    sim.join(1)
+    sim.join(2)
+    sim.lose(2)
+    assert not sim.finish(1)
+    sim.join(3, "replacement")
+    assert sim.ranks() == {1: 0, 3: 1}
+    assert sim.world(1).restart_count == 0
+
+
+def test_consequences_of_a_lost_node_do_not_touch_the_budget() -> None:
+    sim = elastic(1, 2, max_restarts=0)
+    sim.join(1)
+    sim.join(2)
+    sim.silent = {2}
+    sim.fail(1, message="RuntimeError: Connection closed by peer [10.0.0.2]:4711")
+    sim.lose(2, "no heartbeat")
+    assert not sim.finish(1)
+    assert sim.ranks() == {1: 0}
+
+
+def test_flapping_node_ends_the_job_and_is_named() -> None:
+    sim = elastic(1, 2, max_membership_changes=4)
+    sim.join(0, "steady")
+    sim.join(1, "flappy")
+    for node in range(2, 20):
+        sim.lose(node - 1)
+        if sim.finish(0):
+            break
+        sim.join(node, "flappy")
+        sim.advance(JOIN_SETTLE_S)
+    finish = sim.finish(0)
+    assert finish is not None
+    assert finish.status == 1
+    assert "flappy came and went" in finish.reason
+
+
+def test_late_node_does_not_disturb_a_job_that_is_ending() -> None:
+    sim = elastic(2, 3)
+    sim.join(1)
+    sim.join(2)
+    sim.advance(30.0)
+    sim.succeed(1)
+    sim.join(3)
+    sim.advance(60.0)
+    sim.succeed(2)
+    finish = sim.finish(3)
+    assert finish is not None
+    assert finish.status == 0
+
+
+def test_no_limit_of_time_between_the_first_and_the_last_success() -> None:
+    """torchrun gives up after an exit barrier of 300 s (W11)."""
+    sim = fixed(2)
+    sim.join(1)
+    sim.join(2)
+    sim.succeed(1)
+    sim.advance(100_000.0)
+    assert sim.finish(1) is None
+    sim.succeed(2)
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 0
+
+
+# ---- restarts ------------------------------------------------------------------------------------------------
+
+
+def test_one_budget_for_the_whole_job() -> None:
+    sim = fixed(2, max_restarts=2, backoff_s=0.0)
+    sim.join(1)
+    sim.join(2)
+    for node in (1, 2, 1):
+        sim.advance(100.0)
+        sim.fail(node)
+    finish = sim.finish(2)
+    assert finish is not None
+    assert finish.status == 1
+    assert finish.failures[0].status == 3
+    assert [world.restart_count for world in sim.worlds(1)] == [0, 1, 2]
+    assert [world.attempt for world in sim.worlds(2)] == [0, 1, 2]
+
+
+def test_master_port_is_fresh_for_each_attempt() -> None:
+    sim = fixed(2, max_restarts=3, backoff_s=0.0)
+    sim.join(1)
+    sim.join(2)
+    ports = [sim.world(2).master_port]
+    for _ in range(3):
+        sim.fail(2)
+        ports.append(sim.world(2).master_port)
+    assert len(set(ports)) == 4
+
+
+def test_early_failures_are_retried_with_backoff_and_late_ones_are_not() -> None:
+    sim = fixed(1, max_restarts=5, backoff_s=1.0)
+    sim.join(1)
+    starts: list[float] = []
+    for _ in range(4):
+        starts.append(sim.now_s)
+        sim.fail(1)
+        count = len(sim.worlds(1))
+        while len(sim.worlds(1)) == count - 1 or sim.job.deadline_s() is not None:
+            sim.run_until_idle()
+    assert starts[1] - starts[0] == 0.0
+    assert [later - sooner for sooner, later in itertools.pairwise(starts)] == [1.0, 2.0]
+    sim.advance(31.0)
+    sim.fail(1)
+    assert sim.job.deadline_s() is None
+    assert sim.world(1).restart_count == 5
+
+
+def test_refill_gives_the_budget_back_but_the_count_never_falls() -> None:
+    sim = fixed(1, max_restarts=1, restart_refill_s=3600.0)
+    sim.join(1)
+    for count in range(1, 6):
+        sim.advance(4000.0)
+        sim.fail(1)
+        assert sim.world(1).restart_count == count
+    sim.fail(1)
+    assert sim.finish(1) is not None
+
+
+def test_taken_port_is_retried_without_the_budget_and_not_for_ever() -> None:
+    sim = fixed(1, max_restarts=0)
+    sim.join(1)
+    sim.silent = {1}
+    for attempt in range(MOST_PORT_RETRIES + 1):
+        assert sim.world(1).attempt == attempt
+        sim.say(1, RankFailed(attempt, make_failure(0)))
+        sim.say(1, Stopped(attempt, (), sim.new_port(), True))
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 1
+
+
+def test_failure_after_others_succeeded_restarts_all() -> None:
+    sim = fixed(2, max_restarts=1)
+    sim.join(1)
+    sim.join(2)
+    sim.succeed(1)
+    sim.fail(2)
+    assert sim.world(1).attempt == 1
+    sim.succeed(1, 2)
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 0
+
+
+def test_node_that_does_not_stop_is_given_up() -> None:
+    sim = elastic(1, 2, max_restarts=1, grace_s=5.0)
+    sim.join(1)
+    sim.join(2)
+    sim.silent = {2}
+    sim.fail(1)
+    sim.run_until_idle(60.0)
+    refusal = sim.refusal(2)
+    assert refusal is not None
+    assert "did not stop" in refusal.reason
+
+
+def test_stale_messages_of_an_earlier_attempt_change_nothing() -> None:
+    sim = fixed(1, max_restarts=1)
+    sim.join(1)
+    sim.fail(1)
+    sim.say(1, RankFailed(0, make_failure(0)))
+    sim.say(1, Stopped(0, (), 1, False))
+    assert sim.world(1).attempt == 1
+    assert sim.finish(1) is None
+
+
+# ---- signals -------------------------------------------------------------------------------------------------
+
+
+def test_signal_reaches_all_nodes_and_is_no_failure() -> None:
+    sim = fixed(2, max_restarts=5)
+    sim.join(1)
+    sim.join(2)
+    sim.silent = {1, 2}
+    sim.say(2, Signalled(signal.SIGTERM))
+    for node in (1, 2):
+        stop = sim.inbox[node][-1]
+        assert isinstance(stop, Stop)
+        assert stop.signum == signal.SIGTERM
+    failure = make_failure(0, status=-15, stopped_by_us=True)
+    for node in (1, 2):
+        sim.say(node, Stopped(0, (failure,), 1, False))
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 128 + 15
+
+
+def test_second_signal_shortens_the_wait() -> None:
+    sim = fixed(1, grace_s=30.0)
+    sim.join(1)
+    sim.silent = {1}
+    sim.say(1, Signalled(signal.SIGINT))
+    sim.say(1, Signalled(signal.SIGINT))
+    stops = [message for message in sim.inbox[1] if isinstance(message, Stop)]
+    assert [stop.grace_s for stop in stops] == [30.0, 2.0]
+
+
+def test_signal_while_nodes_gather_ends_the_job() -> None:
+    sim = fixed(2)
+    sim.join(1)
+    sim.say(1, Signalled(signal.SIGINT))
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 130
+
+
+def test_leaving_node_lets_an_elastic_job_go_on() -> None:
+    sim = elastic(1, 2)
+    sim.join(1)
+    sim.join(2)
+    sim.say(2, Leave("stopped by SIGTERM"))
+    assert sim.ranks() == {1: 0}
+    assert sim.finish(1) is None
+
+
+# ---- environments --------------------------------------------------------------------------------------------
+
+
+def test_nodes_that_differ_do_not_start_and_the_table_says_how() -> None:
+    sim = fixed(2)
+    for node in (1, 2):
+        sim.join(node, has_identity=True)
+    sim.say(1, Identity("aaa", ""))
+    assert not sim.ranks()
+    sim.say(2, Identity("bbb", ""))
+    for node, version in ((1, "2.13.0"), (2, "2.12.1")):
+        assert isinstance(sim.inbox[node][-1], WantEnvironment)
+        sim.say(node, Environment(Distributions("3.11", ("numpy==2.0", f"torch=={version}"))))
+    finish = sim.finish(1)
+    assert finish is not None
+    assert "--allow-mixed-environments" in finish.reason
+    assert "torch  2.13.0  2.12.1" in finish.reason
+    assert "numpy" not in finish.reason
+
+
+def test_mixed_environments_start_when_allowed_and_unknown_ones_are_no_reason() -> None:
+    for allow, second in ((True, "bbb"), (False, "")):
+        sim = fixed(2, allow_mixed=allow)
+        for node in (1, 2):
+            sim.join(node, has_identity=True)
+        sim.say(1, Identity("aaa", ""))
+        sim.say(2, Identity(second, "" if second else "interpreter not found"))
+        assert sim.ranks() == {1: 0, 2: 1}
+
+
+# ---- static --------------------------------------------------------------------------------------------------
+
+
+def test_static_job_frees_the_endpoint_while_ranks_run() -> None:
+    sim = fixed(2, static=True, master=("head", 29500), frees_endpoint=True, max_restarts=1)
+    sim.join(1, node_rank=0)
+    sim.join(2, node_rank=1)
+    assert (sim.world(2).master_addr, sim.world(2).master_port) == ("head", 29500)
+    assert sim.listening == [False]
+    sim.fail(2)
+    assert sim.listening == [False, True, False]
+
+
+# ---- any order of facts --------------------------------------------------------------------------------------
+
+
+class AnyJob(RuleBasedStateMachine):
+    """Random nodes, failures, losses and signals: what must hold whatever happens."""
+
+    @initialize(low=st.integers(1, 3), extra=st.integers(0, 2), restarts=st.integers(0, 3))
+    def begin(self, low: int, extra: int, restarts: int) -> None:
+        self.sim = elastic(low, low + extra, max_restarts=restarts, backoff_s=1.0)
+        self.count = 0
+
+    @rule(host=st.sampled_from(["a1", "a2", "a10", "b"]))
+    def join(self, host: str) -> None:
+        self.count += 1
+        self.sim.join(self.count, host)
+
+    def _running(self) -> list[int]:
+        if self.sim.job.statistics()["phase"] != Phase.RUNNING.value:
+            return []
+        return [node for node in self.sim.ranks() if node in self.sim.alive]
+
+    @precondition(lambda self: self._running())
+    @rule(pick=st.integers(0, 9))
+    def fail(self, pick: int) -> None:
+        running = self._running()
+        self.sim.fail(running[pick % len(running)])
+
+    @precondition(lambda self: self._running())
+    @rule(pick=st.integers(0, 9))
+    def succeed(self, pick: int) -> None:
+        running = self._running()
+        self.sim.succeed(running[pick % len(running)])
+
+    @precondition(lambda self: self.sim.alive)
+    @rule(pick=st.integers(0, 9))
+    def lose(self, pick: int) -> None:
+        alive = sorted(self.sim.alive)
+        self.sim.lose(alive[pick % len(alive)])
+
+    @rule(seconds=st.floats(0.0, 100.0))
+    def wait(self, seconds: float) -> None:
+        self.sim.advance(seconds)
+
+    @invariant()
+    def ranks_are_dense_and_attempts_never_repeat(self) -> None:
+        if not hasattr(self, "sim"):
+            return
+        ranks = self.sim.ranks()
+        assert sorted(ranks.values()) == list(range(len(ranks)))
+        assert not ranks or self.sim.rules.min_nodes <= len(ranks) <= self.sim.rules.max_nodes
+        for node in self.sim.inbox:
+            worlds = self.sim.worlds(node)
+            attempts = [world.attempt for world in worlds]
+            assert attempts == sorted(set(attempts))
+            counts = [world.restart_count for world in worlds]
+            assert counts == sorted(counts)
+            assert all(count <= self.sim.rules.max_restarts for count in counts)
+
+    @invariant()
+    def a_finished_job_says_so_to_all_and_starts_nothing(self) -> None:
+        if not hasattr(self, "sim") or not self.sim.job.finished:
+            return
+        for node in self.sim.alive:
+            messages = self.sim.inbox[node]
+            assert self.sim.finish(node) is not None or self.sim.refusal(node) is not None
+            assert not any(isinstance(message, World) for message in messages[-1:])
+
+
+AnyJob.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestAnyJob = AnyJob.TestCase
