@@ -84,6 +84,15 @@ class Agent:
         self._guard, self._link = guard, link
 
     @property
+    def port(self) -> int:
+        """The port this node holds for its next attempt as rank 0."""
+        return self._port.port
+
+    def to_job_clock(self, local_ns: int) -> tuple[int, int]:
+        """This node's monotonic clock as the coordinator's, with the bound of the error."""
+        return self._link.to_job_clock(local_ns) if self._link is not None else (local_ns, 0)
+
+    @property
     def is_ended(self) -> bool:
         return self._state is State.ENDED
 
@@ -105,7 +114,8 @@ class Agent:
                 self._stop_then_end(status)
             case Welcome(open_membership=True) if not self._spec.is_single:
                 self._around.say(
-                    "no secret is set: whoever reaches the endpoint can join this job (BOOTSEER_SECRET_FILE closes it)"
+                    "no secret is set: whoever reaches the endpoint can join this job "
+                    "(BOOTSEER_SECRET_FILE closes it)"
                 )
             case Note(text):
                 self._around.say(text)

@@ -40,16 +40,20 @@ class GuardEvents(NamedTuple):
 class GuardClient:
     """The guard as the agent sees it."""
 
-    def __init__(self, loop: EventLoop, pipes: Pipes, events: GuardEvents) -> None:
+    def __init__(self, loop: EventLoop, pipes: Pipes) -> None:
         self._loop = loop
         self._pipes = pipes
-        self._events = events
+        self._events: GuardEvents | None = None
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._ended = False
         os.set_blocking(pipes.requests_fd, False)
         os.set_blocking(pipes.events_fd, False)
-        loop.add_reader(pipes.events_fd, self._read)
+
+    def listen(self, events: GuardEvents) -> None:
+        """From now on events are told; nothing may be asked before."""
+        self._events = events
+        self._loop.add_reader(self._pipes.events_fd, self._read)
 
     def set_grace(self, grace_s: float) -> None:
         """How long ranks get to end when bootrun itself is gone, and leftovers of a rank that succeeded."""
@@ -114,6 +118,7 @@ class GuardClient:
             data = os.read(self._pipes.events_fd, 1 << 18)
         except BlockingIOError:
             return
+        assert self._events is not None
         if not data:
             self._ended = True
             self._loop.remove_reader(self._pipes.events_fd)

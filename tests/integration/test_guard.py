@@ -25,7 +25,8 @@ def note(name):
         hooks.get(name, lambda *a: None)(*values)
     return on
 hooks = {"stopped": lambda *a: loop.stop(), "gone": lambda *a: loop.stop()}
-guard = GuardClient(loop, pipes, GuardEvents(*[note(name) for name in GuardEvents._fields]))
+guard = GuardClient(loop, pipes)
+guard.listen(GuardEvents(*[note(name) for name in GuardEvents._fields]))
 guard.set_grace(1.0)
 def python(code): return [sys.executable, "-c", code]
 def spawn(key, argv, out=None): guard.spawn(key, argv, {"RANK": str(key)}, [], out, None)

@@ -291,8 +291,7 @@ def test_early_failures_are_retried_with_backoff_and_late_ones_are_not() -> None
         count = len(sim.worlds(1))
         while len(sim.worlds(1)) == count - 1 or sim.job.deadline_s() is not None:
             sim.run_until_idle()
-    assert starts[1] - starts[0] == 0.0
-    assert [later - sooner for sooner, later in itertools.pairwise(starts)] == [1.0, 2.0]
+    assert [later - sooner for sooner, later in itertools.pairwise(starts)] == [0.0, 1.0, 2.0]
     sim.advance(31.0)
     sim.fail(1)
     assert sim.job.deadline_s() is None

@@ -1,0 +1,123 @@
+"""The composition root of bootrun: command line in, exit status out; every object is made and joined here.
+
+What the first rank does not need (report, start line, networking of jobs on one node) is imported after the ranks
+run, or never.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+
+from bootseer.errors import BootseerError
+from launcher.agent import Agent
+from launcher.cli import parse
+from launcher.guard import Pipes
+from launcher.guard_client import GuardClient, GuardEvents
+from launcher.loop import Loop
+from launcher.node import Node
+from launcher.ranks.console import Console
+from launcher.ranks.port import hold_any
+from launcher.rendezvous.messages import Join
+from launcher.spec import LaunchSpec, build_spec
+
+
+def main(argv: list[str], pipes: Pipes) -> int:
+    """Runs a job and returns bootrun's exit status."""
+    began_ns = time.monotonic_ns()
+    gc.disable()  # a start allocates little and keeps all of it
+    loop = Loop()
+    console = Console(loop)
+    guard = GuardClient(loop, pipes)
+    try:
+        spec = build_spec(parse(argv, os.environ), os.environ)
+        for warning in spec.warnings:
+            console.say(f"warning: {warning}")
+        return run_job(loop, console, guard, spec, began_ns)
+    except BootseerError as error:
+        console.say(f"error: {error}")
+        return error.exit_status
+    finally:
+        guard.close()
+        console.drain()
+        console.close()
+
+
+def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, began_ns: int) -> int:
+    """Joins agent, guard and coordinator, and runs the loop until the agent has ended."""
+    node = Node(loop, console, guard, spec, began_ns)
+    agent = Agent(loop, spec, node, hold_any(spec.port_range))
+    node.agent = agent
+    guard.listen(
+        GuardEvents(
+            spawned=agent.on_spawned,
+            spawn_failed=agent.on_spawn_failed,
+            exited=agent.on_exited,
+            lingering=agent.on_lingering,
+            tree_ended=agent.on_tree_ended,
+            stopped=agent.on_stopped,
+            gone=agent.on_guard_gone,
+        )
+    )
+    guard.set_grace(spec.shutdown_timeout_s)
+    install_signals(loop, spec, agent)
+    try:
+        node.make_run_dir()
+        connect(loop, console, spec, agent, guard, node)
+        while not agent.is_ended:
+            loop.run_once()
+    finally:
+        node.close()
+    return agent.status
+
+
+def install_signals(loop: Loop, spec: LaunchSpec, agent: Agent) -> None:
+    """Handled signals end the job, forwarded ones go to the ranks; what is ignored (nohup) stays ignored."""
+    for signum in spec.signals_to_handle:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            loop.add_signal_handler(signum, agent.on_signal, signum)
+    for signum in spec.forward_signals:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            loop.add_signal_handler(signum, agent.on_forward, signum)
+    if os.getpid() == 1:
+        # First process of a container: orphans of others become our children.
+        loop.add_signal_handler(signal.SIGCHLD, _reap_orphans)
+
+
+def _reap_orphans() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def connect(loop: Loop, console: Console, spec: LaunchSpec, agent: Agent, guard: GuardClient, node: Node) -> None:
+    """Joins the job: alone in this process, or over the network."""
+    join = Join(
+        run_id=spec.run_id,
+        host=node.host,
+        address=spec.local_addr or ("localhost" if spec.is_single else ""),
+        pid=os.getpid(),
+        node_rank=-1 if spec.node_rank is None else spec.node_rank,
+        role=spec.role,
+        local_world_size=spec.nproc,
+        min_nodes=spec.min_nodes,
+        max_nodes=spec.max_nodes,
+        max_restarts=spec.max_restarts,
+        master_port=agent.port,
+        has_identity=not spec.is_single and spec.entry.mode != "program",
+    )
+    if spec.is_single:
+        from launcher.job import Job
+        from launcher.rendezvous.host import JobHost, LocalLink
+
+        link = LocalLink(loop, JobHost(loop, Job(spec.job_rules())), agent.on_message)
+        agent.connect(guard, link)
+        link.send(join)
+        return
+    from launcher.networked import open_networked
+
+    open_networked(loop, console, spec, agent, guard, join)

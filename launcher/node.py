@@ -1,0 +1,186 @@
+"""What the agent has around it on its node: log tree, console copies, event files, devices, the final report.
+
+The agent says when, this says how. Separate from the agent so that its decisions can be read without the files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from bootseer.errors import BootseerError
+from launcher.guard_client import GuardClient
+from launcher.loop import EventLoop
+from launcher.ranks import logs
+from launcher.ranks.console import Console
+from launcher.ranks.group import Rank, RankGroup
+from launcher.ranks.port import HeldPort, hold_any, hold_given
+from launcher.rendezvous.messages import Finish, World
+from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.agent import Agent
+    from launcher.ranks.start_watch import StartWatch
+    from launcher.ranks.tail import Tailer
+
+
+class Node:
+    """See the module's docstring; implements agent.Surroundings."""
+
+    agent: Agent
+
+    def __init__(
+        self, loop: EventLoop, console: Console, guard: GuardClient, spec: LaunchSpec, began_ns: int
+    ) -> None:
+        self._loop = loop
+        self._console = console
+        self._guard = guard
+        self._spec = spec
+        self._began_ns = began_ns  # when bootrun began, or the last attempt ended
+        self.host = os.uname().nodename
+        self._run_dir = ""
+        self._events_dir = ""
+        self._tailer: Tailer | None = None
+        self._watch: StartWatch | None = None
+        self._redirects = logs.parse_masks(spec.redirects, "--redirects")
+        self._tee = logs.parse_masks(spec.tee, "--tee")
+
+    def say(self, text: str) -> None:
+        self._console.say(text)
+
+    # ---- files -----------------------------------------------------------------------------------------------
+
+    def make_run_dir(self) -> None:
+        """Makes the log tree of this run and the folder of its events."""
+        self._run_dir = logs.make_run_dir(self._spec.log_dir, self._spec.run_id)
+        given = self._spec.events_dir
+        if given is None:
+            self._events_dir = "" if self._run_dir == logs.NO_LOG_DIR else f"{self._run_dir}/events"
+        else:
+            self._events_dir = "" if given == os.devnull else os.path.abspath(given)
+        if self._events_dir:
+            try:
+                os.makedirs(self._events_dir, exist_ok=True)
+            except OSError as error:
+                self.say(f"no events are written: {self._events_dir}: {error.strerror}")
+                self._events_dir = ""
+
+    # ---- attempts --------------------------------------------------------------------------------------------
+
+    def prepare(self, world: World) -> RankGroup:
+        """Makes the attempt's folders and the group of its ranks; nothing runs yet."""
+        spec = self._spec
+        logs.make_attempt_dirs(self._run_dir, world.attempt, spec.nproc)
+        plan = logs.plan_logs(
+            self._run_dir, world.attempt, spec.nproc, self._redirects, self._tee, spec.local_ranks_filter
+        )
+        ranks = [
+            Rank(world.first_rank + local_rank, local_rank, each, self._rank_events_file(world, local_rank))
+            for local_rank, each in enumerate(plan)
+        ]
+        return RankGroup(
+            spec, world, self.host, self._guard, self.agent.to_job_clock, self.agent.group_events(), ranks
+        )
+
+    def spawn(self, group: RankGroup) -> None:
+        """Starts the ranks of a prepared group, and the copies of their output."""
+        self._copy_output(group)
+        group.spawn(self._spec.unset_environ, self._numa_prefix, self._visible_devices)
+
+    def _rank_events_file(self, world: World, local_rank: int) -> str:
+        if not self._events_dir:
+            return ""
+        from bootseer.events import rank_events_path
+
+        return rank_events_path(self._events_dir, self.host, world.first_rank + local_rank, world.attempt)
+
+    def _copy_output(self, group: RankGroup) -> None:
+        spec, attempt = self._spec, group.world.attempt
+        for rank in group.ranks:
+            prefix = logs.line_prefix(spec.log_line_prefix_template, spec.role, rank.rank, rank.local_rank)
+            for stream, tee, path, needles in (
+                (logs.OUT, rank.logs.tee_stdout, rank.logs.stdout_path, spec.stdout_filters),
+                (logs.ERR, rank.logs.tee_stderr, rank.logs.stderr_path, spec.stderr_filters),
+            ):
+                if tee and path is not None:
+                    encoded = tuple(needle.encode(errors="surrogateescape") for needle in needles)
+                    self._tail().add(
+                        path,
+                        rank.rank,
+                        stream,
+                        prefix,
+                        encoded,
+                        logs.filtered_path(self._run_dir, attempt, stream),
+                    )
+
+    def _tail(self) -> Tailer:
+        if self._tailer is None:
+            from launcher.ranks.tail import Tailer
+
+            self._tailer = Tailer(self._loop, self._console)
+        return self._tailer
+
+    def _numa_prefix(self, local_rank: int) -> list[str]:
+        if self._spec.numa_binding is None:
+            return []
+        from launcher.numa import numactl_prefix
+
+        return numactl_prefix(self._spec.numa_binding, local_rank)
+
+    def _visible_devices(self, local_rank: int) -> str | None:
+        if not self._spec.virtual_local_rank:
+            return None
+        from launcher.devices import narrow_devices
+
+        return narrow_devices(os.environ, local_rank)
+
+    # ---- an attempt's course ---------------------------------------------------------------------------------
+
+    def observe_start(self, group: RankGroup) -> None:
+        """All ranks run: from now on their first steps are waited for."""
+        files = {rank.rank: rank.events_file for rank in group.ranks if rank.events_file}
+        self._events.span("spawn", group.spawn_began_ns, time.monotonic_ns(), group.world.attempt)
+        if self._watch is not None:
+            self._watch.finish()
+        from launcher.ranks.start_watch import StartWatch
+
+        self._watch = StartWatch(self._loop, files, lambda: self._tell_start(group))
+
+    def attempt_over(self, group: RankGroup) -> None:
+        """Nothing of the attempt runs any more."""
+        if self._watch is not None:
+            self._watch.finish()
+            self._watch = None
+        if self._tailer is not None:
+            self._tailer.end_all()
+
+    def hold_port(self, given: int | None) -> HeldPort:
+        """A port for rank 0: the user's, or any."""
+        return hold_any(self._spec.port_range) if given is None else hold_given(given)
+
+    def _tell_start(self, group: RankGroup) -> None:
+        if self._spec.quiet:
+            return
+        self.say("started")
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def report(self, finish: Finish) -> None:
+        """The job is over: the final report, and the error file for a launcher above this one."""
+
+    def drain(self) -> None:
+        """Lets the console have what is left, then tells the agent."""
+        if self._tailer is None:
+            self._loop.call_soon(self.agent.on_drained)
+        else:
+            self._tailer.finish(self._on_drained)
+
+    def _on_drained(self, line: str) -> None:
+        self.agent.on_drained()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.finish()
+        if self._tailer is not None:
+            self._tailer.close()
