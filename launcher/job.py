@@ -15,7 +15,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.rendezvous import ranks
 from launcher.rendezvous.messages import (
@@ -41,6 +41,9 @@ from launcher.rendezvous.messages import (
     Welcome,
 )
 
+if TYPE_CHECKING:
+    from launcher.ranks.cause import Ordered
+
 # Several nodes that join a running job within this time cost it one restart, not one each.
 JOIN_SETTLE_S = 1.0
 # What a node gets, on top of its ranks' grace, to reap unkillable processes and to answer.
@@ -49,6 +52,8 @@ MOST_BACKOFF_S = 30.0
 # A rank 0 that found its port taken is started again this often without touching the budget.
 MOST_PORT_RETRIES = 10
 MOST_FAILURES_TOLD = 64
+# How long before its connection broke a node may have failed, where the shell does not know better.
+UNHEARD_S = 5.0
 
 
 class JobRules(NamedTuple):
@@ -104,6 +109,13 @@ class Part(Enum):
     STOPPING = "stopping"  # told to stop, has not answered
 
 
+class _Loss(NamedTuple):
+    host: str
+    what: str  # the node and why
+    heard_s: float
+    noticed_s: float
+
+
 class _Node:
     __slots__ = ("digest", "environment", "join", "part", "place", "port")
 
@@ -146,8 +158,7 @@ class Job:
         self._running_since_s = 0.0
         self._stop_by_s: float | None = None
         self._failures: list[Failure] = []
-        self._lost: list[str] = []  # names of the nodes lost in this attempt
-        self._left: list[str] = []
+        self._lost: list[_Loss] = []  # nodes that this attempt has lost
         self._signum = 0
         self._port_was_taken = False
         self._comparing: list[int] = []  # nodes asked for their environment
@@ -193,9 +204,9 @@ class Job:
             self._on_message(self._nodes[node], node, message, now_s)
         return self._take_orders()
 
-    def lost(self, node: int, reason: str, now_s: float) -> list[Order]:
-        """The connection to a node is gone or it has been silent for too long."""
-        self._drop(node, self._lost, reason, now_s)
+    def lost(self, node: int, reason: str, now_s: float, heard_s: float | None = None) -> list[Order]:
+        """The connection to a node is gone or it has been silent for too long; last heard of at `heard_s`."""
+        self._drop(node, reason, now_s, now_s - UNHEARD_S if heard_s is None else heard_s)
         return self._take_orders()
 
     def tick(self, now_s: float) -> list[Order]:
@@ -215,7 +226,7 @@ class Job:
                     self._send(
                         number, Refused(1, "this node did not stop its ranks in time; the job goes on without it")
                     )
-                    self._drop(number, self._lost, "did not stop its ranks in time", now_s)
+                    self._drop(number, "did not stop its ranks in time", now_s, now_s)
         return self._take_orders()
 
     # ---- joining ---------------------------------------------------------------------------------------------
@@ -348,7 +359,7 @@ class Job:
         self._running_since_s = now_s
         self._gather_since_s = self._last_call_at_s = self._regroup_at_s = None
         self._regather = False
-        self._failures, self._lost, self._left = [], [], []
+        self._failures, self._lost = [], []
         self._port_was_taken = False
         if self._rules.frees_endpoint:
             self._orders.append(Listen(False))
@@ -398,7 +409,7 @@ class Job:
             case Signalled(signum):
                 self._on_signal(signum, now_s)
             case Leave(reason):
-                self._drop(number, self._left, reason, now_s)
+                self._drop(number, reason, now_s, now_s)
 
     def _add_failures(self, failures: Iterable[Failure]) -> None:
         known = {(failure.rank, failure.pid) for failure in self._failures}
@@ -418,7 +429,7 @@ class Job:
                 if node.part is Part.STOPPING:
                     self._send(number, Stop(self._attempt, signum, grace_s, f"stopped by {name}"))
 
-    def _drop(self, number: int, where: list[str], reason: str, now_s: float) -> None:
+    def _drop(self, number: int, reason: str, now_s: float, heard_s: float) -> None:
         """A node is gone, whatever the way."""
         node = self._nodes.pop(number, None)
         if node is None or self._phase is Phase.FINISHED:
@@ -432,7 +443,7 @@ class Job:
             self._comparing = []
         took_part = node.part is not Part.WAITING
         if took_part:
-            where.append(f"{node.name}: {reason}")
+            self._lost.append(_Loss(node.join.host, f"{node.name}: {reason}", heard_s, now_s))
             self._count_change(node.join.host)
         if self._phase is Phase.GATHERING:
             self._try_start(now_s)
@@ -472,7 +483,7 @@ class Job:
             self._orders.append(Listen(True))
         if self._signum:
             self._finish(128 + self._signum, f"stopped by {signal.Signals(self._signum).name}")
-        elif self._lost or self._left:
+        elif self._lost:
             self._after_loss(now_s)
         elif any(not failure.stopped_by_us for failure in self._failures):
             self._after_failure(now_s)
@@ -483,20 +494,21 @@ class Job:
             self._gather_again(now_s)
 
     def _after_loss(self, now_s: float) -> None:
-        """Nodes were lost; failures on others are then their consequence unless one is certainly not."""
-        if self._find_cause():
+        """Nodes were lost: the ranks that failed are taken for its victims unless one certainly failed before."""
+        if self._failures and not self._order_failures().nodes:
             self._after_failure(now_s)
             return
-        gone = "; ".join(self._lost + self._left)
+        gone = "; ".join(loss.what for loss in self._lost)
         if len(self._nodes) < self._rules.min_nodes and self._rules.max_restarts == 0:
             self._finish(1, f"lost node {gone}; {self._describe_need()} and --max-restarts is 0")
         else:
             self._gather_again(now_s)
 
-    def _find_cause(self) -> bool:
-        from launcher.ranks.exits import Kind, classify
+    def _order_failures(self) -> Ordered:
+        from launcher.ranks.cause import LostNode, order_failures
 
-        return any(classify(failure) is Kind.CAUSE for failure in self._failures)
+        lost = [LostNode(loss.host, int(loss.heard_s * 1e9), int(loss.noticed_s * 1e9)) for loss in self._lost]
+        return order_failures(tuple(self._failures), lost)
 
     def _after_failure(self, now_s: float) -> None:
         lived_s = now_s - self._running_since_s
@@ -552,9 +564,7 @@ class Job:
         failures: tuple[Failure, ...] = ()
         unsure: tuple[int, ...] = ()
         if self._failures and status:
-            from launcher.ranks.cause import order_failures
-
-            ordered = order_failures(tuple(self._failures))
+            ordered = self._order_failures()
             failures, unsure = ordered.failures[:MOST_FAILURES_TOLD], ordered.unsure
         for number in self._nodes:
             self._send(number, Finish(status, reason, failures, unsure))

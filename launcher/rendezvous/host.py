@@ -38,10 +38,10 @@ class JobHost:
         if node in self._deliver:
             self._carry_out(self.job.receive(node, message, self._loop.time()))
 
-    def lost(self, node: int, reason: str) -> None:
-        """An attached node is gone."""
+    def lost(self, node: int, reason: str, heard_s: float | None = None) -> None:
+        """An attached node is gone; it was last heard of at `heard_s` of the loop's time."""
         if self._deliver.pop(node, None) is not None:
-            self._carry_out(self.job.lost(node, reason, self._loop.time()))
+            self._carry_out(self.job.lost(node, reason, self._loop.time(), heard_s))
 
     def _tick(self) -> None:
         self._timer = self._timer_at_s = None
