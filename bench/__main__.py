@@ -18,6 +18,9 @@ from bench.record import BenchError, Figures, Target, make_document, write_docum
 BENCHES = {
     "launch": "start and restart of a job: torchrun, bootrun and a five-line stdlib launcher",
     "rendezvous": "thousands of simulated nodes at one coordinator",
+    "kill": "SIGKILL of bootrun, its guard and both at random moments: what is left",
+    "hosts": "two hosts: one killed, cut off, or with another clock (root)",
+    "pressure": "do ranks wait when their output is under pressure (root)",
 }
 
 
