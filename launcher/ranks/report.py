@@ -1,0 +1,184 @@
+"""The final report of a job that failed: which rank failed first, where, and what it said.
+
+In go the ordered failures, out comes text for the console or a dict for JSON; pure. The box and the names of the
+fields are torchrun's, for the tools that look for them. Widths, lengths and counts are bounded, and what ranks
+said is shown without control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from launcher.ranks.exits import Kind, classify, describe_status, find_sign, signal_name
+from launcher.rendezvous.messages import Failure
+
+MOST_WIDTH = 60
+MOST_LINE_CHARACTERS = 400
+MOST_LISTED = 16  # failures shown beside the first
+FIRST_LINES = 120  # of the traceback of the first failure
+OTHER_LINES = 24
+_NO_TRACEBACK = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+def format_report(
+    script: str,
+    failures: Sequence[Failure],
+    unsure: Sequence[int] = (),
+    attempt: int = 0,
+    lost_nodes: Sequence[str] = (),
+) -> str:
+    """The report as text that ends with a newline; `failures` have the first failure first."""
+    told = [failure for failure in failures if not failure.stopped_by_us]
+    stopped = [failure.rank for failure in failures if failure.stopped_by_us]
+    shown = told[: 1 + MOST_LISTED]
+    listed = [_format_failure(index, f, attempt, OTHER_LINES) for index, f in enumerate(shown) if index]
+    hidden = [failure.rank for failure in told[1 + MOST_LISTED :]]
+    notes = []
+    if hidden:
+        notes.append(f"  and {len(hidden)} more: ranks {format_ranks(hidden)}")
+    if stopped:
+        plural = "s" if len(stopped) > 1 else ""
+        notes.append(f"  stopped by bootrun after that: rank{plural} {format_ranks(stopped)}")
+    root = [_format_failure(0, told[0], attempt, FIRST_LINES)] if told else ["  <NONE: bootrun stopped all ranks>"]
+    doubts = []
+    if unsure:
+        doubts.append(f"  cannot tell which of ranks {format_ranks(unsure)} was first")
+    if lost_nodes:
+        doubts.append(
+            f"  lost node{'s' if len(lost_nodes) > 1 else ''} that may have failed first: {', '.join(lost_nodes)}"
+        )
+    title = f"{script} FAILED"
+    blocks = [title, *root, *listed]
+    width = min(MOST_WIDTH, max(len(line) for block in blocks for line in block.split("\n")))
+    section = "-" * width
+    lines = [
+        "=" * width,
+        title,
+        section,
+        "Failures:",
+        *(listed or ["  <NO_OTHER_FAILURES>"]),
+        *notes,
+        section,
+        "Root Cause (first observed failure):",
+        *doubts,
+        *root,
+        "=" * width,
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def machine_report(
+    script: str,
+    status: int,
+    reason: str,
+    failures: Sequence[Failure],
+    unsure: Sequence[int] = (),
+    attempt: int = 0,
+    lost_nodes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The same for programs, ready for JSON."""
+    return {
+        "script": script,
+        "exit_status": status,
+        "reason": reason,
+        "attempt": attempt,
+        "first": [failure.rank for failure in failures[:1]] if not unsure else sorted(unsure),
+        "sure": not unsure and not lost_nodes,
+        "lost_nodes": list(lost_nodes),
+        "failures": [_as_dict(failure) for failure in failures],
+    }
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """`0, 2-5, 9`, at most a line of it."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    texts = [
+        str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low}-{high}"
+        for low, high in spans
+    ]
+    if len(texts) > 24:
+        texts = [*texts[:24], "..."]
+    return ", ".join(texts)
+
+
+def _as_dict(failure: Failure) -> dict[str, Any]:
+    sign = find_sign(failure)
+    return {
+        "kind": classify(failure).name.lower(),
+        "consequence_of": sign.what if sign is not None else "",
+        "signal": signal_name(failure.status),
+        "how": describe_status(failure.status),
+        **failure._asdict(),
+        "stderr_tail": list(failure.stderr_tail),
+    }
+
+
+# ---- one failure ---------------------------------------------------------------------------------------------
+
+
+def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int) -> str:
+    name = signal_name(failure.status)
+    lines = [
+        f"[{index}]:",
+        f"  time      : {_format_time(failure)}",
+        f"  host      : {failure.node}",
+        f"  rank      : {failure.rank} (local_rank: {failure.local_rank})",
+        f"  exitcode  : {failure.status} (pid: {failure.pid}) {f' ({name})' if name else ''}",
+        f"  error_file: {failure.error_file or '<N/A>'}",
+        f"  attempt   : {attempt} (node {failure.group_rank})",
+    ]
+    sign = find_sign(failure) if classify(failure) is Kind.CONSEQUENCE else None
+    if sign is not None:
+        what = "waited in vain for another rank" if sign.weak else "consequence of another rank's end"
+        lines.append(f"  kind      : {what} ({sign.what})")
+    said = failure.traceback or failure.message
+    if not said:
+        said = _describe_silence(failure)
+    lines.append(f"  traceback : {_indent(said, most_lines)}")
+    if failure.stderr_tail and not failure.traceback:
+        lines.append(f"  stderr    : (its last lines)\n  {_indent(chr(10).join(failure.stderr_tail), most_lines)}")
+    return "\n".join(lines)
+
+
+def _describe_silence(failure: Failure) -> str:
+    name = signal_name(failure.status)
+    if name:
+        hint = describe_status(failure.status).partition(" (")[2].removesuffix(")")
+        text = f"Signal {-failure.status} ({name}) received by PID {failure.pid}"
+        return f"{text}; {hint}" if hint else text
+    return "<N/A>" if failure.stderr_tail else _NO_TRACEBACK
+
+
+def _format_time(failure: Failure) -> str:
+    try:
+        text = datetime.fromtimestamp(failure.wall_s).isoformat(sep="_", timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        text = "<N/A>"
+    if failure.error_ns:
+        text += f" (its order among nodes is known to {failure.error_ns / 1e6:.3g} ms)"
+    return text
+
+
+def _indent(text: str, most_lines: int) -> str:
+    lines = [_clean(line) for line in text.rstrip().splitlines()]
+    if len(lines) > most_lines:
+        head = most_lines // 3
+        left_out = len(lines) - most_lines
+        lines = [*lines[:head], f"... {left_out} lines left out ...", *lines[head + left_out :]]
+    return "\n  ".join(lines)
+
+
+def _clean(line: str) -> str:
+    """No control characters, which could change the terminal, and no endless line."""
+    if len(line) > MOST_LINE_CHARACTERS:
+        line = f"{line[:MOST_LINE_CHARACTERS]}... ({len(line) - MOST_LINE_CHARACTERS} more characters)"
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)
