@@ -1,0 +1,166 @@
+"""PURE: messages as bytes and back: type tags, sizes that each type may have, bounds of every field.
+
+What comes in is checked completely before anybody sees it; what goes out is cut to the same bounds, so that a long
+traceback or a strange host name costs its tail and never the connection.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from launcher.rendezvous import messages as m
+from launcher.rendezvous.messages import FromCoordinator, FromMember
+
+Message = FromMember | FromCoordinator
+
+KIB = 1024
+MOST_PAYLOAD_BYTES = 1024 * KIB
+
+
+class CodecError(Exception):
+    """Bytes that are no valid message; the text says why."""
+
+
+class Kind(NamedTuple):
+    """A type of message on the wire."""
+
+    tag: int
+    type: type[Message]
+    most_bytes: int  # of its payload
+    decoder: msgspec.msgpack.Decoder[Any]
+
+
+def _kinds(*rows: tuple[int, type[Message], int]) -> dict[int, Kind]:
+    return {tag: Kind(tag, of, most, msgspec.msgpack.Decoder(of)) for tag, of, most in rows}
+
+
+# Tags are never used twice; a changed message gets a new protocol number (wire.py).
+FROM_MEMBER = _kinds(
+    (1, m.Join, 6 * KIB),
+    (2, m.Identity, 6 * KIB),
+    (3, m.Environment, MOST_PAYLOAD_BYTES),
+    (4, m.Ping, 16),
+    (5, m.Started, 32),
+    (6, m.RankFailed, 512 * KIB),
+    (7, m.Succeeded, 16),
+    (8, m.Stopped, MOST_PAYLOAD_BYTES),
+    (9, m.Signalled, 16),
+    (10, m.Leave, 64 * KIB),
+)
+FROM_COORDINATOR = _kinds(
+    (65, m.Welcome, 32),
+    (66, m.Pong, 64),
+    (67, m.WantEnvironment, 16),
+    (68, m.World, 2 * KIB),
+    (69, m.Spare, 16),
+    (70, m.Stop, 64 * KIB),
+    (71, m.Note, 64 * KIB),
+    (72, m.Finish, MOST_PAYLOAD_BYTES),
+    (73, m.Refused, 64 * KIB),
+)
+_KIND_OF: dict[type[Any], Kind] = {
+    kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
+}
+
+# Characters of a text field, by its name.
+MOST_NAME_CHARS = 256
+MOST_TEXT_CHARS = 16 * KIB
+_TEXT_CHARS = {
+    **dict.fromkeys(("run_id", "host", "address", "role", "node", "interpreter", "master_addr"), MOST_NAME_CHARS),
+    "digest": 64,
+    "why": KIB,
+    "error_file": 4 * KIB,
+    **dict.fromkeys(("message", "traceback", "reason", "text"), MOST_TEXT_CHARS),
+    # Of one item:
+    "names": 300,
+    "stderr_tail": 2 * KIB,
+}
+_ITEMS = {"names": 20_000, "stderr_tail": 64, "failures": 4096, "unsure": 4096}
+_HUGE = 2**62
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "pid": (0, 2**31),
+    "node_rank": (-1, 2**20),
+    "local_world_size": (1, 2**16),
+    "min_nodes": (1, 2**20),
+    "max_nodes": (1, 2**20),
+    "master_port": (0, 65535),
+    "signum": (1, 64),
+    "status": (-64, 2**32),
+    "grace_s": (0, 2**31),
+    "spawn_s": (0, 2**31),
+    "wall_s": (-_HUGE, _HUGE),
+}
+_ANY_NUMBER = (-1, _HUGE)
+_UNCHECKED = (m.Ping, m.Pong)  # many, and made of clock readings only
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> tuple[int, bytes]:
+    """The tag and the payload of a message, cut to what the other side takes."""
+    kind = _KIND_OF[type(message)]
+    if isinstance(message, _UNCHECKED):
+        return kind.tag, _encoder.encode(message)
+    chars, items = MOST_TEXT_CHARS, 20_000
+    while True:
+        payload = _encoder.encode(_cut(message, chars, items))
+        if len(payload) <= kind.most_bytes:
+            return kind.tag, payload
+        chars, items = (chars // 2, items) if chars > 128 else (chars, items // 2)
+
+
+def _cut(message: tuple[Any, ...], chars: int, items: int) -> Any:
+    fields: tuple[str, ...] = message._fields  # type: ignore[attr-defined]
+    values = [_cut_value(name, value, chars, items) for name, value in zip(fields, message, strict=True)]
+    return type(message)(*values)
+
+
+def _cut_value(name: str, value: Any, chars: int, items: int) -> Any:
+    if isinstance(value, str):
+        return _cut_text(value, min(_TEXT_CHARS.get(name, KIB), chars))
+    if isinstance(value, tuple):
+        if hasattr(value, "_fields"):
+            return _cut(value, chars, items)
+        return tuple(_cut_value(name, item, chars, items) for item in value[: min(_ITEMS.get(name, KIB), items)])
+    return value
+
+
+def _cut_text(text: str, chars: int) -> str:
+    if not text.isascii():
+        # Lone surrogates stand for bytes that are no UTF-8, which file names and outputs may contain.
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= chars else text[: chars - 3] + "..."
+
+
+def decode(kind: Kind, payload: bytes | memoryview) -> Message:
+    """The checked message; raises CodecError."""
+    try:
+        message = kind.decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CodecError(f"an invalid {kind.type.__name__} message: {error}") from None
+    if kind.type not in _UNCHECKED:
+        wrong = _find_wrong(message)
+        if wrong is not None:
+            raise CodecError(f"an invalid {kind.type.__name__} message: {wrong} is out of bounds")
+    return cast(Message, message)
+
+
+def _find_wrong(message: tuple[Any, ...]) -> str | None:
+    fields: tuple[str, ...] = message._fields  # type: ignore[attr-defined]
+    for name, value in zip(fields, message, strict=True):
+        if not _is_within(name, value):
+            return name
+    return None
+
+
+def _is_within(name: str, value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _TEXT_CHARS.get(name, KIB)
+    if isinstance(value, int | float):
+        low, high = _NUMBERS.get(name, _ANY_NUMBER)
+        return low <= value <= high
+    if hasattr(value, "_fields"):
+        return _find_wrong(value) is None
+    return len(value) <= _ITEMS.get(name, KIB) and all(_is_within(name, item) for item in value)

@@ -1,0 +1,308 @@
+"""A node's connection to the coordinator: connect, handshake, messages, heartbeats, clock.
+
+In: an address and messages to send. Out, by callback: open, messages, and the end with its reason (a predicate:
+"closed the connection"). One attempt at one address; trying again is the business of member.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from launcher.loop import Cancellable, EventLoop
+from launcher.rendezvous.clock import JobClock
+from launcher.rendezvous.endpoint import plain_address, set_options
+from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Ping, Pong, Refused, Welcome
+from launcher.rendezvous.resolve import Address
+from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Reply, Trouble, Wire
+
+FLUSH_S = 2.0  # for what is queued when the connection is closed
+_READ_BYTES = 64 * 1024
+
+
+class Timing(NamedTuple):
+    """How long a connection waits for what."""
+
+    connect_s: float = 10.0  # until the handshake is done
+    ping_s: float = 5.0
+    silence_s: float = 15.0
+    # Quick pings after the Welcome make the clocks' bound good early; this is the first pause, doubled each time.
+    first_ping_s: float = 0.02
+
+
+class Ended(NamedTuple):
+    """Why a connection is over."""
+
+    trouble: Trouble | None  # None: the network or the coordinator failed
+    reason: str
+
+
+class Callbacks(NamedTuple):
+    """Whom a connection tells; none is called from within a method of it."""
+
+    opened: Callable[[str], object]  # the local address
+    message: Callable[[FromCoordinator], object]
+    ended: Callable[[Ended], object]  # at most once, never after `close`
+
+
+class Connection:
+    """See the module's docstring."""
+
+    __slots__ = (
+        "_callbacks",
+        "_clock",
+        "_heard_s",
+        "_is_closing",
+        "_is_over",
+        "_loop",
+        "_next_ping_s",
+        "_pause_s",
+        "_queue",
+        "_sock",
+        "_timer",
+        "_timer_due_s",
+        "_timing",
+        "_wire",
+    )
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        address: Address,
+        port: int,
+        secret: bytes | None,
+        version: str,
+        callbacks: Callbacks,
+        timing: Timing | None = None,
+        source: str = "",
+    ) -> None:
+        self._loop = loop
+        self._callbacks = callbacks
+        self._timing = timing or Timing()
+        self._wire = Wire(False, secret, version, os.urandom(NONCE_BYTES))
+        self._clock = JobClock()
+        self._queue = b""
+        self._is_closing = self._is_over = False
+        self._heard_s = loop.time()
+        self._next_ping_s = float("inf")
+        self._pause_s = 0.0
+        self._sock = socket.socket(address.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self._timer: Cancellable | None = loop.call_later(self._timing.connect_s, self._on_slow)
+        self._timer_due_s = 0.0
+        try:
+            set_options(self._sock)
+            if source:
+                self._sock.bind((source, 0))
+            number = self._sock.connect_ex(address.sockaddr(port))
+        except OSError as error:
+            number = error.errno or errno.EIO
+        if number not in (0, errno.EINPROGRESS):
+            loop.call_soon(self._end, None, os.strerror(number).lower())
+            return
+        loop.add_writer(self._sock.fileno(), self._on_connected)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the socket is closed."""
+        return self._is_over
+
+    def to_job_clock(self, local_ns: int) -> tuple[int, int]:
+        """See Link."""
+        return self._clock.map(local_ns)
+
+    def send(self, message: FromMember) -> None:
+        """Sends or queues; before `opened` and after the end it does nothing."""
+        if self._wire.is_open and not self._is_closing:
+            self._write(self._wire.pack(message))
+
+    def close(self) -> None:
+        """Sends what is queued within a bound, then ends without another callback but the socket's end."""
+        if self._is_over or self._is_closing:
+            return
+        self._is_closing = True
+        if not self._wire.is_open:
+            self._drop()
+            return
+        self._set_timer(FLUSH_S, self._drop)
+        if not self._queue:
+            self._shut()
+
+    # ---- connecting ------------------------------------------------------------------------------------------
+
+    def _on_connected(self) -> None:
+        self._loop.remove_writer(self._sock.fileno())
+        number = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            self._end(None, os.strerror(number).lower())
+            return
+        try:
+            itself = self._sock.getsockname() == self._sock.getpeername()
+        except OSError as error:
+            self._end(None, (error.strerror or "").lower())
+            return
+        if itself:
+            # Both ends of one socket: TCP allows it when the target's port is in the range of own ports.
+            self._end(None, os.strerror(errno.ECONNREFUSED).lower())
+            return
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+        self._write(self._wire.greeting())
+
+    def _on_slow(self) -> None:
+        self._end(Trouble.CUT, f"did not answer as a coordinator within {self._timing.connect_s:g} s")
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(None, f"was cut off ({(error.strerror or '').lower()})")
+            return
+        arrived_ns = time.monotonic_ns()
+        if self._is_closing:
+            if not data:
+                self._drop()
+            return
+        self._heard_s = self._loop.time()
+        for event in self._wire.receive(data) if data else self._wire.end():
+            self._on_event(event, arrived_ns)
+            if self._is_over:
+                return
+
+    def _on_event(self, event: object, arrived_ns: int) -> None:
+        if isinstance(event, Pong):
+            self._clock.add(event.local_ns, event.received_ns, event.sent_ns, arrived_ns)
+        elif isinstance(event, Reply):
+            self._write(event.data)
+        elif isinstance(event, Established):
+            self._start_heart()
+            self._callbacks.opened(plain_address(str(self._sock.getsockname()[0])))
+        elif isinstance(event, Broken):
+            self._end(event.trouble, event.reason)
+        else:
+            self._on_message(cast(FromCoordinator, event))
+
+    def _on_message(self, message: FromCoordinator) -> None:
+        if isinstance(message, Welcome):
+            self._pause_s = self._timing.first_ping_s
+            self._next_ping_s = self._loop.time() + self._pause_s * _random()
+            self._beat()
+        elif isinstance(message, Finish | Refused):
+            # The last word: to close at once tells the coordinator that it has arrived.
+            self._is_closing = True
+            self._drop()
+        self._callbacks.message(message)
+
+    # ---- heartbeats ------------------------------------------------------------------------------------------
+
+    def _start_heart(self) -> None:
+        now_s = self._loop.time()
+        self._heard_s = now_s
+        self._next_ping_s = now_s + self._timing.ping_s * _random()
+        self._plan_beat()
+
+    def _beat(self) -> None:
+        now_s = self._loop.time()
+        late_s = now_s - self._timer_due_s
+        if late_s > 1.0:
+            self._heard_s += late_s  # this process itself stood still; answers may wait to be read
+        if now_s - self._heard_s >= self._timing.silence_s:
+            self._end(None, f"was silent for {self._timing.silence_s:g} s")
+            return
+        if now_s >= self._next_ping_s:
+            self.send(Ping(time.monotonic_ns()))
+            pause_s = self._timing.ping_s
+            if 0 < self._pause_s < pause_s:
+                pause_s, self._pause_s = self._pause_s, self._pause_s * 2
+            # Not in step with the other nodes.
+            self._next_ping_s = now_s + pause_s * (0.9 + 0.1 * _random())
+        self._plan_beat()
+
+    def _plan_beat(self) -> None:
+        self._timer_due_s = min(self._next_ping_s, self._heard_s + self._timing.silence_s)
+        self._set_timer(max(0.0, self._timer_due_s - self._loop.time()), self._beat)
+
+    def _set_timer(self, delay_s: float, callback: Callable[[], object]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, callback)
+
+    # ---- writing ---------------------------------------------------------------------------------------------
+
+    def _write(self, data: bytes) -> None:
+        if self._is_over:
+            return
+        sent = 0
+        if not self._queue:
+            try:
+                sent = self._sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError as error:
+                # What the coordinator said before may still be there to be read: its reason is the better one.
+                self._loop.call_soon(self._on_write_error, f"was cut off ({(error.strerror or '').lower()})")
+                return
+            if sent < len(data):
+                self._loop.add_writer(self._sock.fileno(), self._on_writable)
+        self._queue += data[sent:]
+
+    def _on_write_error(self, reason: str) -> None:
+        while not self._is_over:
+            before = self._heard_s
+            self._on_readable()
+            if self._is_over or self._heard_s == before:
+                self._end(None, reason)
+                return
+
+    def _on_writable(self) -> None:
+        try:
+            sent = self._sock.send(self._queue)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._on_write_error(f"was cut off ({(error.strerror or '').lower()})")
+            return
+        self._queue = self._queue[sent:]
+        if not self._queue:
+            self._loop.remove_writer(self._sock.fileno())
+            if self._is_closing:
+                self._shut()
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def _shut(self) -> None:
+        """Half: a reset would take back what is on its way."""
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._drop()
+
+    def _end(self, trouble: Trouble | None, reason: str) -> None:
+        if self._is_over:
+            return
+        tell = not self._is_closing
+        self._drop()
+        if tell:
+            self._callbacks.ended(Ended(trouble, reason))
+
+    def _drop(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+
+
+def _random() -> float:
+    """Between 0 and 1; the random module is not worth its import."""
+    return int.from_bytes(os.urandom(2), "big") / 65536

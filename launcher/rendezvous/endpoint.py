@@ -1,0 +1,151 @@
+"""The endpoint on this node: may it host the coordinator, and on which addresses does it listen?
+
+The rule, tried in this order:
+1. is_host given: that. Otherwise a static job is hosted by node rank 0, and any other job by the node that owns an
+   address of the endpoint, found by binding it: aliases, CNAMEs and all network cards work without configuration.
+2. Listened on is what the endpoint names, so that nothing more is exposed. Exceptions, where the wildcard is used:
+   a name (not localhost) that is a loopback address here, as Debian has it for a host's own name, is another
+   address for the other nodes; and a host by order (is_host, node rank 0) whose endpoint is not an address of its
+   own is reached by translation (containers, NAT).
+3. Taken already: another agent hosts here, so this one connects to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from launcher.rendezvous.resolve import Address, address_literal
+
+BACKLOG = 4096
+# Heartbeats find what is dead much sooner; this clears connections whose handshake never ended.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
+WILDCARD_6 = Address(socket.AF_INET6, "::")
+WILDCARD_4 = Address(socket.AF_INET, "0.0.0.0")  # noqa: S104
+
+
+class Verdict(Enum):
+    """What trying to host has shown."""
+
+    HOST = "host"
+    NOT_OURS = "not ours"  # the endpoint is another node's
+    TAKEN = "taken"  # ours, but somebody listens there already
+    FAILED = "failed"
+
+
+class Bound(NamedTuple):
+    """The outcome of `try_to_host`."""
+
+    verdict: Verdict
+    listener: Listener | None
+    reason: str
+
+
+class Listener:
+    """The listening sockets of a coordinator; closed and opened again without losing accepted connections."""
+
+    def __init__(self, addresses: Sequence[Address], port: int) -> None:
+        self._addresses = addresses
+        self.port = port  # 0 until the first `open`
+        self.sockets: list[socket.socket] = []
+
+    def open(self) -> None:
+        """Binds and listens on all addresses or none; raises OSError."""
+        opened: list[socket.socket] = []
+        port = self.port
+        try:
+            for address in self._addresses:
+                opened.append(_listen(address, port))
+                port = port or int(opened[0].getsockname()[1])
+        except OSError:
+            for sock in opened:
+                sock.close()
+            raise
+        self.sockets, self.port = opened, port
+
+    def close(self) -> None:
+        for sock in self.sockets:
+            sock.close()
+        self.sockets = []
+
+
+def _listen(address: Address, port: int) -> socket.socket:
+    sock = socket.socket(address.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != WILDCARD_6))
+        # Accepted sockets inherit these, which saves a handful of system calls for each of thousands of nodes.
+        set_options(sock)
+        sock.bind(address.sockaddr(port))
+        # With SO_REUSEADDR two sockets may be bound; only one of them gets to listen, so this decides a race.
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def set_options(sock: socket.socket) -> None:
+    """Options of all connections, of both ends."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def try_to_host(host: str, addresses: Sequence[Address], port: int, must_host: bool) -> Bound:
+    """Listens at the endpoint if it is this node's (or, with `must_host`, in any case)."""
+    ours = [address for address in addresses if owns(address)]
+    if not ours and not must_host:
+        return Bound(Verdict.NOT_OURS, None, "")
+    is_literal = address_literal(host) is not None
+    if not ours or (not is_literal and any(is_loopback(address.host) for address in ours)):
+        return _try_listen([WILDCARD_6], port, [WILDCARD_4])
+    return _try_listen(ours, port, None)
+
+
+def _try_listen(addresses: Sequence[Address], port: int, otherwise: Sequence[Address] | None) -> Bound:
+    listener = Listener(addresses, port)
+    try:
+        listener.open()
+    except OSError as error:
+        if otherwise is not None and error.errno in (
+            errno.EAFNOSUPPORT,
+            errno.EADDRNOTAVAIL,
+            errno.EPROTONOSUPPORT,
+        ):
+            return _try_listen(otherwise, port, None)
+        if error.errno == errno.EADDRINUSE:
+            return Bound(Verdict.TAKEN, None, f"port {port} is taken by another process on this node")
+        return Bound(Verdict.FAILED, None, f"cannot listen on port {port}: {error.strerror}")
+    return Bound(Verdict.HOST, listener, "")
+
+
+def owns(address: Address) -> bool:
+    """Whether this is an address of this node."""
+    try:
+        with socket.socket(address.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.bind(address.sockaddr(0))
+        # Where binding to foreign addresses is allowed (ip_nonlocal_bind), bind says yes to everything. The source
+        # address that the kernel takes towards an own address is that very address. Nothing is sent.
+        with socket.socket(address.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.connect(address.sockaddr(9))
+            return is_loopback(address.host) or sock.getsockname()[0] == address.host
+    except OSError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this text is a loopback address."""
+    plain = plain_address(host)
+    return plain == "::1" or plain.startswith("127.")
+
+
+def plain_address(host: str) -> str:
+    """An IPv4 address out of its IPv6 notation, without scope."""
+    host = host.partition("%")[0]
+    return host[7:] if host.startswith("::ffff:") and "." in host else host

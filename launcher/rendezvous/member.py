@@ -1,0 +1,322 @@
+"""The way of a node into its job: finds out whether it hosts the coordinator, connects otherwise, tries again.
+
+In: the endpoint and this node's Join. Out: a Link that can be used at once; what is sent before the coordinator is
+there waits. Each round looks the name up, tries to host where that is allowed, then dials each address; so a
+coordinator that comes up later, moves, or was the leftover of an earlier job does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import bootseer
+from bootseer.errors import UsageError
+from launcher.loop import Cancellable, EventLoop
+from launcher.rendezvous.codec import MOST_NAME_CHARS
+from launcher.rendezvous.connection import Callbacks, Connection, Ended, Timing
+from launcher.rendezvous.coordinator import Coordinator, Limits
+from launcher.rendezvous.endpoint import Listener, Verdict, is_loopback, try_to_host
+from launcher.rendezvous.host import JobHost, LocalLink
+from launcher.rendezvous.link import Link
+from launcher.rendezvous.messages import FromCoordinator, FromMember, Join, Leave, Welcome
+from launcher.rendezvous.resolve import Address, Question, address_literal, resolve
+from launcher.rendezvous.wire import Trouble
+
+VERSION: str = getattr(bootseer, "__version__", "0")
+FIRST_PAUSE_S = 0.02
+MOST_PAUSE_S = 0.5
+# How long a program that is no coordinator may sit at the endpoint before that is the error.
+FOREIGN_PATIENCE_S = 3.0
+SILENT_PATIENCE_S = 60.0  # rank 0 of a static job has the port while ranks run
+OWN_PORT_PATIENCE_S = 10.0  # ... but not of a job that finds its host by binding, on this node
+TAKEN_PATIENCE_S = 2.0  # for a node that must host
+_FINAL = (Trouble.VERSION, Trouble.SECRET)
+
+
+class RendezvousSettings(NamedTuple):
+    """The endpoint and the times of the rendezvous (--rdzv-endpoint, --rdzv-backend, --rdzv-conf)."""
+
+    host: str
+    port: int
+    backend: str = "c10d"
+    is_host: bool | None = None
+    join_timeout_s: float = 600.0
+    keep_alive_interval_s: float = 5.0
+    keep_alive_max_attempt: int = 3
+    secret: bytes | None = None
+
+
+def open_link(
+    loop: EventLoop,
+    settings: RendezvousSettings,
+    join: Join,
+    make_host: Callable[[], JobHost],
+    on_message: Callable[[FromCoordinator], object],
+    on_lost: Callable[[str], object],
+    say: Callable[[str], object],
+) -> Member:
+    """Starts the rendezvous; `on_lost` is called at most once, with one line for people."""
+    for name, text in (("--rdzv-id", join.run_id), ("--role", join.role), ("--local-addr", join.address)):
+        if len(text) > MOST_NAME_CHARS:
+            raise UsageError(f"{name} is longer than {MOST_NAME_CHARS} characters")
+    member = Member(loop, settings, join, make_host, on_message, on_lost, say)
+    loop.call_soon(member.start)
+    return member
+
+
+class Member:
+    """The Link of a node of a job of several nodes."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        settings: RendezvousSettings,
+        join: Join,
+        make_host: Callable[[], JobHost],
+        on_message: Callable[[FromCoordinator], object],
+        on_lost: Callable[[str], object],
+        say: Callable[[str], object],
+    ) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._join = join
+        self._make_host = make_host
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._say = say
+        self._early: list[FromMember] = []  # sent before the Welcome
+        self._question: Question | None = None
+        self._connection: Connection | None = None
+        self._local: LocalLink | None = None
+        self._coordinator: Coordinator | None = None
+        self._timer: Cancellable | None = None
+        self._give_up_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self._reasons: list[str] = []  # why attempts failed, the last ones last
+        self._since_s: dict[Trouble | Verdict, float] = {}  # first time of each obstacle
+        self._is_welcome = self._is_over = False
+        self._leave_reason = ""
+
+    # ---- Link ------------------------------------------------------------------------------------------------
+
+    def send(self, message: FromMember) -> None:
+        """See Link."""
+        if isinstance(message, Leave):
+            self._leave_reason = message.reason
+        if self._local is not None:
+            self._local.send(message)
+            return
+        if not self._is_welcome:
+            self._early.append(message)
+        if self._connection is not None:
+            self._connection.send(message)
+
+    def to_job_clock(self, local_ns: int) -> tuple[int, int]:
+        """See Link."""
+        link: Link | Connection | None = self._local or self._connection
+        return link.to_job_clock(local_ns) if link is not None else (local_ns, 0)
+
+    def close(self) -> None:
+        """See Link; `is_closed` tells when it is done."""
+        self._stop_trying()
+        if self._coordinator is not None:
+            why = f": {self._leave_reason}" if self._leave_reason else ""
+            self._coordinator.close(f"{self._join.host}, the node of the coordinator, has left the job{why}")
+        if self._local is not None:
+            self._local.close()
+        if self._connection is not None:
+            self._connection.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """After `close`: whether all that was to be sent is sent and the connections are closed."""
+        return (self._coordinator is None or self._coordinator.is_closed) and (
+            self._connection is None or self._connection.is_over
+        )
+
+    # ---- one round -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Called once, from the loop."""
+        if self._is_over:
+            return
+        if self._settings.port == 0 and self._must_host() is False:
+            self._fail(
+                f"the endpoint {self._settings.host} needs a port, or this node cannot find its coordinator"
+            )
+            return
+        self._give_up_s = self._loop.time() + self._settings.join_timeout_s
+        self._round()
+
+    def _round(self) -> None:
+        self._timer = None
+        self._question = resolve(self._loop, self._settings.host, self._on_resolved)
+
+    def _on_resolved(self, addresses: list[Address], reason: str) -> None:
+        self._question = None
+        if self._is_over:
+            return
+        must_host = self._must_host()
+        if not addresses:
+            self._remember(f"the host name cannot be resolved: {reason}")
+            if not must_host:
+                self._try_later()
+                return
+        if must_host is not False and self._try_to_host(addresses, must_host is True):
+            return
+        self._dial(addresses, 0)
+
+    def _must_host(self) -> bool | None:
+        """Whether this node must host, must not, or may if the endpoint is its own (None)."""
+        if self._settings.is_host is not None:
+            return self._settings.is_host
+        if self._settings.backend == "static":
+            return self._join.node_rank <= 0
+        return None
+
+    def _remember(self, reason: str) -> None:
+        if reason in self._reasons:
+            self._reasons.remove(reason)
+        self._reasons.append(reason)
+        del self._reasons[:-3]
+
+    def _lasts(self, obstacle: Trouble | Verdict, patience_s: float) -> bool:
+        """Whether this obstacle has been met for longer than that."""
+        now_s = self._loop.time()
+        return now_s - self._since_s.setdefault(obstacle, now_s) >= patience_s
+
+    def _try_later(self) -> None:
+        self._connection = None
+        if self._loop.time() + self._pause_s >= self._give_up_s:
+            self._fail(
+                f"no coordinator at {self._place()} within {self._settings.join_timeout_s:g} s (join_timeout): "
+                + "; ".join(self._reasons)
+            )
+            return
+        # Nodes that were started together do not come back together.
+        jitter = 0.5 + (hash((self._join.host, self._join.pid, self._pause_s)) % 1000) / 1000
+        self._timer = self._loop.call_later(self._pause_s * jitter, self._round)
+        self._pause_s = min(MOST_PAUSE_S, self._pause_s * 2)
+
+    def _place(self) -> str:
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        return f"{host}:{self._settings.port}"
+
+    def _fail(self, reason: str) -> None:
+        if not self._is_over:
+            self._stop_trying()
+            self._on_lost(reason)
+
+    def _stop_trying(self) -> None:
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._question is not None:
+            self._question.cancel()
+            self._question = None
+
+    # ---- as the host -----------------------------------------------------------------------------------------
+
+    def _try_to_host(self, addresses: list[Address], must: bool) -> bool:
+        """Whether this round is over: this node hosts now, or has to wait or give up."""
+        bound = try_to_host(self._settings.host, addresses, self._settings.port, must)
+        if bound.listener is not None:
+            self._become_host(bound.listener)
+            return True
+        if bound.verdict is Verdict.FAILED or (
+            must and bound.verdict is Verdict.TAKEN and self._lasts(Verdict.TAKEN, TAKEN_PATIENCE_S)
+        ):
+            self._fail(f"this node cannot host the coordinator at {self._place()}: {bound.reason}")
+            return True
+        if bound.verdict is Verdict.TAKEN:
+            if must:
+                self._try_later()
+                return True
+            self._lasts(Verdict.TAKEN, 0)
+        else:
+            self._since_s.pop(Verdict.TAKEN, None)
+        return False
+
+    def _become_host(self, listener: Listener) -> None:
+        settings = self._settings
+        host = self._make_host()
+        silence_s = settings.keep_alive_interval_s * settings.keep_alive_max_attempt
+        self._coordinator = Coordinator(
+            self._loop, host, listener, settings.secret, VERSION, self._say, Limits(heartbeat_s=silence_s)
+        )
+        if settings.port == 0:
+            self._say(f"the endpoint of this job is {settings.host}:{listener.port}")
+        self._local = LocalLink(self._loop, host, self._on_message)
+        self._local.send(self._join._replace(address=self._join.address or settings.host.strip("[]")))
+        for message in self._early:
+            self._local.send(message)
+        self._early.clear()
+
+    # ---- as a member -----------------------------------------------------------------------------------------
+
+    def _dial(self, addresses: list[Address], index: int) -> None:
+        if self._is_over:
+            return
+        settings = self._settings
+        timing = Timing(
+            connect_s=min(10.0 if len(addresses) == 1 else 3.0, max(0.1, self._give_up_s - self._loop.time())),
+            ping_s=settings.keep_alive_interval_s,
+            silence_s=settings.keep_alive_interval_s * settings.keep_alive_max_attempt,
+            first_ping_s=0.02 * max(1.0, self._join.max_nodes / 64),
+        )
+        self._connection = Connection(
+            self._loop,
+            addresses[index],
+            settings.port,
+            settings.secret,
+            VERSION,
+            Callbacks(self._on_open, self._receive, lambda ended: self._on_ended(ended, addresses, index)),
+            timing,
+        )
+
+    def _on_open(self, local_address: str) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        address = self._join.address or local_address
+        if is_loopback(address) and not self._join.address and address_literal(self._settings.host) is None:
+            # Same host as the coordinator, by a name that is a loopback address only here.
+            address = self._settings.host
+        connection.send(self._join._replace(address=address))
+        for message in self._early:
+            connection.send(message)
+
+    def _receive(self, message: FromCoordinator) -> None:
+        if isinstance(message, Welcome):
+            self._is_welcome = True
+            self._early.clear()
+        self._on_message(message)
+
+    def _on_ended(self, ended: Ended, addresses: list[Address], index: int) -> None:
+        if self._is_over:
+            return
+        if self._is_welcome:
+            self._fail(f"the coordinator at {self._place()} is gone: it {ended.reason}")
+            return
+        who = "the coordinator" if ended.trouble in _FINAL else "what listens there"
+        reason = f"{who} {ended.reason}" if ended.trouble is not None else ended.reason
+        if ended.trouble is None:
+            self._since_s.pop(Trouble.CUT, None)
+            self._since_s.pop(Trouble.FOREIGN, None)
+        self._remember(reason if len(addresses) == 1 else f"{addresses[index].host}: {reason}")
+        if ended.trouble in _FINAL:
+            self._fail(f"cannot join the job at {self._place()}: {reason}")
+        elif ended.trouble is not None and self._is_hopeless(ended.trouble):
+            self._fail(f"{self._place()} is taken by another program: it {ended.reason}")
+        elif index + 1 < len(addresses):
+            self._dial(addresses, index + 1)
+        else:
+            self._try_later()
+
+    def _is_hopeless(self, trouble: Trouble) -> bool:
+        if trouble is Trouble.FOREIGN:
+            return self._lasts(trouble, FOREIGN_PATIENCE_S)
+        is_own = Verdict.TAKEN in self._since_s and self._settings.backend != "static"
+        return self._lasts(trouble, OWN_PORT_PATIENCE_S if is_own else SILENT_PATIENCE_S)
