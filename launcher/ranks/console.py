@@ -11,14 +11,17 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 import stat
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from launcher.loop import EventLoop
+
+if TYPE_CHECKING:
+    import socket
 
 MOST_SAID_BYTES = 256 << 10  # bootrun's own lines that wait for a console; beyond that they are counted
 _PIPE_PIECE_BYTES = select.PIPE_BUF  # up to this size a write to a pipe is whole or not at all
@@ -53,6 +56,7 @@ class Sink:
         self._on_room: Callable[[], object] | None = None
         self._opened_fd = fd if owned else -1
         self._socket: socket.socket | None = None
+        self._send_flags = 0
         self._ask_first = False
         self._most_bytes = _PIECE_BYTES
         self._unread = 0  # bytes that the console had but its reader had not, when last looked at
@@ -66,6 +70,9 @@ class Sink:
     def _open(self) -> None:
         mode = os.fstat(self._fd).st_mode
         if stat.S_ISSOCK(mode):
+            import socket
+
+            self._send_flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
             self._socket = socket.socket(fileno=os.dup(self._fd))
             self._fd = self._socket.fileno()
             return
@@ -157,7 +164,7 @@ class Sink:
             end = piece.data.rfind(b"\n", piece.sent, end) + 1 or end
         part = memoryview(piece.data)[piece.sent : end]
         if self._socket is not None:
-            return self._socket.send(part, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self._socket.send(part, self._send_flags)
         if self._ask_first:
             poll = select.poll()
             poll.register(self._fd, select.POLLOUT)

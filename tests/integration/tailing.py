@@ -4,6 +4,7 @@ argv: a JSON list of [path, rank, stream, prefix, needles, filtered path], and w
 A line on stdin (or its end) says that the writers have ended.
 """
 
+import gc
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ def peak_rss_bytes() -> int:
 
 
 def main() -> None:
+    gc.disable()  # as bootrun has it: what is dropped must go without the collector
     logs, report_path = json.loads(sys.argv[1]), sys.argv[2]
     loop = Loop()
     console = Console(loop)
