@@ -1,0 +1,123 @@
+"""What Python environment the ranks of this node run in, found out beside everything else.
+
+In: the ranks' interpreter. Out, by callback: an Identity (digest, or why there is none); the list itself is kept
+for the coordinator, which asks for it only when digests differ. The interpreter itself is asked, in a child
+process: its path may differ from ours. Not used for jobs on one node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+
+from launcher.loop import Cancellable, EventLoop
+from launcher.rendezvous.list_distributions import MARK
+from launcher.rendezvous.messages import Distributions, Identity
+from launcher.rendezvous.secret import SECRET_VARIABLES
+
+PATIENCE_S = 10.0
+_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "list_distributions.py")
+_MOST_BYTES = 4 * 1024 * 1024
+
+
+class IdentityProbe:
+    """Asks once; `found` is set when the callback comes with a digest."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        python: str,
+        on_identity: Callable[[Identity], object],
+        environ: Mapping[str, str] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.found: Distributions | None = None
+        self._loop = loop
+        self._on_identity = on_identity
+        self._output = bytearray()
+        self._pid = self._stdin_fd = self._stdout_fd = -1
+        self._timer: Cancellable | None = None
+        own = os.environ if environ is None else environ
+        try:
+            self._start(python, {name: text for name, text in own.items() if name not in SECRET_VARIABLES})
+        except OSError as error:
+            loop.call_soon(on_identity, Identity("", f"cannot run {python}: {error.strerror}"))
+            return
+        self._timer = loop.call_later(patience_s, self._give_up, f"no answer within {patience_s:g} s")
+        loop.add_reader(self._stdout_fd, self._on_readable)
+
+    def _start(self, python: str, environ: dict[str, str]) -> None:
+        child_in, self._stdin_fd = os.pipe2(os.O_CLOEXEC)
+        self._stdout_fd, child_out = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._stdout_fd, False)
+        actions = [(os.POSIX_SPAWN_DUP2, child_in, 0), *((os.POSIX_SPAWN_DUP2, child_out, fd) for fd in (1, 2))]
+        try:
+            self._pid = os.posix_spawnp(python, [python, _SCRIPT], environ, file_actions=actions)
+        except OSError:
+            self._close()
+            raise
+        finally:
+            os.close(child_in)
+            os.close(child_out)
+
+    def close(self) -> None:
+        """Ends it; the callback is not called any more."""
+        if self._pid < 0:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._stdout_fd)
+        self._close()
+        try:
+            os.kill(self._pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._reap()
+
+    def _close(self) -> None:
+        os.close(self._stdin_fd)
+        os.close(self._stdout_fd)
+
+    def _reap(self) -> int:
+        pid, self._pid = self._pid, -1
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except ChildProcessError:
+            return 0  # reaped by the handler for orphans (first process of a container)
+
+    def _on_readable(self) -> None:
+        try:
+            data = os.read(self._stdout_fd, 65536)
+        except BlockingIOError:
+            return
+        self._output += data
+        if len(self._output) > _MOST_BYTES:
+            self._give_up("too much output")
+        elif not data:
+            self._finish()
+
+    def _give_up(self, why: str) -> None:
+        self.close()
+        self._on_identity(Identity("", f"listing its distributions: {why}"))
+
+    def _finish(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._stdout_fd)
+        self._close()
+        status = self._reap()
+        lines = self._output.decode("utf-8", "replace").strip("\n").split("\n")
+        mark, *fields = lines[-1].split("\0")
+        if mark != MARK or not fields or status:
+            last = lines[-1][:300] or "it wrote nothing"
+            self._on_identity(Identity("", f"listing its distributions: exit status {status}: {last}"))
+            return
+        self.found = Distributions(fields[0], tuple(fields[1:]))
+        self._on_identity(Identity(digest(self.found), ""))
+
+
+def digest(distributions: Distributions) -> str:
+    """SHA-256 of the list, in hexadecimal."""
+    return hashlib.sha256("\n".join((distributions.interpreter, *distributions.names)).encode()).hexdigest()

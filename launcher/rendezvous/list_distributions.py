@@ -1,0 +1,80 @@
+"""Lists what is installed for the interpreter that runs this file: one line of fields with NUL between them.
+
+Run by path in the ranks' interpreter (any Python from 3.8 on, bootseer need not be installed there), so it uses
+the standard library only. Names come from the *.dist-info and *.egg-info entries of sys.path, without opening them
+and without importlib.metadata, which would take ten times as long. Ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.path and sys.path[0] == __file__.rpartition("/")[0]:
+    del sys.path[0]  # it is not on a rank's path, and its files must not hide modules
+
+import fcntl
+import os
+import signal
+
+MARK = "bootseer-distributions"
+_F_SETSIG = 10  # the fcntl module does not name it
+
+
+def end_with_parent() -> None:
+    """The parent holds the other end of standard input: when it is gone, a signal ends this process."""
+    try:
+        fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(0, _F_SETSIG, int(signal.SIGTERM))
+        fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_NONBLOCK | os.O_ASYNC)
+        if not os.read(0, 1):
+            sys.exit(1)  # it had gone before
+    except OSError:
+        pass  # nothing to read: it is there; or standard input is something else: run by hand
+
+
+def normalize(name: str) -> str:
+    """As PEP 503 has it: Foo_Bar and foo.bar are one name."""
+    return "-".join(filter(None, name.lower().replace("_", "-").replace(".", "-").split("-")))
+
+
+def split_entry(entry: str) -> tuple[str, str] | None:
+    """Name and version out of a metadata entry's file name; None for other entries."""
+    for ending in (".dist-info", ".egg-info"):
+        if entry.endswith(ending):
+            name, _, version = entry[: -len(ending)].partition("-")
+            return normalize(name), version.partition("-py")[0] if ending == ".egg-info" else version
+    return None
+
+
+def list_names(path: list[str]) -> list[str]:
+    """Each distribution on this path as name==version, sorted; the first of a name counts, as for imports."""
+    found: dict[str, str] = {}
+    for folder in path:
+        try:
+            entries = sorted(os.listdir(folder or "."))
+        except OSError:
+            continue  # zip files, and folders that are not there
+        for entry in entries:
+            parts = split_entry(entry)
+            if parts is not None:
+                found.setdefault(*parts)
+    return sorted(f"{name}=={version}" if version else name for name, version in found.items())
+
+
+def describe_interpreter() -> str:
+    """Version and ABI."""
+    multiarch = getattr(sys.implementation, "_multiarch", sys.platform)
+    tag = (sys.implementation.cache_tag or sys.implementation.name) + getattr(sys, "abiflags", "")
+    return f"{sys.version.split()[0]} {tag}-{multiarch}"
+
+
+def main() -> None:
+    """Writes the line."""
+    end_with_parent()
+    fields = [MARK, describe_interpreter(), *list_names(sys.path)]
+    line = "\0".join(field.replace("\n", "?") for field in fields)
+    os.write(1, f"\n{line}\n".encode("utf-8", "backslashreplace"))
+
+
+if __name__ == "__main__":
+    main()
