@@ -93,6 +93,10 @@ class Agent:
         return self._link.to_job_clock(local_ns) if self._link is not None else (local_ns, 0)
 
     @property
+    def is_link_closed(self) -> bool:
+        return self._link is None or self._link.is_closed
+
+    @property
     def is_ended(self) -> bool:
         return self._state is State.ENDED
 
@@ -295,7 +299,6 @@ class Agent:
     def _stop_then_end(self, status: int) -> None:
         if self._link is not None:
             self._link.close()
-            self._link = None
         self._leave("ended", status)
 
     def _end(self, status: int) -> None:

@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
 from launcher.agent import Agent
@@ -22,6 +23,12 @@ from launcher.ranks.console import Console
 from launcher.ranks.port import hold_any
 from launcher.rendezvous.messages import Join
 from launcher.spec import LaunchSpec, build_spec
+
+if TYPE_CHECKING:
+    from launcher.networked import Networked
+
+# The coordinator waits up to 5 s for its members to hear the end.
+LINK_CLOSE_S = 6.0
 
 
 def main(argv: list[str], pipes: Pipes) -> int:
@@ -63,24 +70,29 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
     )
     guard.set_grace(spec.shutdown_timeout_s)
     install_signals(loop, spec, agent)
+    networked: Networked | None = None
     try:
         node.make_run_dir()
-        connect(loop, console, spec, agent, guard, node)
+        networked = connect(loop, console, spec, agent, guard, node)
         while not agent.is_ended:
             loop.run_once()
+        give_up_s = loop.time() + LINK_CLOSE_S
+        while not agent.is_link_closed and loop.time() < give_up_s:
+            loop.run_once(0.1)
     finally:
+        if networked is not None:
+            networked.close()
         node.close()
     return agent.status
 
 
 def install_signals(loop: Loop, spec: LaunchSpec, agent: Agent) -> None:
-    """Handled signals end the job, forwarded ones go to the ranks; what is ignored (nohup) stays ignored."""
+    """Handled signals end the job, forwarded ones go to the ranks; SIGHUP that nohup ignores stays ignored."""
     for signum in spec.signals_to_handle:
-        if signal.getsignal(signum) != signal.SIG_IGN:
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
             loop.add_signal_handler(signum, agent.on_signal, signum)
     for signum in spec.forward_signals:
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            loop.add_signal_handler(signum, agent.on_forward, signum)
+        loop.add_signal_handler(signum, agent.on_forward, signum)
     if os.getpid() == 1:
         # First process of a container: orphans of others become our children.
         loop.add_signal_handler(signal.SIGCHLD, _reap_orphans)
@@ -94,7 +106,9 @@ def _reap_orphans() -> None:
         pass
 
 
-def connect(loop: Loop, console: Console, spec: LaunchSpec, agent: Agent, guard: GuardClient, node: Node) -> None:
+def connect(
+    loop: Loop, console: Console, spec: LaunchSpec, agent: Agent, guard: GuardClient, node: Node
+) -> Networked | None:
     """Joins the job: alone in this process, or over the network."""
     join = Join(
         run_id=spec.run_id,
@@ -110,14 +124,14 @@ def connect(loop: Loop, console: Console, spec: LaunchSpec, agent: Agent, guard:
         master_port=agent.port,
         has_identity=not spec.is_single and spec.entry.mode != "program",
     )
-    if spec.is_single:
-        from launcher.job import Job
-        from launcher.rendezvous.host import JobHost, LocalLink
+    if not spec.is_single:
+        from launcher.networked import Networked
 
-        link = LocalLink(loop, JobHost(loop, Job(spec.job_rules())), agent.on_message)
-        agent.connect(guard, link)
-        link.send(join)
-        return
-    from launcher.networked import open_networked
+        return Networked(loop, console, spec, agent, guard, join)
+    from launcher.job import Job
+    from launcher.rendezvous.host import JobHost, LocalLink
 
-    open_networked(loop, console, spec, agent, guard, join)
+    link = LocalLink(loop, JobHost(loop, Job(spec.job_rules())), agent.on_message)
+    agent.connect(guard, link)
+    link.send(join)
+    return None

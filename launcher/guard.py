@@ -69,7 +69,7 @@ def unpack(buffer: bytearray) -> list[tuple[Any, ...]]:
 def _be_sentinel(requests_fd: int, events_fd: int) -> NoReturn:
     status = 1
     try:
-        inherited = {signum: signal.getsignal(signum) for signum in _IGNORED}
+        hangup = signal.getsignal(signal.SIGHUP)
         os.setsid()
         for signum in _IGNORED:
             signal.signal(signum, signal.SIG_IGN)
@@ -80,7 +80,7 @@ def _be_sentinel(requests_fd: int, events_fd: int) -> NoReturn:
         group = cgroup.make()
         guard_pid = os.fork()
         if guard_pid == 0:
-            _be_guard(requests_fd, events_fd, group, inherited)
+            _be_guard(requests_fd, events_fd, group, hangup == signal.SIG_IGN)
         os.close(requests_fd)
         os.close(events_fd)
         _release_console()
@@ -122,9 +122,7 @@ def _kill_descendants() -> None:
         time.sleep(0.002)
 
 
-def _be_guard(
-    requests_fd: int, events_fd: int, group: str | None, inherited: dict[signal.Signals, Any]
-) -> NoReturn:
+def _be_guard(requests_fd: int, events_fd: int, group: str | None, hangup_ignored: bool) -> NoReturn:
     status = 1
     try:
         from launcher import cgroup, descendants
@@ -132,7 +130,7 @@ def _be_guard(
         descendants.become_subreaper()
         descendants.set_name(b"bootrun-guard")
         cgroup.enter(group)
-        _Guard(requests_fd, events_fd, inherited).run()
+        _Guard(requests_fd, events_fd, hangup_ignored).run()
         status = 0
     except BaseException as error:
         os.write(2, f"bootrun: the guard failed: {error!r}\n".encode())
@@ -159,10 +157,10 @@ class _Rank:
 class _Guard:
     """State and loop of the guard process."""
 
-    def __init__(self, requests_fd: int, events_fd: int, inherited: dict[signal.Signals, Any]) -> None:
+    def __init__(self, requests_fd: int, events_fd: int, hangup_ignored: bool) -> None:
         self._requests_fd = requests_fd
         self._events_fd = events_fd
-        self._inherited = inherited
+        self._hangup_ignored = hangup_ignored
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._ranks: dict[int, _Rank] = {}
@@ -292,11 +290,10 @@ class _Guard:
             descendants.die_with_parent(signal.SIGKILL, parent)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for signum in _RESTORED:
-                signal.signal(signum, signal.SIG_DFL)
-            for signum, handler in self._inherited.items():
-                # Ignored by whoever started us (nohup): stays so. Python's own SIGINT handler: default.
-                signal.signal(signum, signal.SIG_IGN if handler == signal.SIG_IGN else signal.SIG_DFL)
+            for signum in (*_RESTORED, *_IGNORED):
+                # A hang-up that nohup ignores stays ignored.
+                keep = signum == signal.SIGHUP and self._hangup_ignored
+                signal.signal(signum, signal.SIG_IGN if keep else signal.SIG_DFL)
             for path, fd in ((stdout, 1), (stderr, 2)):
                 if path is not None:
                     what = path

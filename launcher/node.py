@@ -6,17 +6,16 @@ The agent says when, this says how. Separate from the agent so that its decision
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
-from bootseer.errors import BootseerError
 from launcher.guard_client import GuardClient
 from launcher.loop import EventLoop
 from launcher.ranks import logs
 from launcher.ranks.console import Console
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.port import HeldPort, hold_any, hold_given
-from launcher.rendezvous.messages import Finish, World
+from launcher.rendezvous.messages import Failure, Finish, World
+from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ class Node:
         self._events_dir = ""
         self._tailer: Tailer | None = None
         self._watch: StartWatch | None = None
-        self._redirects = logs.parse_masks(spec.redirects, "--redirects")
-        self._tee = logs.parse_masks(spec.tee, "--tee")
+        self._attempt = 0
 
     def say(self, text: str) -> None:
         self._console.say(text)
@@ -71,9 +69,10 @@ class Node:
     def prepare(self, world: World) -> RankGroup:
         """Makes the attempt's folders and the group of its ranks; nothing runs yet."""
         spec = self._spec
+        self._attempt = world.attempt
         logs.make_attempt_dirs(self._run_dir, world.attempt, spec.nproc)
         plan = logs.plan_logs(
-            self._run_dir, world.attempt, spec.nproc, self._redirects, self._tee, spec.local_ranks_filter
+            self._run_dir, world.attempt, spec.nproc, spec.redirects, spec.tee, spec.local_ranks_filter
         )
         ranks = [
             Rank(world.first_rank + local_rank, local_rank, each, self._rank_events_file(world, local_rank))
@@ -86,7 +85,7 @@ class Node:
     def spawn(self, group: RankGroup) -> None:
         """Starts the ranks of a prepared group, and the copies of their output."""
         self._copy_output(group)
-        group.spawn(self._spec.unset_environ, self._numa_prefix, self._visible_devices)
+        group.spawn(SECRET_VARIABLES, self._numa_prefix, self._visible_devices)
 
     def _rank_events_file(self, world: World, local_rank: int) -> str:
         if not self._events_dir:
@@ -140,14 +139,13 @@ class Node:
     def observe_start(self, group: RankGroup) -> None:
         """All ranks run: from now on their first steps are waited for."""
         files = {rank.rank: rank.events_file for rank in group.ranks if rank.events_file}
-        self._events.span("spawn", group.spawn_began_ns, time.monotonic_ns(), group.world.attempt)
         if self._watch is not None:
             self._watch.finish()
         from launcher.ranks.start_watch import StartWatch
 
         self._watch = StartWatch(self._loop, files, lambda: self._tell_start(group))
 
-    def attempt_over(self, group: RankGroup) -> None:
+    def attempt_over(self, _group: RankGroup) -> None:
         """Nothing of the attempt runs any more."""
         if self._watch is not None:
             self._watch.finish()
@@ -159,7 +157,7 @@ class Node:
         """A port for rank 0: the user's, or any."""
         return hold_any(self._spec.port_range) if given is None else hold_given(given)
 
-    def _tell_start(self, group: RankGroup) -> None:
+    def _tell_start(self, _group: RankGroup) -> None:
         if self._spec.quiet:
             return
         self.say("started")
@@ -168,6 +166,26 @@ class Node:
 
     def report(self, finish: Finish) -> None:
         """The job is over: the final report, and the error file for a launcher above this one."""
+        if not finish.status or finish.status > 128:
+            return
+        self.say(f"error: {finish.reason}")
+        first = next((failure for failure in finish.failures if not failure.stopped_by_us), None)
+        if first is None:
+            return
+        from launcher.ranks.report import format_report
+
+        self._console.show(format_report(self._spec.entry.target, finish.failures, finish.unsure, self._attempt))
+        own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if own_file:
+            self._write_own_error_file(own_file, first)
+
+    def _write_own_error_file(self, path: str, first: Failure) -> None:
+        from launcher.ranks.errorfile import read_error_file, write_own_error_file
+
+        record = read_error_file(first.error_file)
+        trouble = write_own_error_file(path, record, first.status, first.message, first.wall_s)
+        if trouble:
+            self.say(trouble)
 
     def drain(self) -> None:
         """Lets the console have what is left, then tells the agent."""
@@ -176,7 +194,7 @@ class Node:
         else:
             self._tailer.finish(self._on_drained)
 
-    def _on_drained(self, line: str) -> None:
+    def _on_drained(self, _line: str) -> None:
         self.agent.on_drained()
 
     def close(self) -> None:

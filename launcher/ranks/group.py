@@ -90,10 +90,10 @@ class RankGroup:
         spec, world = self._spec, self.world
         self.spawn_began_ns = time.monotonic_ns()
         for key, rank in self._by_key.items():
-            seen_local_rank = 0 if spec.virtual_local_rank else rank.local_rank
             argv = rank_command(
                 spec.entry,
-                local_rank=seen_local_rank,
+                python=spec.python,
+                local_rank=rank.local_rank,
                 hooks=spec.rank_hooks,
                 events_file=rank.events_file,
                 run_id=spec.run_id,

@@ -90,5 +90,9 @@ class LocalLink:
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
         return local_ns, 0
 
+    @property
+    def is_closed(self) -> bool:
+        return True
+
     def close(self) -> None:
         self._host.lost(self._node, "left")

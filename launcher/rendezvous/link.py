@@ -16,5 +16,9 @@ class Link(Protocol):
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
         """This node's `time.monotonic_ns()` as the coordinator's, with the bound of its error, both ns."""
 
+    @property
+    def is_closed(self) -> bool:
+        """After `close`: whether nothing is left to be sent."""
+
     def close(self) -> None:
         """Sends what is queued within a bound, then ends the connection."""

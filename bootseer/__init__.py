@@ -1,0 +1,8 @@
+"""Bootseer's library: usable from a training script; importing it loads no torch and costs next to nothing."""
+
+from __future__ import annotations
+
+from bootseer.heartbeat import heartbeat
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "heartbeat"]

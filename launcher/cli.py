@@ -1,0 +1,94 @@
+"""The command line of bootrun: argparse over the table of flags.py, with torchrun's semantics.
+
+Prefixes of torchrun's flags are accepted just where torchrun accepts them; Bootseer's own flags match only in
+full, so that adding one can never make a prefix ambiguous. What stands after the script belongs to the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.flags import FLAGS, Flag
+
+DESCRIPTION = "Launches the ranks of a training job on this node; takes torchrun's flags and variables."
+EPILOG = """\
+examples:
+  bootrun --standalone --nproc-per-node 8 train.py --lr 3e-4
+  bootrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint head:29400 --rdzv-id job7 train.py
+  bootrun --nnodes 2:4 --max-restarts 3 --tee 3 --log-dir logs --rdzv-backend c10d --rdzv-endpoint head train.py
+  bootrun --standalone --nproc-per-node 2 --no-python ./run.sh '${local_rank}'
+
+Defaults come from PET_<FLAG> variables (Bootseer's flags: BOOTSEER_<FLAG>); the command line wins. A job of
+several nodes is closed to strangers by a secret: BOOTSEER_SECRET_FILE. Exit status: 0, 1 when ranks failed, 2 for
+a wrong command line, 128+n when signal n stopped the job. docs/torchrun.md lists what differs from torchrun.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Leaves our own flags out of prefix matching."""
+
+    own: frozenset[str] = frozenset()
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [each for each in found if each[1] not in self.own]
+
+
+def get_args_parser(environ: Mapping[str, str], prog: str = "bootrun") -> argparse.ArgumentParser:
+    """The parser; `environ` gives the defaults."""
+    parser = _Parser(
+        prog=prog,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=f"{prog} [flags] script [arguments of the script]",
+    )
+    parser.own = frozenset(name for flag in FLAGS if flag.ours for name in flag.spellings) | {"--version"}
+    theirs = parser.add_argument_group("torchrun's flags")
+    ours = parser.add_argument_group("Bootseer's flags (never abbreviated)")
+    for flag in FLAGS:
+        _add(ours if flag.ours else theirs, flag, environ.get(flag.env) if flag.env else None)
+    ours.add_argument(
+        "--version",
+        action=_Version,
+        nargs=0,
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
+        help="print the version and end",
+    )
+    parser.add_argument("training_script", metavar="script", help="script, module or program to run as each rank")
+    parser.add_argument("training_script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "bootrun") -> argparse.Namespace:
+    """Parses a command line; ends the process as argparse does when it is wrong (status 2) or asks for help."""
+    return get_args_parser(environ, prog).parse_args(argv)
+
+
+def _add(group: argparse._ArgumentGroup, flag: Flag, given: str | None) -> None:
+    text = flag.help.replace("%", "%%")
+    if flag.kind is None:
+        # torchrun reads switches as numbers and so fails on anything else: a ValueError, exit status 1.
+        on = False if given is None else bool(int(given))
+        group.add_argument(*flag.spellings, dest=flag.dest, action="store_true", default=on, help=text)
+        return
+    default = flag.default if given is None else given
+    group.add_argument(
+        *flag.spellings,
+        dest=flag.dest,
+        type=flag.kind,
+        default=default,
+        choices=flag.choices,
+        metavar=flag.metavar,
+        help=text,
+    )
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from bootseer import __version__
+
+        parser.exit(0, f"bootrun (bootseer) {__version__}\n")

@@ -1,0 +1,178 @@
+"""The table of all flags of bootrun: torchrun's contract first, then Bootseer's own.
+
+One row a flag; cli.py makes the parser of it, docs/torchrun.md and the guard tests read it. Types, defaults and
+environment variables of the contract are those of torch 2.13; the help texts are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class NotGiven(int):
+    """A default that can be told from the same number given by the user."""
+
+
+class Flag(NamedTuple):
+    """One flag. `kind` None: a switch without a value."""
+
+    names: tuple[str, ...]  # as written with dashes; the underscore spelling is added by `spellings`
+    help: str
+    kind: Callable[[str], Any] | None = str
+    default: Any = None
+    env: str = ""  # variable that gives the default, "" for none
+    choices: tuple[str, ...] | None = None
+    ours: bool = False
+    metavar: str | None = None
+
+    @property
+    def dest(self) -> str:
+        """Name of its value."""
+        return next(name for name in self.names if name.startswith("--"))[2:].replace("-", "_")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All option strings; torchrun's flags have an underscore spelling too."""
+        found = list(self.names)
+        for name in self.names:
+            underscored = "--" + name[2:].replace("-", "_")
+            if name.startswith("--") and underscored not in found:
+                found.append(underscored)
+        return tuple(found)
+
+
+def comma_list(value: str) -> list[str]:
+    """`a,b` as a list; a doubled comma is a comma."""
+    return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
+
+
+def _theirs(*names: str, help: str, env: bool = True, **more: Any) -> Flag:  # noqa: A002
+    flag = Flag(names, help, **more)
+    return flag._replace(env="PET_" + flag.dest.upper()) if env else flag
+
+
+def _ours(name: str, help: str, **more: Any) -> Flag:  # noqa: A002
+    flag = Flag((name,), help, ours=True, **more)
+    return flag._replace(env="BOOTSEER_" + flag.dest.upper())
+
+
+FLAGS: tuple[Flag, ...] = (
+    _theirs("--nnodes", default="1:1", metavar="N|MIN:MAX", help="nodes of the job, or the least and the most"),
+    _theirs(
+        "--nproc-per-node",
+        default="1",
+        metavar="N|cpu|gpu|xpu|auto",
+        help="ranks on this node; devices are counted without torch",
+    ),
+    _theirs(
+        "--rdzv-backend",
+        default="static",
+        metavar="static|c10d",
+        help="how nodes find each other; both names stand for Bootseer's own rendezvous",
+    ),
+    _theirs("--rdzv-endpoint", default="", metavar="HOST[:PORT]", help="where nodes meet (c10d: port 29400)"),
+    _theirs("--rdzv-id", default="none", metavar="ID", help="name of the job"),
+    _theirs(
+        "--rdzv-conf",
+        default="",
+        metavar="K=V,...",
+        help="join_timeout, last_call_timeout, keep_alive_interval, keep_alive_max_attempt, is_host; ours: "
+        "port_range=LOW-HIGH, secret_file=PATH, max_membership_changes=N",
+    ),
+    _theirs("--standalone", kind=None, help="a job on this node alone, with an id and a port of its own"),
+    _theirs("--max-restarts", kind=int, default=0, metavar="N", help="restarts after failures, for the whole job"),
+    _theirs("--monitor-interval", kind=float, default=0.1, metavar="S", help="accepted; exits are seen at once"),
+    _theirs(
+        "--start-method",
+        default="spawn",
+        choices=("spawn", "fork", "forkserver"),
+        help="accepted; ranks are separate processes in any case",
+    ),
+    _theirs("--event-log-handler", default="null", metavar="null|console", help="where state events of ranks go"),
+    _theirs("--role", default="default", metavar="NAME", help="role of the ranks, part of the line prefix"),
+    _theirs("-m", "--module", kind=None, help="run a module, as python -m does"),
+    _theirs("--no-python", kind=None, help="run a program that is not a Python script"),
+    _theirs("--run-path", kind=None, help="run an absolute path by runpy.run_path; wins over --no-python"),
+    _theirs("--log-dir", metavar="DIR", help="folder for logs; /dev/null for none (default: a new one in TMPDIR)"),
+    _theirs(
+        "-r",
+        "--redirects",
+        default="0",
+        metavar="MASK",
+        help="to files: 0 none, 1 stdout, 2 stderr, 3 both, or 0:3,12:1",
+    ),
+    _theirs("-t", "--tee", default="0", metavar="MASK", help="to files and the console, masks as above"),
+    _theirs("--local-ranks-filter", default="", metavar="R,...", help="only these local ranks on the console"),
+    _theirs(
+        "--duplicate-stdout-filters",
+        kind=comma_list,
+        default=[],
+        metavar="TEXT,...",
+        help="tee'd stdout lines with one of these texts also go to filtered_stdout.log (,, is a comma)",
+    ),
+    _theirs(
+        "--duplicate-stderr-filters",
+        kind=comma_list,
+        default=[],
+        metavar="TEXT,...",
+        help="the same for stderr and filtered_stderr.log",
+    ),
+    _theirs(
+        "--node-rank", kind=int, default=NotGiven(0), metavar="N", help="place of this node; honoured for c10d too"
+    ),
+    _theirs("--master-addr", default="127.0.0.1", metavar="HOST", help="static: host of node 0"),
+    _theirs("--master-port", kind=int, metavar="PORT", help="static: port of rank 0 (29500)"),
+    _theirs("--local-addr", metavar="HOST", help="address under which other nodes reach this one"),
+    _theirs("--logs-specs", env=False, metavar="NAME", help="only `default`: use --redirects, --tee, --log-dir"),
+    _theirs(
+        "--numa-binding",
+        env=False,
+        choices=("node", "socket", "exclusive", "core-complex"),
+        help="bind each rank to the CPUs near its GPU, by numactl",
+    ),
+    _theirs(
+        "--signals-to-handle",
+        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        metavar="SIG,...",
+        help="signals that stop the job",
+    ),
+    _theirs(
+        "--shutdown-timeout",
+        kind=int,
+        metavar="S",
+        help="what ranks get to end before SIGKILL, on every path (TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30)",
+    ),
+    _theirs(
+        "--virtual-local-rank", kind=None, help="LOCAL_RANK 0 for all, CUDA_VISIBLE_DEVICES cut to the one device"
+    ),
+    _ours(
+        "--rank-hooks",
+        "auto: our file runs in each rank before the script (first step, heartbeat); off: the bare script",
+        default="auto",
+        choices=("auto", "off"),
+    ),
+    _ours("--allow-mixed-environments", "start although nodes have different Python environments", kind=None),
+    _ours("--restart-refill", "a failure after so many seconds gives the restarts back", kind=float, metavar="S"),
+    _ours(
+        "--restart-backoff",
+        "first wait between restarts that fail within 30 s; it doubles; 0 for none (default 1)",
+        kind=float,
+        default=1.0,
+        metavar="S",
+    ),
+    _ours(
+        "--forward-signals",
+        "signals that only pass to the ranks; empty for none (default SIGUSR1,SIGUSR2)",
+        default="SIGUSR1,SIGUSR2",
+        metavar="SIG,...",
+    ),
+    _ours(
+        "--signal-scope",
+        "job: a signal to one node stops all; node: an elastic job goes on without this node",
+        default="job",
+        choices=("job", "node"),
+    ),
+    _ours("--events-dir", "folder for event files; /dev/null for none (default: below the logs)", metavar="DIR"),
+    _ours("--quiet", "leave out bootrun's informational lines", kind=None),
+)

@@ -1,0 +1,544 @@
+"""The code of ours inside a rank: installs what was asked for, then becomes the user's script.
+
+Run by path, in the interpreter of the ranks, which need not have bootseer (MODE: script, module or run-path):
+    python -u inside.py MODE EVENTS_FILE RUN_ID NODE RANK ATTEMPT TARGET ARGS...
+Stdlib only, and almost only what every interpreter has loaded before its first line: each rank pays for the rest.
+Needs Python 3.8; it parses in 3.4 and later, where it runs TARGET without us. Whatever is out of the ordinary (no
+such script, a syntax error) is left to the plain interpreter too. What a script can see of us is one frame below
+its own, the module _bootseer_rank, and that its log files survive a full disk.
+"""
+
+_TEMPLATE = dict(globals())  # what the interpreter puts into __main__ before a script's first statement
+
+import os  # noqa: E402
+import sys  # noqa: E402
+import time  # noqa: E402
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, Callable, Dict, List, Optional, Tuple
+
+NAME = "_bootseer_rank"
+IS_PROGRAM = _TEMPLATE["__name__"] == "__main__"
+if IS_PROGRAM:
+    __name__ = NAME  # classes below belong to this name
+
+RUN_PATH = "import runpy,sys;sys.argv=sys.argv[1:];runpy.run_path(sys.argv[0],run_name='__main__')"
+HEARTBEAT_EVERY_NS = 1000000000
+FULL = (28, 122)  # ENOSPC, EDQUOT: module errno is not loaded at start
+REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
+
+
+# ---- events ------------------------------------------------------------------------------------------------
+
+
+class Events:
+    """Appends events of this process to one file; never raises, and writes nothing in forked children."""
+
+    def __init__(self, path: str, run_id: str, node: str, rank: int, attempt: int) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self.is_torn = False
+        self.who = '"run_id":%s,"node":%s,"rank":%d,"attempt":%d' % (quote(run_id), quote(node), rank, attempt)
+
+    def write(self, stage: "Optional[str]", kind: str, name: str, more: str = "") -> None:
+        """One event; `more` is JSON text of further fields, with a comma in front."""
+        if not self.path or os.getpid() != self.pid:
+            return
+        line = '{"v":1,"wall_ns":%d,"mono_ns":%d,%s,"stage":%s,"kind":"%s","name":"%s"%s}\n' % (
+            time.time_ns(),
+            time.monotonic_ns(),
+            self.who,
+            '"%s"' % stage if stage else "null",
+            kind,
+            name,
+            more,
+        )
+        data = line.encode("utf-8", "backslashreplace")
+        if self.is_torn:
+            data = b"\n" + data
+        try:
+            # Opened for each event: a kept descriptor could be closed by the script and its number be reused.
+            fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                self.is_torn = True
+                self.is_torn = os.write(fd, data) < len(data)
+            finally:
+                os.close(fd)
+        except OSError:
+            pass
+
+
+def quote(text: str) -> str:
+    """A JSON string; module json takes 5 ms to load."""
+    if text.isprintable() and '"' not in text and "\\" not in text:
+        return '"%s"' % text
+    parts = []
+    for char in text:
+        if char in '"\\':
+            char = "\\" + char
+        elif not char.isprintable() and ord(char) < 0x10000:
+            char = "\\u%04x" % ord(char)
+        parts.append(char)
+    return '"%s"' % "".join(parts)
+
+
+def plain_value(value: "Any") -> str:
+    """JSON of a number or a text; null for others: a tensor would have to be waited for."""
+    if value is True or value is False:
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value) if value - value == 0 else "null"
+    return quote(value[:1000]) if isinstance(value, str) else "null"
+
+
+# ---- first step --------------------------------------------------------------------------------------------
+
+
+class FirstStep:
+    """Finds the end of `import torch` and of the first optimizer step; the first heartbeat counts as well.
+
+    Sits in sys.meta_path only to be asked. Specs and loaders stay untouched and no frame of ours is below torch's:
+    the end of an import is the moment when importlib drops the lock of that module.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._locks = {}  # type: Dict[str, Any]
+        self._handle = None  # type: Any
+        self._is_hooked = False
+        self.is_done = False
+
+    def install(self) -> None:
+        if "torch.optim.optimizer" in sys.modules:
+            self._guarded(self._hook)
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, *_where: "Any") -> None:
+        """Part of the protocol of sys.meta_path: "not found here"."""
+        if name == "torch" or name == "torch.optim.optimizer":
+            self._guarded(self._watch, name)
+
+    def done(self, how: str) -> None:
+        """Writes the event of the first step, once."""
+        if not self.is_done:
+            self.is_done = True
+            self._events.write("first_step", "instant", how)
+
+    def _guarded(self, function: "Callable[..., None]", *args: "Any") -> None:
+        try:
+            function(*args)
+        except Exception as error:
+            self._events.write(None, "instant", "not_observed", ',"error":' + quote(repr(error)[:1000]))
+
+    def _watch(self, name: str) -> None:
+        locks = sys.modules["_frozen_importlib"]._module_locks
+        lock = locks[name]() if name in locks else None
+        if lock is None or name in self._locks:
+            return  # somebody asks where the module is, without an import
+        if name == "torch":
+            self._events.write("import", "begin", "torch", ',"span":"torch"')
+            ended = self._torch_ended
+        else:
+            ended = self._optimizer_ended
+        # repeated for a second import after a failed one
+        self._locks[name] = sys.modules["_weakref"].ref(lock, lambda _: self._guarded(ended))
+
+    def _torch_ended(self) -> None:
+        del self._locks["torch"]
+        failed = "" if "torch" in sys.modules else ',"error":"the import failed"'
+        self._events.write("import", "end", "torch", ',"span":"torch"' + failed)
+        self._retire()
+
+    def _optimizer_ended(self) -> None:
+        del self._locks["torch.optim.optimizer"]
+        self._hook()
+
+    def _hook(self) -> None:
+        if self._is_hooked or "torch.optim.optimizer" not in sys.modules:
+            return
+        torch = sys.modules["torch"]  # type: Any
+        self._handle = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
+            self._make_hook(getattr(getattr(torch, "compiler", None), "is_compiling", None))
+        )
+        self._is_hooked = True
+
+    def _make_hook(self, is_compiling: "Optional[Callable[[], bool]]") -> "Callable[..., None]":
+        def after_step(*_step: "Any") -> None:
+            if is_compiling is not None and is_compiling():
+                return  # a step that is being traced; nothing of ours goes into the graph
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                self._guarded(self.done, "optimizer_step")
+                # torch is walking over its hooks; ours goes when the frame that does so is gone.
+                sys._getframe(1).f_locals[NAME] = _AtEnd(handle.remove)
+                self._retire()
+
+        return after_step
+
+    def _retire(self) -> None:
+        # In place, and not while another thread may be walking over the list.
+        if self._is_hooked and self in sys.meta_path and sys.modules["_thread"]._count() == 0:
+            sys.meta_path.remove(self)
+
+
+class _AtEnd:
+    """Calls a function when it dies."""
+
+    def __init__(self, function: "Callable[[], object]") -> None:
+        self._function = function
+
+    def __del__(self) -> None:
+        try:
+            self._function()
+        except Exception:
+            pass
+
+
+class Heartbeats:
+    """Where bootseer.heartbeat ends: the first one counts as first step, then at most one event a second."""
+
+    def __init__(self, events: Events, first_step: FirstStep) -> None:
+        self._events = events
+        self._first_step = first_step
+        self._due_ns = 0
+
+    def beat(
+        self,
+        step: "Any",
+        metrics: "Dict[str, Any]",
+        _now_ns: "Any" = getattr(time, "monotonic_ns", None),
+    ) -> None:
+        now_ns = _now_ns()
+        if now_ns < self._due_ns:
+            return
+        self._due_ns = now_ns + HEARTBEAT_EVERY_NS
+        self._first_step.done("heartbeat")
+        attrs = ",".join([quote(name) + ":" + plain_value(value) for name, value in metrics.items()])
+        more = ',"value":%s%s' % (plain_value(step), ',"attrs":{%s}' % attrs if attrs else "")
+        self._events.write(None, "scalar", "heartbeat", more)
+
+
+# ---- output ------------------------------------------------------------------------------------------------
+
+
+def protect_output(events: Events) -> None:
+    """Makes sys.stdout and sys.stderr drop and count what a full disk does not take, where they are log files."""
+    io = sys.modules["_io"]  # type: Any
+    file_type = None
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name, None)  # type: Any
+        try:
+            if (
+                type(old) is not io.TextIOWrapper
+                or type(old.buffer) is not io.FileIO
+                or old is not getattr(sys, "__%s__" % name)
+                or old.fileno() != fd
+                or os.fstat(fd).st_mode & FILE_TYPE != REGULAR
+            ):
+                continue
+            if file_type is None:
+                file_type = _make_file_type(io.FileIO, events)
+            raw = file_type(fd, "wb", closefd=False)
+            raw.name = old.buffer.name
+            new = io.TextIOWrapper(raw, old.encoding, old.errors, "\n", old.line_buffering, old.write_through)
+            new.mode = old.mode
+        except (OSError, ValueError, AttributeError):
+            continue
+        setattr(sys, name, new)
+        setattr(sys, "__%s__" % name, new)
+
+
+def _make_file_type(base: "Any", events: Events) -> "Any":
+    # Everything it needs is in cells: objects are still printed when the interpreter has emptied this module.
+    plain_write, full, view, errors = base.write, FULL, memoryview, OSError
+    lost = [0, 0]
+
+    def report() -> None:
+        events.write(
+            None, "scalar", "output_lost", ',"value":%d,"unit":"bytes","attrs":{"writes":%d}' % tuple(lost)
+        )
+
+    def drop(size: int) -> None:
+        lost[0] += size
+        lost[1] += 1
+        if lost[1] == 1:
+            try:
+                import atexit
+
+                atexit.register(report)
+                report()
+            except Exception:
+                pass
+
+    def write(self: "Any", data: "Any") -> "Any":
+        try:
+            done = plain_write(self, data)
+        except errors as error:
+            if error.errno not in full:
+                raise
+            size = view(data).nbytes
+            drop(size)
+            return size
+        if type(data) is bytes and done is not None and done < len(data):
+            return done + write(self, data[done:])
+        return done
+
+    return type("FileIO", (base,), {"write": write, "__module__": base.__module__, "__doc__": base.__doc__})
+
+
+# ---- becoming the script -----------------------------------------------------------------------------------
+
+
+def become(
+    mode: str, target: str, args: "List[str]", options: "List[str]", template: "Dict[str, Any]"
+) -> "Tuple[Callable[..., object], Tuple[Any, ...]]":
+    """Makes this process look like `OPTIONS... TARGET ARGS...` (the module docstring says what mode is).
+
+    Args: options: interpreter and its options; template: what a script finds in its __main__ at the start.
+    Returns: function and arguments; the call runs the script. To be done from as few frames as possible.
+    Where the script cannot be loaded it does not return: the plain interpreter takes over.
+    """
+    bare = bare_command(mode, target, args, options)
+    call = None  # type: Optional[Tuple[Callable[..., object], Tuple[Any, ...]]]
+    main = type(sys)("__main__")
+    names = main.__dict__
+    names.clear()
+    names.update(template)
+    names["__doc__"] = None
+    if "__annotations__" in names:
+        names["__annotations__"] = {}
+    path0 = None  # type: Optional[str]
+    if mode == "script":
+        path = _absolute(target)
+        if _find_importer(path) is not None:
+            path0 = path
+        else:
+            code, is_compiled = _load(path, bare)
+            if isinstance(code, Exception):
+                call = _fail, (code,)
+            loaders = sys.modules["_frozen_importlib_external"]  # type: Any
+            loader = loaders.SourcelessFileLoader if is_compiled else loaders.SourceFileLoader
+            names["__file__"] = path
+            names["__loader__"] = loader("__main__", path)
+            if call is None:
+                call = exec, (code, names)
+    if call is None:
+        names.pop("__file__", None)
+        names.pop("__cached__", None)
+        names["__loader__"] = sys.modules["_frozen_importlib"].BuiltinImporter
+    _set_argv({"script": target, "module": "-m", "run-path": "-c"}[mode], args, bare)
+    _set_path0(mode, target, path0)
+    sys.modules["__main__"] = main
+    if call is not None:
+        return call
+    import runpy
+
+    if mode == "run-path":
+        sys.argv[0] = target
+        return runpy.run_path, (target, None, "__main__")
+    run_module = getattr(runpy, "_run_module_as_main")
+    return run_module, ((target, True) if mode == "module" else ("__main__", False))
+
+
+def bare_command(mode: str, target: str, args: "List[str]", options: "List[str]") -> "List[str]":
+    """The command that runs the target without us."""
+    how = {"script": [], "module": ["-m"], "run-path": ["-c", RUN_PATH]}[mode]  # type: List[str]
+    return options + how + [target] + args
+
+
+def exec_bare(command: "List[str]") -> None:
+    """Replaces this process by the plain interpreter."""
+    os.execv(sys.executable or "/proc/self/exe", command)
+
+
+def _absolute(path: str) -> str:
+    """As the interpreter makes its script's path absolute: without tidying up."""
+    if sys.version_info < (3, 9) or path.startswith("/"):
+        return path
+    try:
+        return os.getcwd() + "/" + path
+    except OSError:
+        return path
+
+
+def _find_importer(path: str) -> "Any":
+    """The importer of a folder or an archive with a __main__, None for a file."""
+    for hook in sys.path_hooks:
+        try:
+            importer = hook(path)
+        except ImportError:
+            continue
+        sys.path_importer_cache[path] = importer
+        return importer
+    sys.path_importer_cache[path] = None
+    return None
+
+
+def _load(path: str, bare: "List[str]") -> "Tuple[Any, bool]":
+    """The code of a script, and whether it was compiled before; execs `bare` when there is any difficulty.
+
+    What was read from a pipe cannot be read again: then the code is the exception to raise.
+    """
+    is_regular = True
+    try:
+        with open(path, "rb", 0) as file:
+            is_regular = os.fstat(file.fileno()).st_mode & FILE_TYPE == REGULAR
+            if is_regular or not file.isatty():
+                data = file.readall()
+                magic = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
+                if path.endswith(".pyc") or data[:2] == magic[:2]:
+                    code = sys.modules["marshal"].loads(data[16:]) if data[:4] == magic else None
+                    if type(code) is type(become.__code__):
+                        return code, True
+                else:
+                    return compile(data, path, "exec", 0, True), False
+    except Exception as error:
+        if not is_regular:
+            return error, False
+    exec_bare(bare)
+    raise AssertionError
+
+
+def _fail(error: Exception) -> None:
+    raise error.with_traceback(None)
+
+
+def _set_argv(first: str, args: "List[str]", bare: "List[str]") -> None:
+    sys.argv[:] = [first]
+    sys.argv.extend(args)
+    original = getattr(sys, "orig_argv", None)
+    if original is not None:
+        original[:] = bare
+
+
+def _set_path0(mode: str, target: str, path0: "Optional[str]") -> None:
+    """Puts what the interpreter would have put in front of sys.path in place of our own folder."""
+    is_safe = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
+    if not is_safe:
+        del sys.path[0]
+    if path0 is None and not is_safe:
+        if mode == "script":
+            path0 = os.path.dirname(os.path.realpath(target))
+        elif mode == "run-path":
+            path0 = ""
+        else:
+            try:
+                path0 = os.getcwd()
+            except OSError:
+                return
+    if path0 is not None:
+        sys.path.insert(0, path0)
+
+
+# ---- the end -----------------------------------------------------------------------------------------------
+
+
+def hide_frames(value: BaseException, names: "Dict[str, Any]") -> None:
+    """To be called before `value` leaves our last frame: sys.excepthook shall see the script's frames only.
+
+    The interpreter still prints it and sets the exit status; a hook that undoes itself stands in for the script's.
+    `names` are those of its __main__.
+    """
+    hook = getattr(sys, "excepthook", None)
+
+    def stand_in(kind: "Any", value: BaseException, _traceback: "Any") -> None:
+        traceback = value.__traceback__ = sys.last_traceback = _trim(value.__traceback__)
+        try:
+            if hook is None:
+                del sys.excepthook
+                sys.stderr.write("sys.excepthook is missing\n")
+                sys.__excepthook__(kind, value, traceback)
+                return
+            sys.excepthook = hook
+            hook(kind, value, traceback)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            error.__context__ = None
+            error.__traceback__ = _trim(error.__traceback__)
+            sys.stderr.write("Error in sys.excepthook:\n")
+            sys.__excepthook__(type(error), error, error.__traceback__)
+            sys.stderr.write("\nOriginal exception was:\n")
+            sys.__excepthook__(kind, value, traceback)
+        finally:
+            forget_file(names)
+
+    if not isinstance(value, SystemExit):
+        sys.excepthook = stand_in
+
+
+def _trim(traceback: "Optional[TracebackType]") -> "Optional[TracebackType]":
+    ours = hide_frames.__code__.co_filename
+    while traceback is not None and traceback.tb_frame.f_code.co_filename == ours:
+        traceback = traceback.tb_next
+    return traceback
+
+
+# ---- start -------------------------------------------------------------------------------------------------
+
+
+def start(arguments: "List[str]") -> "Tuple[Callable[..., object], Tuple[Any, ...]]":
+    """Installs and becomes; the returned call runs the script."""
+    mode, events_file, run_id, node, rank, attempt, target = arguments[1:8]
+    args = arguments[8:]
+    options = sys.orig_argv[: -len(arguments)] if hasattr(sys, "orig_argv") else _options(len(arguments))
+    try:
+        if sys.version_info >= (3, 8):
+            sys.path_importer_cache.pop(_TEMPLATE["__file__"], None)
+            sys.modules[NAME] = sys.modules["__main__"]
+            call = become(mode, target, args, options, _TEMPLATE)
+            install(Events(events_file, run_id, node, int(rank), int(attempt)))
+            return call
+    except Exception:
+        pass  # the script must run whatever is wrong with us
+    exec_bare(bare_command(mode, target, args, options))
+    raise AssertionError
+
+
+def install(events: Events) -> None:
+    """What a rank gets from us; the first event says that its script begins."""
+    global heartbeat
+    protect_output(events)
+    if events.path:
+        first_step = FirstStep(events)
+        first_step.install()
+        heartbeat = Heartbeats(events, first_step).beat
+        events.write("spawn", "instant", "script")
+
+
+heartbeat = None  # type: Optional[Callable[[Any, Dict[str, Any]], None]]
+
+
+def _options(count: int) -> "List[str]":
+    """Interpreter and options of this process, for Pythons that do not keep them."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+        return words[:-count]
+    except OSError:
+        return [sys.executable, "-u"]
+
+
+def forget_file(names: "Dict[str, Any]") -> None:
+    """Takes away what the interpreter takes away after a script's last statement."""
+    names.pop("__file__", None)
+    names.pop("__cached__", None)
+
+
+if IS_PROGRAM:
+    _function, _arguments = start(sys.argv)
+    _names = _arguments[1] if _function is exec else {}
+    try:
+        _function(*_arguments)
+    except BaseException as _error:
+        hide_frames(_error, _names)
+        raise
+    else:
+        forget_file(_names)
+    finally:
+        del _function, _arguments, _names

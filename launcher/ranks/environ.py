@@ -1,0 +1,72 @@
+"""The variables that a rank gets in addition to the launcher's own. Pure.
+
+In: the job's names and numbers, the world of the attempt, the rank's place in it. Out: torchrun's contract. One
+value differs on purpose: TORCHELASTIC_USE_AGENT_STORE is False, as no launcher without torch can host the store;
+rank 0 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from launcher.rendezvous.messages import World
+
+
+class JobValues(Protocol):
+    """The part of the launch specification that ranks are told."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def nproc(self) -> int: ...
+    @property
+    def max_restarts(self) -> int: ...
+    @property
+    def virtual_local_rank(self) -> bool: ...
+    @property
+    def signals_text(self) -> str: ...  # --signals-to-handle as given
+
+
+def rank_environ(
+    job: JobValues,
+    world: World,
+    local_rank: int,
+    error_file: str,
+    visible_devices: str | None,
+    inherited: Mapping[str, str],
+) -> dict[str, str]:
+    """The variables to add for one rank.
+
+    Args: error_file: "" for none; visible_devices: CUDA_VISIBLE_DEVICES if the rank gets a value of its own;
+        inherited: the launcher's environment, which the rank has anyway.
+    """
+    environ = {
+        "RANK": str(world.first_rank + local_rank),
+        "LOCAL_RANK": "0" if job.virtual_local_rank else str(local_rank),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_WORLD_SIZE": str(job.nproc),
+        "GROUP_RANK": str(world.group_rank),
+        "GROUP_WORLD_SIZE": str(world.group_world_size),
+        "ROLE_NAME": job.role,
+        "ROLE_RANK": str(world.first_role_rank + local_rank),
+        "ROLE_WORLD_SIZE": str(world.role_world_size),
+        "MASTER_ADDR": world.master_addr,
+        "MASTER_PORT": str(world.master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_RESTART_COUNT": str(world.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        "TORCHELASTIC_RUN_ID": job.run_id,
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_text,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if "OMP_NUM_THREADS" in inherited:
+        environ["OMP_NUM_THREADS"] = inherited["OMP_NUM_THREADS"]
+    elif job.nproc > 1:
+        environ["OMP_NUM_THREADS"] = "1"
+    if visible_devices is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = visible_devices
+    return environ
