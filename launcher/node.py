@@ -90,9 +90,8 @@ class Node:
     def _rank_events_file(self, world: World, local_rank: int) -> str:
         if not self._events_dir:
             return ""
-        from bootseer.events import rank_events_path
-
-        return rank_events_path(self._events_dir, self.host, world.first_rank + local_rank, world.attempt)
+        rank = world.first_rank + local_rank
+        return f"{self._events_dir}/rank-{rank}-attempt-{world.attempt}-{self.host}.jsonl"
 
     def _copy_output(self, group: RankGroup) -> None:
         spec, attempt = self._spec, group.world.attempt

@@ -28,8 +28,8 @@ def rank_command(
     entry: Entry,
     *,
     python: str,
+    inside: str,
     local_rank: int,
-    hooks: bool,
     events_file: str,
     run_id: str,
     node: str,
@@ -38,16 +38,17 @@ def rank_command(
 ) -> list[str]:
     """The words of a rank's command; `${local_rank}` in them is replaced as torchrun does.
 
-    Args: events_file: "" for none; local_rank: the true one also where the rank sees 0 (--virtual-local-rank).
+    Args: inside: path of the rank-side file (program.py), "" for no hooks; events_file: "" for none;
+        local_rank: the true one also where the rank sees 0 (--virtual-local-rank).
     """
     args = [substitute(arg, local_rank) for arg in entry.args]
     if entry.mode == "program":
         return [entry.target, *args]
     # torchrun counts the script itself to the arguments, a program it does not
     words = [substitute(entry.target, local_rank), *args]
-    if hooks:
+    if inside:
         identity = [entry.mode, events_file, run_id, node, str(rank), str(attempt)]
-        return [python, "-u", INSIDE, *identity, *words]
+        return [python, "-u", inside, *identity, *words]
     how = {"script": [], "module": ["-m"], "run-path": ["-c", RUN_PATH]}[entry.mode]
     return [python, "-u", *how, *words]
 
