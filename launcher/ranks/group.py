@@ -16,6 +16,7 @@ from launcher.guard_client import Exited, GuardClient
 from launcher.ranks.command import rank_command
 from launcher.ranks.environ import rank_environ
 from launcher.ranks.logs import RankLogs
+from launcher.ranks.program import inside_path
 from launcher.rendezvous.messages import Failure, World
 from launcher.spec import LaunchSpec
 
@@ -88,13 +89,14 @@ class RankGroup:
         """Starts all ranks; `prefix` gives the words before a rank's command (numactl), `devices` its
         CUDA_VISIBLE_DEVICES when it gets one of its own."""
         spec, world = self._spec, self.world
+        inside = inside_path(spec.python) if spec.rank_hooks else ""
         self.spawn_began_ns = time.monotonic_ns()
         for key, rank in self._by_key.items():
             argv = rank_command(
                 spec.entry,
                 python=spec.python,
                 local_rank=rank.local_rank,
-                hooks=spec.rank_hooks,
+                inside=inside,
                 events_file=rank.events_file,
                 run_id=spec.run_id,
                 node=self._node,
