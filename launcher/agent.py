@@ -51,13 +51,15 @@ class State(Enum):
 class Surroundings(Protocol):
     """What the composition root gives to the agent beside its own parts (app.py)."""
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str) -> None: ...  # a line that --quiet leaves out
+    def complain(self, text: str) -> None: ...  # an error, said in any case
     def prepare(self, world: World) -> RankGroup: ...
     def spawn(self, group: RankGroup) -> None: ...
     def observe_start(self, group: RankGroup) -> None: ...
     def attempt_over(self, group: RankGroup) -> None: ...
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
+    def hasten(self) -> None: ...  # a signal while `drain` is under way
     def hold_port(self, given: int | None) -> HeldPort: ...
 
 
@@ -114,7 +116,7 @@ class Agent:
                 self._around.report(message)
                 self._end(status)
             case Refused(status, reason):
-                self._around.say(f"error: {reason}")
+                self._around.complain(reason)
                 self._stop_then_end(status)
             case Welcome(open_membership=True) if not self._spec.is_single:
                 self._around.say(
@@ -130,7 +132,7 @@ class Agent:
         """There is no coordinator (any more)."""
         if self._state in (State.ENDING, State.ENDED):
             return
-        self._around.say(f"error: {reason}")
+        self._around.complain(reason)
         self._stop_then_end(128 + self._signum if self._signum else status)
 
     # ---- attempts --------------------------------------------------------------------------------------------
@@ -174,7 +176,7 @@ class Agent:
         if self._start_error or self._state is not State.RUNNING:
             return
         self._start_error = why
-        self._around.say(f"error: {why}")
+        self._around.complain(why)
         self._leave(why, 1)
 
     def _on_stop(self, stop: Stop) -> None:
@@ -239,7 +241,7 @@ class Agent:
         """The guard was killed; the sentinel ends what it had started."""
         if self._state in (State.ENDING, State.ENDED):
             return
-        self._around.say("error: the guard process is gone (killed?); all ranks of this node were ended with it")
+        self._around.complain("the guard process is gone (killed?); all ranks of this node were ended with it")
         self._send(Leave("its guard process was killed"))
         self._end(1)
 
@@ -261,6 +263,7 @@ class Agent:
         again, self._signum = bool(self._signum), self._signum or signum
         name = signal.Signals(signum).name
         if self._state in (State.ENDING, State.ENDED):
+            self._around.hasten()
             return
         if not again:
             self._around.say(f"{name}: stopping {'this node' if self._spec.signal_scope == 'node' else 'the job'}")

@@ -40,7 +40,7 @@ def main(argv: list[str], pipes: Pipes) -> int:
     guard = GuardClient(loop, pipes)
     try:
         spec = build_spec(parse(argv, os.environ), os.environ)
-        for warning in spec.warnings:
+        for warning in () if spec.quiet else spec.warnings:
             console.say(f"warning: {warning}")
         return run_job(loop, console, guard, spec, began_ns)
     except BootseerError as error:

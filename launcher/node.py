@@ -43,9 +43,16 @@ class Node:
         self._tailer: Tailer | None = None
         self._watch: StartWatch | None = None
         self._attempt = 0
+        self._finish: Finish | None = None
 
     def say(self, text: str) -> None:
-        self._console.say(text)
+        """A line for people; --quiet leaves it out."""
+        if not self._spec.quiet:
+            self._console.say(text)
+
+    def complain(self, text: str) -> None:
+        """An error, in one line."""
+        self._console.say(f"error: {text}")
 
     # ---- files -----------------------------------------------------------------------------------------------
 
@@ -164,10 +171,15 @@ class Node:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def report(self, finish: Finish) -> None:
-        """The job is over: the final report, and the error file for a launcher above this one."""
-        if not finish.status or finish.status > 128:
+        """The job is over; what there is to say of it comes after the last output of the ranks."""
+        self._finish = finish
+
+    def _show_report(self) -> None:
+        """The final report, and the error file for a launcher above this one."""
+        finish = self._finish
+        if finish is None or not finish.status or finish.status > 128:
             return
-        self.say(f"error: {finish.reason}")
+        self.complain(finish.reason)
         first = next((failure for failure in finish.failures if not failure.stopped_by_us), None)
         if first is None:
             return
@@ -184,16 +196,22 @@ class Node:
         record = read_error_file(first.error_file)
         trouble = write_own_error_file(path, record, first.status, first.message, first.wall_s)
         if trouble:
-            self.say(trouble)
+            self.complain(trouble)
 
     def drain(self) -> None:
         """Lets the console have what is left, then tells the agent."""
         if self._tailer is None:
-            self._loop.call_soon(self.agent.on_drained)
+            self._loop.call_soon(self._on_drained, "")
         else:
             self._tailer.finish(self._on_drained)
 
+    def hasten(self) -> None:
+        """Goes without what the console has not taken."""
+        if self._tailer is not None:
+            self._tailer.hasten()
+
     def _on_drained(self, _line: str) -> None:
+        self._show_report()
         self.agent.on_drained()
 
     def close(self) -> None:
