@@ -149,9 +149,9 @@ def cut_for_a_while(hosts: netns.Hosts) -> Outcome:
     return job.outcome("restarted" if restarted else "went on, no restart", time.monotonic() - began_s)
 
 
-def cut_for_good(hosts: netns.Hosts) -> Outcome:
+def cut_for_good(hosts: netns.Hosts, conf: str = "last_call_timeout=5") -> Outcome:
     """The link stays down: the first host goes on alone, the second ends; default heartbeat limit (15 s)."""
-    job = Job(hosts, "--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=5", "--shutdown-timeout", "2")
+    job = Job(hosts, "--nnodes", "1:2", "--rdzv-conf", conf, "--shutdown-timeout", "2")
     job.wait_ready(2)
     hosts.hosts[1].cut()
     seconds = job.wait_for(lambda: "rank 0 of 1" in job.read()[0], 40, "the survivor's new world")

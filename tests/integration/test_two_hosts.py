@@ -1,0 +1,64 @@
+"""Two hosts in network namespaces: what the job does when one dies, is cut off, or has another clock.
+
+The scenarios are those of `python -m bench hosts`, which also measures them with default heartbeats.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from bench import hosts as scenarios
+from bench import netns
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[netns.Hosts]:
+    reason = netns.why_not()
+    if reason and os.environ.get("CI"):
+        pytest.fail(f"CI must be able to make hosts: {reason}")
+    if reason:
+        pytest.skip(reason)
+    with netns.Hosts(2) as made:
+        yield made
+
+
+def test_survivor_of_an_elastic_job_goes_on_alone(two_hosts: netns.Hosts) -> None:
+    outcome = scenarios.node_killed(two_hosts)
+    assert outcome.blamed == "node2"
+    assert outcome.seconds < 5
+
+
+def test_fixed_job_without_restarts_ends_and_names_the_lost_node(two_hosts: netns.Hosts) -> None:
+    outcome = scenarios.node_killed_fixed(two_hosts)
+    assert outcome.blamed == "node2"
+    assert outcome.statuses[0] == 1
+    assert "the job needs 2 nodes and --max-restarts is 0" in outcome.outputs[0]
+
+
+def test_cut_of_three_seconds_restarts_nothing(two_hosts: netns.Hosts) -> None:
+    outcome = scenarios.cut_for_a_while(two_hosts)
+    assert outcome.what == "went on, no restart"
+    assert outcome.statuses == (0, 0)
+
+
+def test_cut_for_good_is_found_by_heartbeat_on_both_sides(two_hosts: netns.Hosts) -> None:
+    conf = "last_call_timeout=5,keep_alive_interval=0.5,keep_alive_max_attempt=4"
+    outcome = scenarios.cut_for_good(two_hosts, conf)
+    assert outcome.blamed == "node2"
+    assert outcome.seconds < 10
+    assert outcome.statuses[1] == 1
+    assert "the coordinator" in outcome.outputs[1]
+
+
+@pytest.mark.parametrize("ahead_s", [(0, 5), (5, 0)], ids=["cause", "victim"])
+def test_cause_is_found_although_clocks_are_five_seconds_apart(
+    two_hosts: netns.Hosts, ahead_s: tuple[int, int]
+) -> None:
+    outcome = scenarios.clocks_apart(two_hosts, ahead_s)
+    assert outcome.blamed == "rank 1"
+    assert outcome.statuses == (1, 1)
