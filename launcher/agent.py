@@ -13,7 +13,7 @@ from typing import Protocol
 
 from launcher.guard_client import Exited, GuardClient
 from launcher.loop import Cancellable, EventLoop
-from launcher.ranks.group import GroupEvents, RankGroup
+from launcher.ranks.group import GroupEvents, Rank, RankGroup
 from launcher.ranks.port import HeldPort, is_listened_on
 from launcher.rendezvous.link import Link
 from launcher.rendezvous.messages import (
@@ -56,7 +56,8 @@ class Surroundings(Protocol):
     def prepare(self, world: World) -> RankGroup: ...
     def spawn(self, group: RankGroup) -> None: ...
     def observe_start(self, group: RankGroup) -> None: ...
-    def attempt_over(self, group: RankGroup) -> None: ...
+    def note_exit(self, rank: Rank, exited: Exited) -> None: ...
+    def attempt_over(self) -> None: ...
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
     def hasten(self) -> None: ...  # a signal while `drain` is under way
@@ -152,7 +153,13 @@ class Agent:
 
     def group_events(self) -> GroupEvents:
         """The callbacks that `prepare` gives to each new RankGroup."""
-        return GroupEvents(self._on_started, self._on_rank_failed, self._on_succeeded, self._on_cannot_start)
+        return GroupEvents(
+            started=self._on_started,
+            failed=self._on_rank_failed,
+            exited=self._around.note_exit,
+            succeeded=self._on_succeeded,
+            cannot_start=self._on_cannot_start,
+        )
 
     def _on_started(self) -> None:
         group = self._group
@@ -192,9 +199,9 @@ class Agent:
 
     # ---- the guard -------------------------------------------------------------------------------------------
 
-    def on_spawned(self, key: int, pid: int, _time_ns: int) -> None:
+    def on_spawned(self, key: int, pid: int, time_ns: int) -> None:
         if self._group is not None:
-            self._group.on_spawned(key, pid)
+            self._group.on_spawned(key, pid, time_ns)
 
     def on_spawn_failed(self, key: int, number: int, what: str) -> None:
         if self._group is not None:
@@ -227,7 +234,7 @@ class Agent:
             self._around.say(f"processes that cannot be killed (waiting in the kernel) are left behind: {names}")
         if group is None:
             return
-        self._around.attempt_over(group)
+        self._around.attempt_over()
         if self._leaving:
             self._send(Leave(self._leaving))
             self._end(self.status)
@@ -311,7 +318,7 @@ class Agent:
         self._state = State.ENDING
         self._port.close()
         if self._group is not None:
-            self._around.attempt_over(self._group)
+            self._around.attempt_over()
         self._around.drain()
 
     def on_drained(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from launcher.guard_client import GuardClient
+from launcher.guard_client import Exited, GuardClient
 from launcher.loop import EventLoop
 from launcher.ranks import logs
 from launcher.ranks.console import Console
@@ -20,7 +20,7 @@ from launcher.spec import LaunchSpec
 
 if TYPE_CHECKING:
     from launcher.agent import Agent
-    from launcher.ranks.start_watch import StartWatch
+    from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
 
 
@@ -41,7 +41,7 @@ class Node:
         self._run_dir = ""
         self._events_dir = ""
         self._tailer: Tailer | None = None
-        self._watch: StartWatch | None = None
+        self._record: AttemptRecord | None = None
         self._attempt = 0
         self._finish: Finish | None = None
 
@@ -97,8 +97,9 @@ class Node:
     def _rank_events_file(self, world: World, local_rank: int) -> str:
         if not self._events_dir:
             return ""
-        rank = world.first_rank + local_rank
-        return f"{self._events_dir}/rank-{rank}-attempt-{world.attempt}-{self.host}.jsonl"
+        from bootseer.events import rank_events_path
+
+        return rank_events_path(self._events_dir, self.host, world.first_rank + local_rank, world.attempt)
 
     def _copy_output(self, group: RankGroup) -> None:
         spec, attempt = self._spec, group.world.attempt
@@ -144,29 +145,31 @@ class Node:
 
     def observe_start(self, group: RankGroup) -> None:
         """All ranks run: from now on their first steps are waited for."""
-        files = {rank.rank: rank.events_file for rank in group.ranks if rank.events_file}
-        if self._watch is not None:
-            self._watch.finish()
-        from launcher.ranks.start_watch import StartWatch
+        if self._events_dir:
+            from launcher.ranks.record import AttemptRecord
 
-        self._watch = StartWatch(self._loop, files, lambda: self._tell_start(group))
+            self._record = AttemptRecord(
+                self._loop, self._events_dir, self._spec.run_id, self.host, group, self._began_ns, self.say
+            )
 
-    def attempt_over(self, _group: RankGroup) -> None:
+    def note_exit(self, rank: Rank, exited: Exited) -> None:
+        """A rank has ended."""
+        if self._record is not None:
+            self._record.note_exit(rank, exited.status, exited.time_ns)
+        if exited.status:
+            self._began_ns = exited.time_ns  # the next start, if there is one, begins with this
+
+    def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
-        if self._watch is not None:
-            self._watch.finish()
-            self._watch = None
+        if self._record is not None:
+            self._record.finish()
+            self._record = None
         if self._tailer is not None:
             self._tailer.end_all()
 
     def hold_port(self, given: int | None) -> HeldPort:
         """A port for rank 0: the user's, or any."""
         return hold_any(self._spec.port_range) if given is None else hold_given(given)
-
-    def _tell_start(self, _group: RankGroup) -> None:
-        if self._spec.quiet:
-            return
-        self.say("started")
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
@@ -215,7 +218,7 @@ class Node:
         self.agent.on_drained()
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.finish()
+        if self._record is not None:
+            self._record.finish()
         if self._tailer is not None:
             self._tailer.close()

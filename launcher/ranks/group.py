@@ -35,7 +35,7 @@ class RankState(Enum):
 class Rank:
     """One rank of this node."""
 
-    __slots__ = ("cpu_s", "events_file", "local_rank", "logs", "pid", "rank", "state")
+    __slots__ = ("cpu_s", "events_file", "local_rank", "logs", "pid", "rank", "started_ns", "state")
 
     def __init__(self, rank: int, local_rank: int, logs: RankLogs, events_file: str) -> None:
         self.rank = rank
@@ -43,6 +43,7 @@ class Rank:
         self.logs = logs
         self.events_file = events_file
         self.pid = 0
+        self.started_ns = 0  # its exec, of the monotonic clock
         self.cpu_s = 0.0
         self.state = RankState.STARTING
 
@@ -52,6 +53,7 @@ class GroupEvents(NamedTuple):
 
     started: Callable[[], object]  # all ranks run
     failed: Callable[[Failure], object]  # the first failure of the group
+    exited: Callable[[Rank, Exited], object]  # each rank
     succeeded: Callable[[], object]  # all ranks ended with 0 and nothing of them is left
     cannot_start: Callable[[str], object]  # one line
 
@@ -112,11 +114,12 @@ class RankGroup:
 
     # ---- what the guard tells --------------------------------------------------------------------------------
 
-    def on_spawned(self, key: int, pid: int) -> None:
+    def on_spawned(self, key: int, pid: int, time_ns: int) -> None:
         rank = self._by_key.get(key)
         if rank is None:
             return
         rank.pid = pid
+        rank.started_ns = time_ns
         if rank.state is RankState.STARTING:
             rank.state = RankState.RUNNING
         if all(each.state is not RankState.STARTING for each in self.ranks):
@@ -133,6 +136,7 @@ class RankGroup:
         if rank is None or rank.state is RankState.FAILED:
             return
         rank.cpu_s = exited.cpu_s
+        self._events.exited(rank, exited)
         if exited.status == 0:
             rank.state = RankState.LINGERING
             return

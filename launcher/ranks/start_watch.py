@@ -1,7 +1,7 @@
-"""Watches the ranks' event files of an attempt until every rank has made its first step, then says one line.
+"""Watches the ranks' event files of an attempt until every rank has made its first step.
 
-In: event files that ranks append to. Out: the start line (bootseer.startup). The ranks are not asked anything and
-wait for nothing; where a first step is not observed the line says so when the attempt is over.
+In: event files that ranks append to. Out: one call, at the last first step or when the attempt is over. The ranks
+are not asked anything and wait for nothing.
 """
 
 from __future__ import annotations
