@@ -234,6 +234,9 @@ class Agent:
             self._around.say(f"processes that cannot be killed (waiting in the kernel) are left behind: {names}")
         if group is None:
             return
+        for failure in group.failures:
+            if failure.stopped_by_us and failure.status == -signal.SIGKILL:
+                self._around.say(f"rank {failure.rank} (pid {failure.pid}) did not end in time and was killed")
         self._around.attempt_over()
         if self._leaving:
             self._send(Leave(self._leaving))

@@ -104,7 +104,9 @@ class Node:
     def _copy_output(self, group: RankGroup) -> None:
         spec, attempt = self._spec, group.world.attempt
         for rank in group.ranks:
-            prefix = logs.line_prefix(spec.log_line_prefix_template, spec.role, rank.rank, rank.local_rank)
+            prefix = logs.line_prefix(
+                spec.log_line_prefix_template, spec.role, rank.rank, rank.local_rank, self.host
+            )
             for stream, tee, path, needles in (
                 (logs.OUT, rank.logs.tee_stdout, rank.logs.stdout_path, spec.stdout_filters),
                 (logs.ERR, rank.logs.tee_stderr, rank.logs.stderr_path, spec.stderr_filters),
