@@ -1,0 +1,218 @@
+"""Log directory, redirects, tee, filters and prefixes."""
+
+from __future__ import annotations
+
+from tests.parity.model import Better, Probe
+from tests.parity.probes.common import STANDALONE, TWO
+
+BOTH = """import os, sys
+print("say out", os.environ["RANK"])
+print("say err", os.environ["RANK"], file=sys.stderr)
+"""
+FACTS = ("status", "files", "stdout", "said")
+
+PROBES = (
+    Probe(
+        "logs-none",
+        "without redirects all ranks share the console, unprefixed; the log directory has a folder for each",
+        (*TWO, "--log-dir", "{logs}", "{script}"),
+        script=BOTH,
+        facts=("status", "tree", "stdout", "said"),
+        flags=("--log-dir",),
+    ),
+    Probe(
+        "logs-default",
+        "without --log-dir a temporary directory is made",
+        (*TWO, "--redirects", "1", "{script}"),
+        script=BOTH,
+        facts=FACTS,
+        flags=("--log-dir",),
+    ),
+    Probe(
+        "logs-redirects",
+        "--redirects 3: files, and a quiet console",
+        (*TWO, "--log-dir", "{logs}", "--redirects", "3", "{script}"),
+        script=BOTH,
+        facts=FACTS,
+        flags=("--redirects",),
+    ),
+    Probe(
+        "logs-mask",
+        "masks by local rank: 0:1,1:2",
+        (*TWO, "--log-dir", "{logs}", "--redirects", "0:1,1:2", "{script}"),
+        script=BOTH,
+        facts=FACTS,
+        flags=("--redirects",),
+    ),
+    Probe(
+        "logs-mask-beyond",
+        "a mask for a rank that does not exist is ignored",
+        (*TWO, "--log-dir", "{logs}", "--redirects", "1:3,5:3", "{script}"),
+        script=BOTH,
+        facts=FACTS,
+        flags=("--redirects",),
+    ),
+    Probe(
+        "logs-mask-many",
+        "a mask for local rank 10",
+        (*TWO, "--log-dir", "{logs}", "--redirects", "0:1,10:3", "{script}"),
+        script=BOTH,
+        facts=("status", "stdout"),
+        better=(
+            Better("status.0", 0, "local ranks of any number of digits have masks", "W7"),
+            Better("stdout.0", ["say out 1"], "local ranks of any number of digits have masks", "W7"),
+        ),
+        flags=("--redirects",),
+    ),
+    Probe(
+        "logs-tee",
+        "--tee 3: files and the console, with the prefix [role + rank]:",
+        (*TWO, "--log-dir", "{logs}", "--tee", "3", "{script}"),
+        script=BOTH,
+        facts=FACTS,
+        flags=("--tee",),
+        live=True,
+    ),
+    Probe(
+        "logs-tee-mask",
+        "tee and redirects with different masks",
+        (*TWO, "--log-dir", "{logs}", "--tee", "0:1", "--redirects", "1:3", "{script}"),
+        script=BOTH,
+        facts=FACTS,
+        flags=("--tee", "--redirects"),
+    ),
+    Probe(
+        "logs-role",
+        "the prefix has the role's name",
+        (*STANDALONE, "--log-dir", "{logs}", "--role", "trainer", "-t", "1", "{script}"),
+        script=BOTH,
+        facts=("status", "stdout"),
+        flags=("--role", "--tee"),
+    ),
+    Probe(
+        "logs-template",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE; names it does not know stay as they are",
+        (*TWO, "--log-dir", "{logs}", "-t", "1", "{script}"),
+        script=BOTH,
+        environ={"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name}|$rank|${local_rank}|${other}> "},
+        facts=("status", "stdout"),
+    ),
+    Probe(
+        "logs-filter",
+        "--local-ranks-filter: other ranks stay off the console",
+        (*TWO, "--log-dir", "{logs}", "--local-ranks-filter", "1", "{script}"),
+        script=BOTH,
+        facts=FACTS,
+        flags=("--local-ranks-filter",),
+    ),
+    Probe(
+        "logs-filter-tee",
+        "--local-ranks-filter with tee: their files are written all the same",
+        (*TWO, "--log-dir", "{logs}", "--local-ranks-filter=1", "--tee=3", "{script}"),
+        script=BOTH,
+        facts=FACTS,
+        flags=("--local-ranks-filter", "--tee"),
+    ),
+    Probe(
+        "logs-duplicates",
+        "filters copy lines of tee'd ranks into files; two commas are one",
+        (
+            *TWO,
+            "--log-dir",
+            "{logs}",
+            "--tee",
+            "0:3,1:1",
+            "--duplicate-stdout-filters",
+            "apple,a,,b",
+            "--duplicate-stderr-filters",
+            "pear",
+            "{script}",
+        ),
+        script="""import os, sys
+for word in ("apple", "pear", "a,b", "ab"):
+    print("say", word, os.environ["RANK"])
+    print("say", word, os.environ["RANK"], file=sys.stderr)
+""",
+        facts=("status", "filtered", "tree"),
+        flags=("--duplicate-stdout-filters", "--duplicate-stderr-filters"),
+    ),
+    Probe(
+        "logs-off",
+        "--log-dir /dev/null: no files, an empty TORCHELASTIC_ERROR_FILE, and the console",
+        (*TWO, "--log-dir", "/dev/null", "--redirects", "3", "{script}"),
+        script='from tell import *\ntell(env=env("TORCHELASTIC_ERROR_FILE"))\n' + BOTH,
+        facts=("status", "told", "tree", "stdout", "said"),
+        flags=("--log-dir",),
+    ),
+    Probe(
+        "logs-off-failure",
+        "--log-dir /dev/null with a rank that fails",
+        (*STANDALONE, "--log-dir", "/dev/null", "--redirects", "3", "{script}"),
+        script="raise SystemExit(3)\n",
+        facts=("status", "tree", "report"),
+        flags=("--log-dir",),
+    ),
+    Probe(
+        "logs-new-dir",
+        "a log directory that does not exist is made, with its parents",
+        (*STANDALONE, "--log-dir", "{logs}/a/b", "-r", "1", "{script}"),
+        script=BOTH,
+        facts=("status", "files"),
+        flags=("--log-dir",),
+    ),
+    Probe(
+        "logs-partial-line",
+        "tee of a last line without an end",
+        (*STANDALONE, "--log-dir", "{logs}", "--tee", "1", "{script}"),
+        script="import sys\nsys.stdout.write('say first\\nsay last')\n",
+        facts=("status", "files", "stdout"),
+        flags=("--tee",),
+    ),
+    Probe(
+        "logs-bytes",
+        "tee of bytes that are no UTF-8: the file has them as they are",
+        (*STANDALONE, "--log-dir", "{logs}", "--tee", "1", "{script}"),
+        script="import os\nos.write(1, b'say \\xff\\xfe \\xe2\\x98\\x83\\n')\n",
+        facts=("status", "files", "stdout"),
+        better=(Better("stdout.0", ["[default0]:say \udcff\udcfe ☃"], "the console gets the rank's own bytes"),),
+        flags=("--tee",),
+    ),
+    Probe(
+        "logs-large",
+        "nothing of 40,000 tee'd lines is lost or torn",
+        (*TWO, "--log-dir", "{logs}", "--tee", "1", "{script}"),
+        script="""import os
+for number in range(20000):
+    print("say line", os.environ["RANK"], number, "x" * 50)
+""",
+        facts=("status", "stdout_whole"),
+        better=(Better("stdout_whole", True, "a line is copied in one piece, with one prefix"),),
+        flags=("--tee",),
+    ),
+    Probe(
+        "logs-restart",
+        "each start has its own attempt directory",
+        (*TWO, "--log-dir", "{logs}", "-r", "3", "--max-restarts", "1", "{script}"),
+        script=BOTH + "from tell import *\nmeet(f'up{RESTART}', 2)\nsys.exit(RESTART == 0 and RANK == '0')\n",
+        facts=("status", "files"),
+        flags=("--max-restarts", "--redirects"),
+    ),
+    Probe(
+        "logs-events",
+        "files of events",
+        (*STANDALONE, "--log-dir", "{logs}", "{script}"),
+        script=BOTH,
+        facts=("status", "events"),
+        better=(Better("events", True, "the stages of the start are in <run>/events, beside the attempts"),),
+        flags=("--log-dir",),
+    ),
+    Probe(
+        "logs-again",
+        "a second job in the same log directory leaves the first one's logs",
+        (*STANDALONE, "--log-dir", "{logs}", "-r", "1", "{script}"),
+        script=BOTH,
+        facts=("status", "runs"),
+        files={"../logs/none_earlier/attempt_0/0/stdout.log": "say earlier\n"},
+        flags=("--log-dir",),
+    ),
+)

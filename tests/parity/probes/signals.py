@@ -1,0 +1,174 @@
+"""Signals to the launcher, its sudden death, and what stays behind."""
+
+from __future__ import annotations
+
+from tests.parity.model import Better, End, Make, Probe, Send, Start, Until
+from tests.parity.probes.common import STANDALONE, TWO
+
+# Both ranks wait and end by what they catch; they tell which signals came.
+WAITING = """from tell import *
+catch("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+meet("up", 2)
+mark("ready")
+wait_for("never", 40)
+"""
+STATUS = "a job stopped by a signal ends with 128 + its number, as a shell shows it, so that a scheduler can tell"
+NO_TRACE = Better("traceback.*", False, "a signal is no error of the launcher: one line, no traceback", "W8")
+GONE = Better("left", [], "nothing of a job outlives its launcher")
+
+
+def stopped(name: str, signum: int, flags: tuple[str, ...] = (), args: tuple[str, ...] = ()) -> Probe:
+    """The launcher gets a signal that ends the job."""
+    return Probe(
+        "signal-" + name.removeprefix("SIG").lower(),
+        f"{name} to the launcher reaches the ranks and ends the job",
+        (*TWO, *args, "{script}"),
+        script=WAITING,
+        steps=(Start(), Until("ready"), Send(name)),
+        facts=("status", "told", "report", "traceback", "left"),
+        better=(Better("status.0", 128 + signum, STATUS, "W8"), NO_TRACE),
+        flags=flags,
+        live=name == "SIGTERM",
+    )
+
+
+PROBES = (
+    stopped("SIGTERM", 15),
+    stopped("SIGINT", 2),
+    stopped("SIGHUP", 1),
+    stopped("SIGQUIT", 3),
+    stopped("SIGUSR2", 12, ("--signals-to-handle",), ("--signals-to-handle", "SIGUSR2,SIGTERM")),
+    Probe(
+        "signals-to-handle",
+        "--signals-to-handle is TORCHELASTIC_SIGNALS_TO_HANDLE; an unknown name only warns",
+        (*STANDALONE, "--signals-to-handle", "SIGTERM,SIGNONE", "{script}"),
+        script='from tell import *\ntell(env=env("TORCHELASTIC_SIGNALS_TO_HANDLE"))\n',
+        facts=("status", "told", "stderr_names"),
+        culprit="SIGNONE",
+        flags=("--signals-to-handle",),
+    ),
+    Probe(
+        "signal-no-restart",
+        "a signal is no failure: nothing is started again although restarts are left",
+        (*TWO, "--max-restarts", "3", "{script}"),
+        script=WAITING,
+        steps=(Start(), Until("ready"), Send("SIGTERM")),
+        facts=("status", "told", "left"),
+        better=(Better("status.0", 143, STATUS, "W8"),),
+    ),
+    Probe(
+        "signal-hard",
+        "ranks that ignore the signal are killed after --shutdown-timeout",
+        (*TWO, "--shutdown-timeout", "1", "{script}"),
+        script="""from tell import *
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+meet("up", 2)
+mark("ready")
+wait_for("never", 40)
+""",
+        steps=(Start(), Until("ready"), Send("SIGTERM")),
+        facts=("status", "quick", "left"),
+        better=(Better("status.0", 143, STATUS, "W8"),),
+        flags=("--shutdown-timeout",),
+    ),
+    Probe(
+        "signal-grace",
+        "ranks have time to end well after the signal",
+        (*TWO, "{script}"),
+        script="""from tell import *
+catch("SIGTERM", status=None)
+meet("up", 2)
+mark("ready")
+wait_for("caught-" + RANK + "-SIGTERM", 40)
+wait_for("go-on", 20)
+tell(saved=True)
+""",
+        steps=(Start(), Until("ready"), Send("SIGTERM"), Until("caught-0-SIGTERM"), Make("go-on")),
+        facts=("status", "told", "left"),
+        better=(Better("status.0", 143, STATUS, "W8"),),
+    ),
+    Probe(
+        "signal-rendezvous",
+        "SIGTERM while the launcher waits for other nodes",
+        ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:{port}", "{script}"),
+        script="from tell import *\ntell(ran=True)\n",
+        steps=(Start(), Until("listens"), Send("SIGTERM")),
+        facts=("status", "told", "traceback", "left"),
+        better=(Better("status.0", 143, STATUS + "; torchrun has no handler yet and dies by the signal", "W8"),),
+    ),
+    Probe(
+        "signal-forward",
+        "SIGUSR1 goes to the ranks and the job goes on (torchrun dies of it and leaves its ranks running)",
+        (*TWO, "{script}"),
+        script="""from tell import *
+catch("SIGUSR1", status=None)
+meet("up", 2)
+mark("ready")
+wait_for("caught-" + RANK + "-SIGUSR1", 5)
+tell(saved=True)
+""",
+        steps=(Start(), Until("ready"), Send("SIGUSR1"), End()),
+        facts=("status", "told", "left"),
+        better=(
+            Better("status.0", 0, "preemption notices of Slurm are passed on and the job goes on", "W16"),
+            Better("told.*.signals", ["SIGUSR1"], "each rank gets the signal once", "W16"),
+            Better("told.*.saved", True, "the job goes on", "W16"),
+            GONE,
+        ),
+    ),
+    Probe(
+        "launcher-killed",
+        "SIGKILL of the launcher: its ranks and their children",
+        (*TWO, "{script}"),
+        script="""from tell import *
+child("of-rank-" + RANK, session=True)
+meet("up", 2)
+mark("ready")
+wait_for("never", 30)
+""",
+        steps=(Start(), Until("ready"), Send("SIGKILL")),
+        facts=("status", "left"),
+        better=(Better("left", [], "the guard ends the whole tree, also other sessions", "W3"),),
+    ),
+    Probe(
+        "crash-children",
+        "children of a rank that crashes, in its own session and in another one",
+        (*TWO, "{script}"),
+        script="""from tell import *
+if RANK == "1":
+    wait_for("up")
+    child("same")
+    child("own", session=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+mark("up")
+wait_for("never", 30)
+""",
+        facts=("status", "left"),
+        better=(Better("left", [], "the whole tree of a crashed rank is ended", "W2"),),
+    ),
+    Probe(
+        "success-children",
+        "children that a rank leaves behind when it succeeds",
+        (*STANDALONE, "--shutdown-timeout", "1", "{script}"),
+        script='from tell import *\nchild("left", session=True)\n',
+        facts=("status", "left"),
+        better=(Better("left", [], "they get --shutdown-timeout to finish, are named, then stopped", "W2"),),
+    ),
+    Probe(
+        "stopped-children",
+        "children of ranks when the launcher is told to stop",
+        (*TWO, "--shutdown-timeout", "1", "{script}"),
+        script="""from tell import *
+child("of-" + RANK, session=True, deaf=True)
+meet("up", 2)
+mark("ready")
+wait_for("never", 30)
+""",
+        steps=(Start(), Until("ready"), Send("SIGTERM")),
+        facts=("status", "left"),
+        better=(
+            Better("status.0", 143, STATUS, "W8"),
+            Better("left", [], "the whole tree of each rank is ended", "W2"),
+        ),
+    ),
+)

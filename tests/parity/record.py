@@ -1,0 +1,80 @@
+"""`python -m tests.parity.record`: runs the probes under torchrun and writes recorded/torch-<version>.json.
+
+Every probe runs at least twice and must show the same each time. With names as arguments only those are recorded
+anew and the rest of the file stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+from tests.parity.compare import compare
+from tests.parity.model import Observation, Probe
+from tests.parity.probes import BY_NAME, PROBES
+from tests.parity.runner import run
+from tests.support import TORCHRUN
+
+FOLDER = os.path.join(os.path.dirname(__file__), "recorded")
+
+
+def path_of(version: str) -> str:
+    """The file of a torch version; its local part ("+cpu") makes no difference."""
+    return os.path.join(FOLDER, f"torch-{version.partition('+')[0]}.json")
+
+
+def load(path: str) -> dict[str, Any]:
+    """A recording; an empty one where there is no file yet."""
+    if not os.path.exists(path):
+        return {"probes": {}}
+    with open(path, encoding="utf-8") as file:
+        data: dict[str, Any] = json.load(file)
+    return data
+
+
+def record(probe: Probe, rounds: int) -> tuple[Observation, list[str]]:
+    """What torchrun shows, and what was not the same in each round."""
+    first = json.loads(json.dumps(run(probe, [TORCHRUN])))
+    unstable: list[str] = []
+    for _ in range(rounds - 1):
+        again = json.loads(json.dumps(run(probe, [TORCHRUN])))
+        unstable += compare(first, again, ()).unexplained
+    return first, unstable
+
+
+def main() -> int:
+    """Records and tells; the exit status is 1 when a probe is not stable."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="probes to record (default: all)")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--missing", action="store_true", help="only probes that are new or have changed")
+    args = parser.parse_args()
+    version = metadata.version("torch")
+    path = path_of(version)
+    data = load(path)
+    data.update(torch=version.partition("+")[0], python=platform.python_version())
+    known = data["probes"]
+    for name in set(known) - set(BY_NAME):
+        del known[name]
+    chosen = [probe for probe in PROBES if not args.names or probe.name in args.names]
+    if args.missing:
+        chosen = [probe for probe in chosen if known.get(probe.name, {}).get("digest") != probe.digest()]
+    bad = 0
+    for number, probe in enumerate(chosen, 1):
+        observation, unstable = record(probe, args.rounds)
+        print(f"{number}/{len(chosen)} {probe.name}", *unstable, sep="\n    ", flush=True)
+        bad += bool(unstable)
+        known[probe.name] = {"digest": probe.digest(), "observation": observation}
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1, sort_keys=True)
+            file.write("\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
