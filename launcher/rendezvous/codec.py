@@ -101,7 +101,7 @@ _encoder = msgspec.msgpack.Encoder()
 def encode(message: Message) -> tuple[int, bytes]:
     """The tag and the payload of a message, cut to what the other side takes."""
     kind = _KIND_OF[type(message)]
-    if isinstance(message, _UNCHECKED):
+    if kind.type in _UNCHECKED:
         return kind.tag, _encoder.encode(message)
     chars, items = MOST_TEXT_CHARS, 20_000
     while True:
@@ -134,7 +134,7 @@ def _cut_text(text: str, chars: int) -> str:
     return text if len(text) <= chars else text[: chars - 3] + "..."
 
 
-def decode(kind: Kind, payload: bytes | memoryview) -> Message:
+def decode(kind: Kind, payload: bytes | bytearray) -> Message:
     """The checked message; raises CodecError."""
     try:
         message = kind.decoder.decode(payload)

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous.clock import JobClock
 from launcher.rendezvous.endpoint import plain_address, set_options
-from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Ping, Pong, Refused, Welcome
+from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Ping, Pong, Refused, World
 from launcher.rendezvous.resolve import Address
 from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Reply, Trouble, Wire
 
@@ -30,7 +30,7 @@ class Timing(NamedTuple):
     connect_s: float = 10.0  # until the handshake is done
     ping_s: float = 5.0
     silence_s: float = 15.0
-    # Quick pings after the Welcome make the clocks' bound good early; this is the first pause, doubled each time.
+    # Quick pings after the first World make the clocks' bound good early: the first pause, doubled each time.
     first_ping_s: float = 0.02
 
 
@@ -189,10 +189,10 @@ class Connection:
             self._on_message(cast(FromCoordinator, event))
 
     def _on_message(self, message: FromCoordinator) -> None:
-        if isinstance(message, Welcome):
+        if isinstance(message, World) and not self._pause_s:
             self._pause_s = self._timing.first_ping_s
             self._next_ping_s = self._loop.time() + self._pause_s * _random()
-            self._beat()
+            self._plan_beat()
         elif isinstance(message, Finish | Refused):
             # The last word: to close at once tells the coordinator that it has arrived.
             self._is_closing = True
@@ -204,7 +204,7 @@ class Connection:
     def _start_heart(self) -> None:
         now_s = self._loop.time()
         self._heard_s = now_s
-        self._next_ping_s = now_s + self._timing.ping_s * _random()
+        self._next_ping_s = now_s + self._timing.ping_s * (0.5 + 0.5 * _random())
         self._plan_beat()
 
     def _beat(self) -> None:
@@ -221,7 +221,7 @@ class Connection:
             if 0 < self._pause_s < pause_s:
                 pause_s, self._pause_s = self._pause_s, self._pause_s * 2
             # Not in step with the other nodes.
-            self._next_ping_s = now_s + pause_s * (0.9 + 0.1 * _random())
+            self._next_ping_s = now_s + pause_s * (0.95 + 0.1 * _random())
         self._plan_beat()
 
     def _plan_beat(self) -> None:

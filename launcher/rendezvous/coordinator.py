@@ -1,25 +1,25 @@
 """The TCP side of a coordinator: nodes connect, prove themselves, join; the JobHost decides everything else.
 
 In: listening sockets and a JobHost. Out: messages to the JobHost, its answers to the nodes, nodes found lost. One
-small object for each connection and one timer for all, so that ten thousand nodes are no burden. Nobody who has
-not proven itself gets more than a few hundred bytes of memory and a few seconds. Reasons are predicates of a node
-("closed the connection").
+small object for each connection, one timer for all and an epoll of its own, so that ten thousand nodes are no
+burden. Nobody who has not proven itself gets more than a kilobyte or two and a few seconds. Reasons are predicates
+of a node ("closed the connection").
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
+import select
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous import codec
-from launcher.rendezvous.endpoint import Listener, plain_address
+from launcher.rendezvous.acceptor import Acceptor
+from launcher.rendezvous.endpoint import Listener
 from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.messages import (
     Environment,
@@ -32,62 +32,30 @@ from launcher.rendezvous.messages import (
     Refused,
     WantEnvironment,
 )
-from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Reply, Trouble, Wire
+from launcher.rendezvous.peer import MOST_QUEUED_BYTES, Peer
+from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Event, Reply, Trouble, Wire
 
-HELLO_S = 5.0  # from accept to Join
-GOODBYE_S = 5.0  # for a node to close after the last word to it
-REFUSAL_S = 1.0  # the same for who was turned away
-MOST_PENDING = 2048  # connections that have not joined yet
-MOST_QUEUED_BYTES = 4 * 1024 * 1024  # for one node that does not read
+MOST_PENDING = 16 * 1024  # connections that have not joined yet
 MOST_FILES = 128 * 1024
-_ACCEPT_BATCH = 128
+SPARE_FILES = 256
+REFUSAL_S = 1.0  # for who was turned away to close
 _READ_BYTES = 64 * 1024
 _SHARE_BYTES = 2048  # from this size on, a payload for many nodes is queued by reference
 _REPORT_S = 10.0  # one line about strange connections in this time
-_RELISTEN_S = 0.1
+_EVENTS = 1024  # of one turn
+# With many nodes a heartbeat comes every fraction of a millisecond, and to wake up for each costs more than its
+# answer: from this number on, events are looked for at this period. The clocks' bound is so much worse.
+_MANY = 512
+_FEW = 256
+_PERIOD_S = 0.005
 
 
 class Limits(NamedTuple):
     """Times of the connections."""
 
     heartbeat_s: float = 15.0  # silence that makes a node lost
-    hello_s: float = HELLO_S
-    goodbye_s: float = GOODBYE_S
-
-
-class _Peer:
-    """A connection. `until_s` is when its patience ends: of the handshake, of a heartbeat, of a goodbye."""
-
-    __slots__ = (
-        "asked",
-        "coordinator",
-        "heard_s",
-        "is_ending",
-        "node",
-        "queue",
-        "queued",
-        "sock",
-        "until_s",
-        "wire",
-    )
-
-    def __init__(self, coordinator: Coordinator, sock: socket.socket, wire: Wire, until_s: float) -> None:
-        self.coordinator = coordinator
-        self.sock = sock
-        self.wire = wire
-        self.node = -1  # number at the JobHost, once it has joined
-        self.heard_s = 0.0
-        self.until_s = until_s
-        self.queue: deque[bytes | memoryview] | None = None
-        self.queued = 0
-        self.asked = False  # for its Environment
-        self.is_ending = False  # nothing more is expected from it, or wanted
-
-    def is_done(self) -> bool:
-        return self.is_ending
-
-    def deliver(self, message: FromCoordinator) -> None:
-        self.coordinator._deliver(self, message)
+    hello_s: float = 5.0  # from accept to Join
+    goodbye_s: float = 5.0  # for a node to close after the last word to it
 
 
 class Coordinator:
@@ -105,33 +73,31 @@ class Coordinator:
     ) -> None:
         self._loop = loop
         self._host = host
-        self._listener = listener
         self._secret = secret
         self._version = version
         self._say = say
         self._limits = limits or Limits()
-        self._pending: dict[_Peer, None] = {}  # oldest first
-        self._members: dict[int, _Peer] = {}
-        self._ending: dict[_Peer, None] = {}
+        self._epoll = select.epoll()
+        self._peers: dict[int, Peer] = {}  # by descriptor; each is in one of the next three as well
+        self._pending: dict[Peer, None] = {}  # oldest first
+        self._members: dict[int, Peer] = {}  # by number at the JobHost
+        self._ending: dict[Peer, None] = {}
         self._last_encoded: tuple[FromCoordinator | None, tuple[int, bytes]] = (None, (0, b""))
         self._sweep_timer: Cancellable | None = None
         self._sweep_due_s = 0.0
-        self._relisten_timer: Cancellable | None = None
-        self._is_listening = False
-        self._is_accepting = False
+        self._period_timer: Cancellable | None = None
         self._is_closing = False
         self.is_closed = False
-        self._strange = 0
-        self._strange_told = 0
-        self._strange_told_s = -_REPORT_S
-        self._accepted = self._refused = self._lost_count = self._bytes_in = self._bytes_out = 0
+        self._strange_told, self._strange_told_s = 0, -_REPORT_S
+        self._accepted = self._refused = self._strange = self._ended = self._bytes_in = self._bytes_out = 0
+        self._most_files = _raise_file_limit()
         host.on_listen = self.set_listening
-        _raise_file_limit()
-        self._start_accepting()
+        loop.add_reader(self._epoll.fileno(), self._on_events)
+        self._acceptor = Acceptor(loop, listener, self._has_room, self._accept, self._report)
 
     @property
     def port(self) -> int:
-        return self._listener.port
+        return self._acceptor.port
 
     def statistics(self) -> dict[str, int]:
         """Counters for the bench, the status command and the tests."""
@@ -142,99 +108,79 @@ class Coordinator:
             "accepted": self._accepted,
             "refused": self._refused,
             "strange": self._strange,
-            "lost": self._lost_count,
+            "ended": self._ended,
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
         }
 
-    # ---- listening -------------------------------------------------------------------------------------------
+    # ---- accepting -------------------------------------------------------------------------------------------
 
     def set_listening(self, on: bool) -> None:
         """Frees the port (rank 0 of a static job binds it) or takes it again; nodes stay connected."""
-        if on:
-            self.resume_listening()
-        else:
-            self.stop_listening()
+        if on and not self._is_closing:
+            self._acceptor.resume()
+        elif not on:
+            self._acceptor.stop()
 
     def stop_listening(self) -> None:
-        if self._relisten_timer is not None:
-            self._relisten_timer.cancel()
-            self._relisten_timer = None
-        self._stop_accepting()
-        self._listener.close()
-        self._is_listening = False
+        """See set_listening."""
+        self.set_listening(False)
 
     def resume_listening(self) -> None:
-        if self._is_listening or self._is_closing or self._relisten_timer is not None:
-            return
-        self._relisten(self._loop.time() + 5.0)
+        """See set_listening."""
+        self.set_listening(True)
 
-    def _relisten(self, patience_s: float) -> None:
-        self._relisten_timer = None
-        try:
-            self._listener.open()
-        except OSError as error:
-            # What rank 0 has left behind may hold it a moment longer.
-            if self._loop.time() > patience_s:
-                self._say(
-                    f"cannot listen on port {self.port} again: {error.strerror}; no node can join until it is free"
-                )
-                patience_s = float("inf")
-            self._relisten_timer = self._loop.call_later(_RELISTEN_S, self._relisten, patience_s)
-            return
-        self._start_accepting()
-
-    def _start_accepting(self) -> None:
-        self._is_listening = self._is_accepting = True
-        for sock in self._listener.sockets:
-            self._loop.add_reader(sock.fileno(), self._on_acceptable, sock)
-
-    def _stop_accepting(self) -> None:
-        if self._is_accepting:
-            self._is_accepting = False
-            for sock in self._listener.sockets:
-                self._loop.remove_reader(sock.fileno())
-
-    def _on_acceptable(self, listening: socket.socket) -> None:
-        for _ in range(_ACCEPT_BATCH):
-            if len(self._pending) >= MOST_PENDING and not self._make_room():
-                # They wait in the kernel's queue; the sweep goes on with them.
-                self._stop_accepting()
-                self._plan_sweep()
-                return
-            try:
-                sock, _ = listening.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._report(f"cannot accept more connections: {error.strerror}")
-                    self._stop_accepting()
-                    self._plan_sweep()
-                    return
-                continue  # that connection is gone already
-            self._accept(sock)
-
-    def _accept(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self._accepted += 1
-        wire = Wire(True, self._secret, self._version, os.urandom(NONCE_BYTES))
-        peer = _Peer(self, sock, wire, self._loop.time() + self._limits.hello_s)
-        self._pending[peer] = None
-        self._loop.add_reader(sock.fileno(), self._on_readable, peer)
-        self._plan_sweep()
-
-    def _make_room(self) -> bool:
-        """Who has been shaking hands for a second makes room: a node is done in a few round trips."""
-        oldest = next(iter(self._pending))
-        if oldest.until_s - self._limits.hello_s + 1.0 > self._loop.time():
+    def _has_room(self) -> bool:
+        if len(self._pending) < MOST_PENDING and len(self._peers) < self._most_files - SPARE_FILES:
+            return True
+        oldest = next(iter(self._pending), None)
+        # A node is done in a few round trips: who has been at it for a second makes room.
+        if oldest is None or oldest.until_s - self._limits.hello_s + 1.0 > self._loop.time():
             return False
         self._turn_away(oldest, "did not join in time while many others wait")
+        self._drop(oldest)
         return True
+
+    def _accept(self, sock: socket.socket) -> None:
+        self._accepted += 1
+        wire = Wire(True, self._secret, self._version, os.urandom(NONCE_BYTES))
+        peer = Peer(sock, wire, self._loop.time() + self._limits.hello_s, self._deliver)
+        fd = sock.fileno()
+        self._peers[fd] = peer
+        self._pending[peer] = None
+        self._epoll.register(fd, select.EPOLLIN)
+        self._plan_sweep()
 
     # ---- reading ---------------------------------------------------------------------------------------------
 
-    def _on_readable(self, peer: _Peer) -> None:
+    def _on_events(self) -> int:
+        events = self._epoll.poll(0, _EVENTS)
+        for fd, mask in events:
+            # Looked up at the moment of use: an earlier event may have ended the connection.
+            peer = self._peers.get(fd)
+            if peer is not None and mask & select.EPOLLOUT:
+                self._on_writable(peer)
+            if peer is not None and mask & ~select.EPOLLOUT and peer.sock.fileno() == fd:
+                self._on_readable(peer)
+        if self.is_closed:
+            return 0
+        if self._period_timer is None and len(self._members) >= _MANY:
+            # A watch that comes and goes is no way: each time the kernel would walk through all connections.
+            self._loop.remove_reader(self._epoll.fileno())
+            self._period_timer = self._loop.call_later(_PERIOD_S, self._on_period)
+        return len(events)
+
+    def _on_period(self) -> None:
+        was_full = self._on_events() == _EVENTS
+        if self.is_closed:
+            return
+        if len(self._members) < _FEW:
+            self._period_timer = None
+            self._loop.add_reader(self._epoll.fileno(), self._on_events)
+        else:
+            self._period_timer = self._loop.call_later(0.0 if was_full else _PERIOD_S, self._on_period)
+
+    def _on_readable(self, peer: Peer) -> None:
         received_ns = time.monotonic_ns()
         try:
             data = peer.sock.recv(_READ_BYTES)
@@ -247,24 +193,16 @@ class Coordinator:
             if not data:
                 self._drop(peer)
             return
-        if not data:
-            for event in peer.wire.end():
-                self._on_event(peer, event, received_ns)
-            return
         self._bytes_in += len(data)
-        peer.heard_s = self._loop.time()
-        for event in peer.wire.receive(data):
+        peer.heard_s = received_ns / 1e9
+        for event in peer.wire.receive(data) if data else peer.wire.end():
             self._on_event(peer, event, received_ns)
             if peer.is_done():
                 return
 
-    def _on_event(self, peer: _Peer, event: object, received_ns: int) -> None:
-        if isinstance(event, Ping):
-            if peer.node >= 0:
-                pong = Pong(event.local_ns, received_ns, time.monotonic_ns())
-                self._write(peer, peer.wire.pack(pong))
-            else:
-                self._end_peer(peer, "sent a message before its Join")
+    def _on_event(self, peer: Peer, event: Event, received_ns: int) -> None:
+        if isinstance(event, Ping) and peer.node >= 0:
+            self._write(peer, peer.wire.pack(Pong(event.local_ns, received_ns, time.monotonic_ns())))
         elif isinstance(event, Reply):
             self._write(peer, event.data)
         elif isinstance(event, Established):
@@ -278,34 +216,27 @@ class Coordinator:
         elif isinstance(event, Environment) and not peer.asked:
             self._end_peer(peer, "sent an Environment that nobody asked for")
         else:
-            peer.asked = False
             self._host.receive(peer.node, cast(FromMember, event))
 
-    def _on_broken(self, peer: _Peer, broken: Broken) -> None:
-        if peer.node >= 0:
-            self._end_peer(peer, broken.reason)
-            return
-        if broken.trouble is Trouble.CUT and not peer.wire.peer_version:
-            self._turn_away(peer, "")  # a probe of the port (load balancers do that)
-        else:
-            self._turn_away(peer, broken.reason)
+    def _on_broken(self, peer: Peer, broken: Broken) -> None:
+        # A connection that is closed without a byte is a probe of the port, as load balancers do it.
+        is_probe = broken.trouble is Trouble.CUT and not peer.wire.peer_version
+        self._end_peer(peer, "" if is_probe and peer.node < 0 else broken.reason)
 
-    def _on_join(self, peer: _Peer, join: Join) -> None:
+    def _on_join(self, peer: Peer, join: Join) -> None:
         if peer.node >= 0:
             self._end_peer(peer, "sent a second Join")
             return
         if not join.address:
-            join = join._replace(address=plain_address(_peer_name(peer)))
+            join = join._replace(address=peer.name())
         del self._pending[peer]
         peer.node = self._host.attach(peer.deliver)
         self._members[peer.node] = peer
         self._host.receive(peer.node, join)
-        if not self._is_accepting and self._is_listening:
-            self._start_accepting()
 
     # ---- writing ---------------------------------------------------------------------------------------------
 
-    def _deliver(self, peer: _Peer, message: FromCoordinator) -> None:
+    def _deliver(self, peer: Peer, message: FromCoordinator) -> None:
         """Called by the JobHost; must not call it back."""
         if peer.is_ending:
             return
@@ -314,10 +245,10 @@ class Coordinator:
         if isinstance(message, Finish | Refused):
             self._refused += isinstance(message, Refused)
             self._begin_end(peer, self._limits.goodbye_s)
-            if isinstance(message, Finish) and self._is_listening:
-                self.stop_listening()  # the port is free for the next job
+            if isinstance(message, Finish):
+                self._acceptor.stop()  # the port is free for the next job
 
-    def _frame(self, peer: _Peer, message: FromCoordinator) -> tuple[bytes, ...]:
+    def _frame(self, peer: Peer, message: FromCoordinator) -> tuple[bytes, ...]:
         # Stop, Note and Finish go to all nodes alike.
         last, encoded = self._last_encoded
         if type(last) is not type(message) or last != message:
@@ -329,74 +260,54 @@ class Coordinator:
         head, mac = peer.wire.pack_around(tag, payload)
         return (head, payload, mac) if mac else (head, payload)
 
-    def _write(self, peer: _Peer, *chunks: bytes) -> None:
-        """Sends now what the socket takes, keeps the rest; failures are dealt with later, from the loop."""
-        for data in chunks:
-            rest: bytes | memoryview = data
-            if peer.queue is None:
-                try:
-                    sent = peer.sock.send(data)
-                except (BlockingIOError, InterruptedError):
-                    sent = 0
-                except OSError as error:
-                    self._loop.call_soon(self._end_peer, peer, _cut_off(error))
-                    return
-                self._bytes_out += sent
-                if sent == len(data):
-                    continue
-                rest = memoryview(data)[sent:]
-                peer.queue = deque()
-                self._loop.add_writer(peer.sock.fileno(), self._on_writable, peer)
-            peer.queue.append(rest)
-            peer.queued += len(rest)
-        if peer.queued > MOST_QUEUED_BYTES:
-            self._loop.call_soon(self._end_peer, peer, "does not read what is sent to it")
+    def _write(self, peer: Peer, *chunks: bytes) -> None:
+        """Failures are dealt with later, from the loop."""
+        had_queue = peer.queue is not None
+        try:
+            self._bytes_out += peer.send(*chunks)
+        except OSError as error:
+            self._loop.call_soon(self._end_peer, peer, _cut_off(error))
+            return
+        if peer.queue is None or had_queue:
+            if peer.queued > MOST_QUEUED_BYTES:
+                self._loop.call_soon(self._end_peer, peer, "does not read what is sent to it")
+            return
+        self._epoll.modify(peer.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def _on_writable(self, peer: _Peer) -> None:
-        queue = peer.queue
-        while queue:
-            data = queue[0]
-            try:
-                sent = peer.sock.send(data)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                self._end_peer(peer, _cut_off(error))
-                return
-            self._bytes_out += sent
-            peer.queued -= sent
-            if sent < len(data):
-                queue[0] = memoryview(data)[sent:]
-            else:
-                queue.popleft()
-        self._loop.remove_writer(peer.sock.fileno())
-        peer.queue = None
-        if peer.is_ending:
-            self._shut(peer)
+    def _on_writable(self, peer: Peer) -> None:
+        try:
+            self._bytes_out += peer.flush()
+        except OSError as error:
+            self._end_peer(peer, _cut_off(error))
+            return
+        if peer.queue is None:
+            self._epoll.modify(peer.sock.fileno(), select.EPOLLIN)
+            if peer.is_ending:
+                self._shut(peer)
 
     # ---- ends ------------------------------------------------------------------------------------------------
 
-    def _end_peer(self, peer: _Peer, reason: str) -> None:
+    def _end_peer(self, peer: Peer, reason: str) -> None:
         """A connection is over; if it was a node, the JobHost hears that it is lost."""
         if peer.sock.fileno() < 0:
             return
-        node, was_ending = peer.node, peer.is_ending
-        if node < 0 and not was_ending:
+        if peer.is_ending:
+            self._drop(peer)
+        elif peer.node < 0:
             self._turn_away(peer, reason)
-            return
-        self._drop(peer)
-        if node >= 0 and not was_ending:
-            self._lost_count += 1
-            self._host.lost(node, reason)
+        else:
+            self._drop(peer)
+            self._ended += 1
+            self._host.lost(peer.node, reason)
 
-    def _turn_away(self, peer: _Peer, reason: str) -> None:
+    def _turn_away(self, peer: Peer, reason: str) -> None:
         """Ends a connection that is no node of this job."""
         if reason:
             self._strange += 1
-            self._report(f"closed a connection from {_peer_name(peer) or 'unknown'}: it {reason}")
+            self._report(f"closed a connection from {peer.name()}: it {reason}")
         self._begin_end(peer, REFUSAL_S)
 
-    def _begin_end(self, peer: _Peer, patience_s: float) -> None:
+    def _begin_end(self, peer: Peer, patience_s: float) -> None:
         """No more is read from it; what was written to it must arrive, so it gets to close first."""
         self._pending.pop(peer, None)
         self._members.pop(peer.node, None)
@@ -407,22 +318,21 @@ class Coordinator:
             self._shut(peer)
         self._plan_sweep()
 
-    def _shut(self, peer: _Peer) -> None:
+    def _shut(self, peer: Peer) -> None:
         try:
             peer.sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._loop.call_soon(self._drop, peer)
 
-    def _drop(self, peer: _Peer) -> None:
+    def _drop(self, peer: Peer) -> None:
         fd = peer.sock.fileno()
         if fd < 0:
             return
         self._pending.pop(peer, None)
         self._members.pop(peer.node, None)
         self._ending.pop(peer, None)
-        self._loop.remove_reader(fd)
-        if peer.queue is not None:
-            self._loop.remove_writer(fd)
+        del self._peers[fd]
+        self._epoll.unregister(fd)
         peer.is_ending = True
         peer.sock.close()
         self._check_closed()
@@ -431,29 +341,30 @@ class Coordinator:
 
     def _plan_sweep(self) -> None:
         if self._sweep_timer is None and not self.is_closed:
-            period_s = min(1.0, self._limits.heartbeat_s / 4, self._limits.hello_s / 4, self._limits.goodbye_s / 4)
+            period_s = min(4.0, *self._limits) / 4
             self._sweep_due_s = self._loop.time() + period_s
             self._sweep_timer = self._loop.call_later(period_s, self._sweep)
 
     def _sweep(self) -> None:
         self._sweep_timer = None
         now_s = self._loop.time()
-        slept_s = now_s - self._sweep_due_s
-        if slept_s > 1.0:
+        stood_s = now_s - self._sweep_due_s
+        if stood_s > 1.0:
             # This process itself stood still: what the nodes sent meanwhile is still to be read.
             for peer in self._members.values():
-                peer.heard_s += slept_s
-        late = [peer for peer in self._pending if now_s > peer.until_s + max(0.0, slept_s)]
-        for peer in late:
-            self._turn_away(peer, f"did not join within {self._limits.hello_s:g} s")
+                peer.heard_s += stood_s
+        for peer in [peer for peer in self._pending if now_s > peer.until_s]:
+            if stood_s > 1.0 or _has_data(peer.sock):
+                peer.until_s = now_s + 1.0  # we are behind, not they
+            else:
+                self._turn_away(peer, f"did not join within {self._limits.hello_s:g} s")
         for peer in [peer for peer in self._ending if now_s > peer.until_s]:
             self._drop(peer)
         silent_since_s = now_s - self._limits.heartbeat_s
         for peer in [peer for peer in self._members.values() if peer.heard_s < silent_since_s]:
-            self._end_peer(peer, f"was silent for {self._limits.heartbeat_s:g} s")
-        if self._is_listening and not self._is_accepting:
-            self._start_accepting()
-        if self._members or self._pending or self._ending:
+            if not _has_data(peer.sock):
+                self._end_peer(peer, f"was silent for {self._limits.heartbeat_s:g} s")
+        if self._peers:
             self._plan_sweep()
 
     def _report(self, text: str) -> None:
@@ -472,7 +383,7 @@ class Coordinator:
         if self._is_closing:
             return
         self._is_closing = True
-        self.stop_listening()
+        self._acceptor.stop()
         for peer in list(self._pending):
             self._drop(peer)
         for peer in list(self._members.values()):
@@ -480,27 +391,33 @@ class Coordinator:
         self._check_closed()
 
     def _check_closed(self) -> None:
-        if self._is_closing and not (self._pending or self._members or self._ending):
-            self.is_closed = True
-            if self._sweep_timer is not None:
-                self._sweep_timer.cancel()
-                self._sweep_timer = None
+        if not self._is_closing or self._peers or self.is_closed:
+            return
+        self.is_closed = True
+        for timer in (self._sweep_timer, self._period_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._period_timer is None:
+            self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
 
 
-def _peer_name(peer: _Peer) -> str:
+def _has_data(sock: socket.socket) -> bool:
     try:
-        return plain_address(str(peer.sock.getpeername()[0]))
+        return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:
-        return ""
+        return False
 
 
 def _cut_off(error: OSError) -> str:
     return f"was cut off ({(error.strerror or 'unknown error').lower()})"
 
 
-def _raise_file_limit() -> None:
+def _raise_file_limit() -> int:
     """One descriptor for each node; the ranks are started by the guard, which keeps the old limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, MOST_FILES) if hard != resource.RLIM_INFINITY else MOST_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MOST_FILES if soft == resource.RLIM_INFINITY else soft

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from launcher.rendezvous import codec
-from launcher.rendezvous.codec import CodecError, Kind, Message
+from launcher.rendezvous.codec import CodecError, Message
 
 PROTOCOL = 1
 MAGIC = b"BOOTSEER"
@@ -151,7 +151,7 @@ class Wire:
             buffer = self._rest
         events: list[Event] = []
         at = 0
-        while (used := self._step(buffer, at, events)) > 0:
+        while at < len(buffer) and (used := self._step(buffer, at, events)) > 0:
             at += used
         if self._is_dead() or at == len(buffer):
             self._rest = None
@@ -178,9 +178,9 @@ class Wire:
 
     def _step(self, buffer: bytes | bytearray, at: int, events: list[Event]) -> int:
         """Handles the next item of the stream; returns its length, 0 when it is not complete."""
+        if self._state is _State.OPEN:
+            return self._read_frame(buffer, at, events)
         match self._state:
-            case _State.OPEN:
-                return self._read_frame(buffer, at, events)
             case _State.PREAMBLE:
                 return self._read_preamble(buffer, at, events)
             case _State.HELLO:
@@ -264,8 +264,6 @@ class Wire:
         return MAC_BYTES
 
     def _read_verdict(self, buffer: bytes | bytearray, at: int, events: list[Event]) -> int:
-        if at == len(buffer):
-            return 0
         if buffer[at : at + 1] == _VERDICT_WRONG_SECRET:
             return self._break(events, Trouble.SECRET, f"has another secret than this node: {_SAME_SECRET}")
         used = 1 + MAC_BYTES
@@ -297,6 +295,7 @@ class Wire:
         there = len(buffer) - at
         if there < _HEADER.size:
             return 0
+        length: int
         length, tag = _HEADER.unpack_from(buffer, at)
         kind = self._accepts.get(tag)
         # Before its MAC is there: nobody may make this side wait for more bytes than the message can have.
@@ -312,23 +311,19 @@ class Wire:
         used = end + MAC_BYTES if self._key_in else end
         if there < used:
             return 0
-        frame = bytes(buffer[at : at + used])
         if self._key_in:
-            mac = hmac.digest(self._key_in, _COUNTER.pack(self._count_in) + frame[:end], "sha256")
-            if not hmac.compare_digest(mac, frame[end:]):
+            signed = _COUNTER.pack(self._count_in) + buffer[at : at + end]
+            mac = hmac.digest(self._key_in, signed, "sha256")
+            if not hmac.compare_digest(mac, buffer[at + end : at + used]):
                 return self._break(
                     events, Trouble.BROKEN, "sent a message that was altered, repeated or left out on its way"
                 )
             self._count_in += 1
-        return used if self._decode(kind, frame[_HEADER.size : end], events) else 0
-
-    def _decode(self, kind: Kind, payload: bytes, events: list[Event]) -> bool:
         try:
-            events.append(codec.decode(kind, payload))
+            events.append(codec.decode(kind, buffer[at + _HEADER.size : at + end]))
         except CodecError as error:
-            self._break(events, Trouble.BROKEN, f"sent {error}")
-            return False
-        return True
+            return self._break(events, Trouble.BROKEN, f"sent {error}")
+        return used
 
 
 def _preamble(version: str) -> bytes:

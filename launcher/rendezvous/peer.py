@@ -1,0 +1,92 @@
+"""One accepted connection of the coordinator: socket, wire, and what the socket could not take yet.
+
+Thousands of these exist at once, so they hold little and decide nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from launcher.rendezvous.endpoint import plain_address
+from launcher.rendezvous.messages import FromCoordinator
+from launcher.rendezvous.wire import Wire
+
+MOST_QUEUED_BYTES = 4 * 1024 * 1024  # for one node that does not read
+
+
+class Peer:
+    """`until_s` is when its patience ends: of the handshake, or of the goodbye."""
+
+    __slots__ = ("_deliver", "asked", "heard_s", "is_ending", "node", "queue", "queued", "sock", "until_s", "wire")
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        wire: Wire,
+        until_s: float,
+        deliver: Callable[[Peer, FromCoordinator], object],
+    ) -> None:
+        self.sock = sock
+        self.wire = wire
+        self.until_s = until_s
+        self._deliver = deliver
+        self.node = -1  # number at the JobHost, once it has joined
+        self.heard_s = 0.0
+        self.asked = False  # for its Environment
+        self.is_ending = False  # nothing more is expected from it, or wanted
+        self.queue: deque[bytes | memoryview] | None = None
+        self.queued = 0
+
+    def deliver(self, message: FromCoordinator) -> None:
+        """What the JobHost calls."""
+        self._deliver(self, message)
+
+    def is_done(self) -> bool:
+        """Whether what comes from it is to be thrown away."""
+        return self.is_ending
+
+    def send(self, *chunks: bytes) -> int:
+        """Sends what the socket takes now, queues the rest; returns the bytes sent; raises OSError."""
+        total = 0
+        for data in chunks:
+            rest: bytes | memoryview = data
+            if self.queue is None:
+                try:
+                    sent = self.sock.send(data)
+                except (BlockingIOError, InterruptedError):
+                    sent = 0
+                total += sent
+                if sent == len(data):
+                    continue
+                rest = memoryview(data)[sent:]
+                self.queue = deque()
+            self.queue.append(rest)
+            self.queued += len(rest)
+        return total
+
+    def flush(self) -> int:
+        """Sends from the queue what the socket takes now; returns the bytes sent; raises OSError."""
+        total = 0
+        while self.queue:
+            data = self.queue[0]
+            try:
+                sent = self.sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                return total
+            total += sent
+            self.queued -= sent
+            if sent < len(data):
+                self.queue[0] = memoryview(data)[sent:]
+            else:
+                self.queue.popleft()
+        self.queue = None
+        return total
+
+    def name(self) -> str:
+        """Its address, for people."""
+        try:
+            return plain_address(str(self.sock.getpeername()[0]))
+        except OSError:
+            return "an address that is gone"
