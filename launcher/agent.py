@@ -56,7 +56,7 @@ class Surroundings(Protocol):
     def prepare(self, world: World) -> RankGroup: ...
     def spawn(self, group: RankGroup) -> None: ...
     def observe_start(self, group: RankGroup) -> None: ...
-    def note_exit(self, rank: Rank, exited: Exited) -> None: ...
+    def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None: ...
     def attempt_over(self) -> None: ...
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
@@ -80,6 +80,7 @@ class Agent:
         self._leaving = ""  # why this node goes although the job may go on
         self._patience: Cancellable | None = None
         self._start_error = ""
+        self._is_member = False  # the coordinator knows this node
         self.status = 1
 
     def connect(self, guard: GuardClient, link: Link) -> None:
@@ -119,11 +120,13 @@ class Agent:
             case Refused(status, reason):
                 self._around.complain(reason)
                 self._stop_then_end(status)
-            case Welcome(open_membership=True) if not self._spec.is_single:
-                self._around.say(
-                    "no secret is set: whoever reaches the endpoint can join this job "
-                    "(BOOTSEER_SECRET_FILE closes it)"
-                )
+            case Welcome(_, open_membership):
+                self._is_member = True
+                if open_membership and not self._spec.is_single:
+                    self._around.say(
+                        "no secret is set: whoever reaches the endpoint can join this job "
+                        "(BOOTSEER_SECRET_FILE closes it)"
+                    )
             case Note(text):
                 self._around.say(text)
             case Spare(nodes):
@@ -156,7 +159,7 @@ class Agent:
         return GroupEvents(
             started=self._on_started,
             failed=self._on_rank_failed,
-            exited=self._around.note_exit,
+            exited=self._on_rank_exited,
             succeeded=self._on_succeeded,
             cannot_start=self._on_cannot_start,
         )
@@ -172,6 +175,10 @@ class Agent:
         group = self._group
         if group is not None and self._state in (State.RUNNING, State.STOPPING):
             self._send(RankFailed(group.world.attempt, failure))
+
+    def _on_rank_exited(self, rank: Rank, exited: Exited) -> None:
+        if self._group is not None:
+            self._around.note_exit(self._group, rank, exited)
 
     def _on_succeeded(self) -> None:
         group = self._group
@@ -277,7 +284,7 @@ class Agent:
             return
         if not again:
             self._around.say(f"{name}: stopping {'this node' if self._spec.signal_scope == 'node' else 'the job'}")
-        if self._link is None:
+        if not self._is_member:
             self._end(128 + self._signum)
         elif self._spec.signal_scope == "node" and not self._spec.is_single:
             self._leave(f"stopped by {name}", 128 + self._signum)

@@ -147,6 +147,13 @@ class Node:
 
     def observe_start(self, group: RankGroup) -> None:
         """All ranks run: from now on their first steps are waited for."""
+        if self._spec.event_log_handler == "console":
+            from launcher.ranks.state_events import agent_event, rank_event
+
+            duration_ms = (group.spawn_began_ns - self._began_ns) / 1e6
+            self._console.show(agent_event(self._spec, self.host, group.world, "RENDEZVOUS", duration_ms) + "\n")
+            for rank in group.ranks:
+                self._console.show(rank_event(self._spec, self.host, group.world, rank, "START", None) + "\n")
         if self._events_dir:
             from launcher.ranks.record import AttemptRecord
 
@@ -154,8 +161,14 @@ class Node:
                 self._loop, self._events_dir, self._spec.run_id, self.host, group, self._began_ns, self.say
             )
 
-    def note_exit(self, rank: Rank, exited: Exited) -> None:
+    def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
         """A rank has ended."""
+        if self._spec.event_log_handler == "console":
+            from launcher.ranks.state_events import rank_event, state_of
+
+            state = state_of(rank, group.is_stopping)
+            event = rank_event(self._spec, self.host, group.world, rank, state, exited.status)
+            self._console.show(event + "\n")
         if self._record is not None:
             self._record.note_exit(rank, exited.status, exited.time_ns)
         if exited.status:

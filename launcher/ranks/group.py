@@ -136,11 +136,10 @@ class RankGroup:
         if rank is None or rank.state is RankState.FAILED:
             return
         rank.cpu_s = exited.cpu_s
+        rank.state = RankState.FAILED if exited.status else RankState.LINGERING
         self._events.exited(rank, exited)
-        if exited.status == 0:
-            rank.state = RankState.LINGERING
+        if not exited.status:
             return
-        rank.state = RankState.FAILED
         failure = self._describe(rank, exited)
         self.failures.append(failure)
         if not failure.stopped_by_us:
