@@ -7,6 +7,7 @@ the first rank is to be started.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ def bootrun(argv: list[str] | None = None) -> NoReturn:
     from launcher.guard import start_guard
 
     pipes = start_guard()
+    _end_by_signals()
     from launcher.app import main
 
     _leave(main(sys.argv[1:] if argv is None else argv, pipes))
@@ -29,6 +31,13 @@ def bootseer() -> NoReturn:
     from launcher.commands import main
 
     _leave(main(argv))
+
+
+def _end_by_signals() -> None:
+    """Until the agent handles them itself (it imports for a moment), signals end bootrun with their status."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda number, _frame: os._exit(128 + number))
 
 
 def _leave(status: int) -> NoReturn:

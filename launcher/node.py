@@ -43,6 +43,7 @@ class Node:
         self._tailer: Tailer | None = None
         self._record: AttemptRecord | None = None
         self._attempt = 0
+        self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
 
     def say(self, text: str) -> None:
@@ -77,6 +78,7 @@ class Node:
         """Makes the attempt's folders and the group of its ranks; nothing runs yet."""
         spec = self._spec
         self._attempt = world.attempt
+        self._end_began = False
         logs.make_attempt_dirs(self._run_dir, world.attempt, spec.nproc)
         plan = logs.plan_logs(
             self._run_dir, world.attempt, spec.nproc, spec.redirects, spec.tee, spec.local_ranks_filter
@@ -171,7 +173,8 @@ class Node:
             self._console.show(event + "\n")
         if self._record is not None:
             self._record.note_exit(rank, exited.status, exited.time_ns)
-        if exited.status:
+        if (exited.status or group.is_stopping) and not self._end_began:
+            self._end_began = True
             self._began_ns = exited.time_ns  # the next start, if there is one, begins with this
 
     def attempt_over(self) -> None:
