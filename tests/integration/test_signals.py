@@ -99,9 +99,11 @@ def test_signal_to_one_node_stops_all_nodes(
 
 def test_node_scope_lets_an_elastic_job_go_on(bootrun: support.Programs, script: Script, free_port: int) -> None:
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port}", script(WAITING))
-    nodes = [
-        bootrun.start("--nnodes", "1:2", "--signal-scope", "node", "--node-rank", rank, *where) for rank in (0, 1)
-    ]
+    nodes: list[support.Program] = []
+    for rank in (0, 1):
+        nodes.append(bootrun.start("--nnodes", "1:2", "--signal-scope", "node", "--node-rank", rank, *where))
+        # The first one hosts the coordinator, without which the job cannot go on.
+        support.wait_until(lambda: "no secret" in nodes[-1].stderr)
     for rank, node in enumerate(nodes):
         support.wait_until(lambda rank=rank, node=node: os.path.exists(os.path.join(node.dir, f"up-{rank}")))
     os.unlink(os.path.join(nodes[0].dir, "up-0"))
