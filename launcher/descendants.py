@@ -63,6 +63,15 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, name, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
 
 
+def list_children(pid: int) -> list[int] | None:
+    """The children of a single-threaded process; None where the kernel does not tell."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return None
+
+
 def list_descendants(root: int) -> list[Process]:
     """All live descendants of `root`, parents before children; zombies are left out."""
     children: dict[int, list[Process]] = {}

@@ -375,6 +375,9 @@ class _Guard:
         from launcher import descendants
 
         live = {other.pid for other in self._by_pid.values()}
+        children = descendants.list_children(os.getpid())
+        if children is not None and live.issuperset(children):
+            return []  # orphans of the rank would be children of ours; spares a look at all processes
         below = descendants.list_descendants(os.getpid())
         found = [p for p in below if p.session == rank.pid]
         for process in below:
