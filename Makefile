@@ -1,0 +1,44 @@
+# What people and CI call. Everything needs only python3 (3.11 or newer) and make; `setup` gets the rest.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PYTEST := timeout --foreground --kill-after=30 3600 $(BIN)/python -m pytest
+# Benches that need root are left out for others.
+BENCHES := launch rendezvous kill $(if $(filter 0,$(shell id -u)),hosts pressure)
+
+.PHONY: setup demo test check lint bench record-parity clean
+
+setup: $(READY)  ## make .venv with all that tests and benches need
+
+$(READY): pyproject.toml scripts/setup.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh
+
+demo: setup  ## train a small model on two ranks, lose one, restart, resume
+	@$(BIN)/python scripts/demo.py
+
+test: lint  ## everything
+	$(PYTEST)
+
+check: lint  ## about two minutes, no system package
+	$(PYTEST) -m "not system and not slow"
+
+lint: setup  ## style, types, and which package may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup  ## all benches, each with its JSON in out/, then checked against its targets
+	@failed=; for name in $(BENCHES); do \
+	    echo "== $$name"; \
+	    $(BIN)/python -m bench $$name --json out/$$name.json && $(BIN)/python -m bench check out/$$name.json \
+	        || failed="$$failed $$name"; \
+	done; if [ -n "$$failed" ]; then echo "not as they should be:$$failed"; exit 1; fi
+
+record-parity: setup  ## record what the pinned torchrun does, for the parity suite
+	$(BIN)/python -m tests.parity.record
+
+clean:  ## remove what can be made again
+	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,70 @@
+#!/bin/bash
+# Makes .venv with everything that tests and benches need; `make` calls it when pyproject.toml has changed.
+# As root it also installs the system packages that are missing, by apt; else it says what is left out and why.
+# With CI=true a tool that is missing in the end is an error.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${VENV:-.venv}
+python=${PYTHON:-python3}
+
+say() { echo "setup: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+apt_updated=
+apt_install() {
+    if [ -z "$apt_updated" ]; then
+        apt-get update -qq
+        apt_updated=yes
+    fi
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+# ---- system tools: command and the Debian package that has it, one a line ------------------------------------
+tools='ip iproute2
+tc iproute2
+unshare util-linux
+nsenter util-linux
+mount mount
+hostname hostname
+ps procps
+git git'
+missing=() packages=()
+while read -r tool package; do
+    if ! command -v "$tool" >/dev/null; then
+        missing+=("$tool")
+        packages+=("$package")
+    fi
+done <<<"$tools"
+if [ ${#missing[@]} -gt 0 ] && can_install; then
+    say "installing ${packages[*]}"
+    apt_install "${packages[@]}" || say "apt-get could not install them"
+    still=()
+    for tool in "${missing[@]}"; do command -v "$tool" >/dev/null || still+=("$tool"); done
+    missing=("${still[@]}")
+fi
+if [ ${#missing[@]} -gt 0 ]; then
+    why="not root, so nothing can be installed"
+    can_install && why="apt-get could not install them"
+    [ "$(id -u)" = 0 ] && ! command -v apt-get >/dev/null && why="there is no apt-get"
+    [ "${CI:-}" = true ] && die "missing: ${missing[*]} ($why); with CI=true that is an error"
+    say "missing: ${missing[*]} ($why): tests that need them are skipped"
+fi
+
+# ---- Python ----------------------------------------------------------------------------------------------------
+command -v "$python" >/dev/null || die "$python was not found: Python 3.11 or newer is needed"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    die "$python is $("$python" -V 2>&1): Python 3.11 or newer is needed (name another with PYTHON=...)"
+if ! "$venv/bin/python" -c pass 2>/dev/null; then
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+        can_install || die "$python cannot make virtual environments: as root, apt-get install $package"
+        say "installing $package"
+        apt_install "$package"
+    fi
+    say "making $venv"
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+fi
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[test]'
+touch "$venv/.ready"
