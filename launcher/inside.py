@@ -152,7 +152,8 @@ class FirstStep:
         del self._locks["torch"]
         failed = "" if "torch" in sys.modules else ',"error":"the import failed"'
         self._events.write("import", "end", "torch", ',"span":"torch"' + failed)
-        self._retire()
+        if not failed:
+            self._retire()
 
     def _optimizer_ended(self) -> None:
         del self._locks["torch.optim.optimizer"]
@@ -444,18 +445,19 @@ def hide_frames(value: BaseException, names: "Dict[str, Any]") -> None:
     The interpreter still prints it and sets the exit status; a hook that undoes itself stands in for the script's.
     `names` are those of its __main__.
     """
-    hook = getattr(sys, "excepthook", None)
+    is_missing = not hasattr(sys, "excepthook")
+    hook = None if is_missing else sys.excepthook  # type: Any
 
     def stand_in(kind: "Any", value: BaseException, _traceback: "Any") -> None:
         traceback = value.__traceback__ = sys.last_traceback = _trim(value.__traceback__)
         try:
-            if hook is None:
+            if is_missing:
                 del sys.excepthook
                 sys.stderr.write("sys.excepthook is missing\n")
                 sys.__excepthook__(kind, value, traceback)
                 return
             sys.excepthook = hook
-            hook(kind, value, traceback)
+            hook(kind, value, traceback)  # None is an error that shows
         except SystemExit:
             raise
         except BaseException as error:

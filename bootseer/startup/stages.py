@@ -55,7 +55,7 @@ class _Rank:
 
 def summarise_start(events: Iterable[Event], attempt: int | None = None) -> StartSummary:
     """The start told by `events` of agents and ranks; only those of `attempt` when it is given."""
-    chosen = [event for event in events if attempt is None or event.attempt == attempt]
+    chosen = _of_attempt(list(events), attempt)
     ranks = _find_ranks(chosen)
     spans = _find_spans(chosen)
     zero_ns: dict[str, int] = {}
@@ -105,6 +105,23 @@ def _not_observed(summary: StartSummary) -> str:
 
 
 # ---- facts ---------------------------------------------------------------------------------------------------
+
+
+def _of_attempt(events: list[Event], attempt: int | None) -> list[Event]:
+    """Events of the attempt; a span belongs to the one in which it ended (rendezvous learns the number then)."""
+    if attempt is None:
+        return events
+    ended = {
+        (event.node, event.rank, event.span)
+        for event in events
+        if event.attempt == attempt and event.kind == Kind.END.value
+    }
+    return [
+        event
+        for event in events
+        if event.attempt == attempt
+        or (event.kind == Kind.BEGIN.value and (event.node, event.rank, event.span) in ended)
+    ]
 
 
 def _find_ranks(events: list[Event]) -> dict[int, _Rank]:
@@ -176,11 +193,11 @@ def _total_s(spans: list[Interval], low_ns: int | None = None, high_ns: int | No
     total = 0
     reached = low_ns
     for begin, end in sorted(spans):
-        begin = begin if reached is None else max(begin, reached)
-        end = end if high_ns is None else min(end, high_ns)
-        if end > begin:
-            total += end - begin
-            reached = end
+        low = begin if reached is None else max(begin, reached)
+        high = end if high_ns is None else min(end, high_ns)
+        if high > low:
+            total += high - low
+            reached = high
     return total / 1e9
 
 
