@@ -32,7 +32,6 @@ TARGETS = {
     "rendezvous.again_s": Target(at_most=5.0),
 }
 SMALL = 1000
-SETTLE_S = 8.0  # quick pings after the start are over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agents", type=int, default=10_000, help="simulated nodes")
     parser.add_argument("--processes", type=int, default=2, help="processes that simulate them")
     parser.add_argument("--idle", type=float, default=15.0, help="seconds over which the idle cost is measured")
+    parser.add_argument(
+        "--settle", type=float, default=8.0, help="seconds before that, for the quick pings to end"
+    )
     parser.add_argument("--open", action="store_true", help="without a secret: no challenge, no MACs")
 
 
@@ -169,7 +171,7 @@ def measure_job(
     result["memory_per_agent"] = (there["rss"] - empty_rss) / agents
 
     if agents == args.agents:
-        time.sleep(SETTLE_S)
+        time.sleep(args.settle)
         cpu_s, from_s = coordinator.cpu_s(), time.monotonic()
         time.sleep(args.idle)
         result["idle_cores"] = (coordinator.cpu_s() - cpu_s) / (time.monotonic() - from_s)

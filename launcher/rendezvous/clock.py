@@ -35,8 +35,9 @@ class JobClock:
             return  # no clock runs like that: not to be believed
         middle_ns = (received_ns + answered_ns) // 2
         local_ns = (sent_ns + arrived_ns) // 2
-        # Half a nanosecond is lost in each of three divisions.
-        sample = _Sample(local_ns, middle_ns - local_ns, round_trip_ns // 2 + 2)
+        # The clocks also drift apart during the exchange; the last term is for what the divisions cut off.
+        error_ns = round_trip_ns // 2 + (arrived_ns - sent_ns) * DRIFT_PPM // 1_000_000 + 4
+        sample = _Sample(local_ns, middle_ns - local_ns, error_ns)
         if self._best is None or sample.error_ns <= _error_at(self._best, arrived_ns):
             self._best = sample
 

@@ -35,7 +35,6 @@ from launcher.rendezvous.messages import (
 from launcher.rendezvous.peer import MOST_QUEUED_BYTES, Peer
 from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Event, Reply, Trouble, Wire
 
-MOST_PENDING = 16 * 1024  # connections that have not joined yet
 MOST_FILES = 128 * 1024
 SPARE_FILES = 256
 REFUSAL_S = 1.0  # for who was turned away to close
@@ -51,11 +50,12 @@ _PERIOD_S = 0.005
 
 
 class Limits(NamedTuple):
-    """Times of the connections."""
+    """Times and number of the connections."""
 
     heartbeat_s: float = 15.0  # silence that makes a node lost
     hello_s: float = 5.0  # from accept to Join
     goodbye_s: float = 5.0  # for a node to close after the last word to it
+    most_pending: int = 16 * 1024  # connections that have not joined yet
 
 
 class Coordinator:
@@ -131,7 +131,7 @@ class Coordinator:
         self.set_listening(True)
 
     def _has_room(self) -> bool:
-        if len(self._pending) < MOST_PENDING and len(self._peers) < self._most_files - SPARE_FILES:
+        if len(self._pending) < self._limits.most_pending and len(self._peers) < self._most_files - SPARE_FILES:
             return True
         oldest = next(iter(self._pending), None)
         # A node is done in a few round trips: who has been at it for a second makes room.
@@ -341,7 +341,8 @@ class Coordinator:
 
     def _plan_sweep(self) -> None:
         if self._sweep_timer is None and not self.is_closed:
-            period_s = min(4.0, *self._limits) / 4
+            limits = self._limits
+            period_s = min(4.0, limits.heartbeat_s, limits.hello_s, limits.goodbye_s) / 4
             self._sweep_due_s = self._loop.time() + period_s
             self._sweep_timer = self._loop.call_later(period_s, self._sweep)
 

@@ -1,0 +1,185 @@
+"""Messages as bytes: every type survives the way, bounds hold on both ends, nothing invalid gets through."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.rendezvous import codec
+from launcher.rendezvous.codec import FROM_COORDINATOR, FROM_MEMBER, CodecError, Kind, Message
+from launcher.rendezvous.messages import (
+    Distributions,
+    Environment,
+    Failure,
+    Finish,
+    FromCoordinator,
+    FromMember,
+    Identity,
+    Join,
+    Leave,
+    Ping,
+    RankFailed,
+    Stopped,
+)
+
+JOIN = Join("run", "node1", "10.0.0.1", 7, -1, "default", 2, 1, 2, 0, 40000, False)
+FAILURE = Failure("node1", 0, 3, 1, 99, -9, 10**15, 5, 1.5e9, False, "/log/error.json", "m", "t", ("a", "b"))
+
+
+def kind_of(message: Message) -> Kind:
+    return next(k for kinds in (FROM_MEMBER, FROM_COORDINATOR) for k in kinds.values() if k.type is type(message))
+
+
+def there_and_back(message: Message) -> Any:
+    tag, payload = codec.encode(message)
+    kind = kind_of(message)
+    assert kind.tag == tag and len(payload) <= kind.most_bytes
+    return codec.decode(kind, payload)
+
+
+def test_every_message_has_a_tag_of_its_own() -> None:
+    assert {kind.type for kind in FROM_MEMBER.values()} == set(get_args(FromMember))
+    assert {kind.type for kind in FROM_COORDINATOR.values()} == set(get_args(FromCoordinator))
+    assert not set(FROM_MEMBER) & set(FROM_COORDINATOR)
+
+
+text = st.text(max_size=40)
+numbers = st.integers(0, 4000)
+joins = st.builds(
+    Join,
+    text,
+    text,
+    text,
+    numbers,
+    st.integers(-1, 100),
+    text,
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 64),
+    numbers,
+    st.integers(0, 65535),
+    st.booleans(),
+)
+failures = st.builds(
+    Failure,
+    text,
+    numbers,
+    numbers,
+    numbers,
+    numbers,
+    st.integers(-64, 255),
+    st.integers(0, 2**60),
+    st.integers(0, 2**60),
+    st.floats(0, 1e10),
+    st.booleans(),
+    text,
+    text,
+    text,
+    st.lists(text, max_size=5).map(tuple),
+)
+
+
+@given(
+    st.one_of(
+        joins,
+        st.builds(Ping, st.integers(0, 2**60)),
+        st.builds(RankFailed, numbers, failures),
+        st.builds(Stopped, numbers, st.lists(failures, max_size=3).map(tuple), numbers, st.booleans()),
+        st.builds(Finish, numbers, text, st.lists(failures, max_size=3).map(tuple), st.just((1, 2))),
+        st.builds(Environment, st.builds(Distributions, text, st.lists(text, max_size=9).map(tuple))),
+    )
+)
+def test_messages_survive(message: Message) -> None:
+    assert there_and_back(message) == message
+
+
+def test_what_is_no_utf8_survives_in_some_form() -> None:
+    back = there_and_back(Leave("bad \udcff name"))
+    assert back.reason.startswith("bad ") and back.reason.endswith(" name")
+
+
+@pytest.mark.parametrize("size", [20_000, 400_000])
+def test_long_texts_lose_their_tail(size: int) -> None:
+    back = there_and_back(RankFailed(0, FAILURE._replace(message="m" * size, traceback="ö" * size)))
+    assert back.failure.message.startswith("mmm") and back.failure.message.endswith("...")
+    assert back.failure[:5] == FAILURE[:5]
+
+
+def test_a_report_of_the_whole_job_fits() -> None:
+    long = FAILURE._replace(message="m" * 16000, traceback="t" * 16000, stderr_tail=("e" * 2000,) * 64)
+    back = there_and_back(Finish(1, "ranks failed", tuple(long._replace(rank=n) for n in range(64)), ()))
+    assert [failure.rank for failure in back.failures] == list(range(64))
+
+
+def test_many_failures_and_many_names_are_cut_to_what_fits() -> None:
+    stopped = there_and_back(Stopped(0, (FAILURE._replace(traceback="ü" * 9000),) * 9000, 1, False))
+    assert 0 < len(stopped.failures) <= 4096
+    names = tuple(f"package-with-a-rather-long-name-{n}==1.2.3.4.5.6.7" for n in range(50_000))
+    assert 1000 < len(there_and_back(Environment(Distributions("3.11", names))).distributions.names) <= 20_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("run_id", "x" * 257),
+        ("host", "x" * 257),
+        ("local_world_size", 0),
+        ("local_world_size", 2**40),
+        ("local_world_size", "2"),
+        ("master_port", 65536),
+        ("master_port", -1),
+        ("min_nodes", 0),
+        ("node_rank", -2),
+        ("pid", 1.5),
+        ("has_identity", 1),
+        ("host", None),
+        ("host", b"bytes"),
+    ],
+)
+def test_fields_out_of_bounds_are_refused(field: str, value: Any) -> None:
+    payload = msgspec.msgpack.encode(JOIN._replace(**{field: value}))
+    with pytest.raises(CodecError, match="invalid Join"):
+        codec.decode(FROM_MEMBER[1], payload)
+
+
+def test_bounds_hold_inside_of_lists() -> None:
+    bad = RankFailed(0, FAILURE._replace(stderr_tail=("x" * 3000,)))
+    with pytest.raises(CodecError, match="out of bounds"):
+        codec.decode(kind_of(bad), msgspec.msgpack.encode(bad))
+    many = RankFailed(0, FAILURE._replace(stderr_tail=("x",) * 65))
+    with pytest.raises(CodecError, match="out of bounds"):
+        codec.decode(kind_of(many), msgspec.msgpack.encode(many))
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    bad = RankFailed(0, FAILURE._replace(wall_s=float("nan")))
+    with pytest.raises(CodecError, match="out of bounds"):
+        codec.decode(kind_of(bad), msgspec.msgpack.encode(bad))
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_fewer_or_more_fields_are_refused(cut: int) -> None:
+    for fields in (tuple(JOIN)[:-cut], (*JOIN, 1)):
+        with pytest.raises(CodecError):
+            codec.decode(FROM_MEMBER[1], msgspec.msgpack.encode(fields))
+
+
+@given(st.binary(max_size=100), st.sampled_from([*FROM_MEMBER.values(), *FROM_COORDINATOR.values()]))
+def test_any_bytes_give_a_message_or_a_reason(data: bytes, kind: Kind) -> None:
+    try:
+        message = codec.decode(kind, data)
+    except CodecError as error:
+        assert kind.type.__name__ in str(error)
+    else:
+        assert type(message) is kind.type
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(CodecError):
+        codec.decode(FROM_MEMBER[2], b"\x91" * 5000)
+    with pytest.raises(CodecError):
+        codec.decode(kind_of(Identity("", "")), b"\xdd\xff\xff\xff\xff")
