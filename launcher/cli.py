@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bootseer.errors import ConfigError
 from launcher.flags import FLAGS, Flag
 
 DESCRIPTION = "Launches the ranks of a training job on this node; takes torchrun's flags and variables."
@@ -72,8 +73,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "bootrun"
 def _add(group: argparse._ArgumentGroup, flag: Flag, given: str | None) -> None:
     text = flag.help.replace("%", "%%")
     if flag.kind is None:
-        # torchrun reads switches as numbers and so fails on anything else: a ValueError, exit status 1.
-        on = False if given is None else bool(int(given))
+        try:
+            on = False if given is None else bool(int(given))  # as torchrun reads it
+        except ValueError:
+            raise ConfigError(f"{flag.env}={given!r}: give 1 or 0") from None
         group.add_argument(*flag.spellings, dest=flag.dest, action="store_true", default=on, help=text)
         return
     default = flag.default if given is None else given

@@ -439,6 +439,27 @@ def _set_path0(mode: str, target: str, path0: "Optional[str]") -> None:
 # ---- the end -----------------------------------------------------------------------------------------------
 
 
+def record_error(kind: "Any", value: BaseException, traceback: "Optional[TracebackType]") -> None:
+    """Writes the rank's error file as torch's @record does, unless there is one: the report then says what it was."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or issubclass(kind, KeyboardInterrupt):
+        return
+    try:
+        import json
+        from traceback import format_exception
+
+        text = "".join(format_exception(kind, value, traceback))
+        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        record = {"message": {"message": "%s: %s" % (kind.__name__, value), "extraInfo": extra}}
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, json.dumps(record).encode("ascii"))
+        finally:
+            os.close(fd)
+    except Exception:
+        pass
+
+
 def hide_frames(value: BaseException, names: "Dict[str, Any]") -> None:
     """To be called before `value` leaves our last frame: sys.excepthook shall see the script's frames only.
 
@@ -450,6 +471,7 @@ def hide_frames(value: BaseException, names: "Dict[str, Any]") -> None:
 
     def stand_in(kind: "Any", value: BaseException, _traceback: "Any") -> None:
         traceback = value.__traceback__ = sys.last_traceback = _trim(value.__traceback__)
+        record_error(kind, value, traceback)
         try:
             if is_missing:
                 del sys.excepthook

@@ -252,7 +252,7 @@ def _rendezvous(
             return backend, ("localhost", 0), args.rdzv_id, True, None
         return backend, parse_endpoint(args.rdzv_endpoint, C10D_PORT), args.rdzv_id, False, None
     if not args.rdzv_endpoint and args.master_port is None and max_nodes == 1:
-        return backend, ("localhost", 0), args.rdzv_id, True, None
+        return "c10d", ("localhost", 0), _fresh_id(), True, None  # as if --standalone had been given
     port = STATIC_PORT if args.master_port is None else args.master_port
     text = args.rdzv_endpoint or f"{args.master_addr}:{port}"
     endpoint = parse_endpoint(text, STATIC_PORT)

@@ -31,10 +31,10 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def order_key(candidate: Candidate) -> tuple[object, ...]:
-    """Order of newcomers: explicit node ranks, then natural order, then arrival."""
+    """Order of newcomers: explicit node ranks, then natural order, then pid (agents on one host)."""
     join = candidate.join
     explicit = (0, join.node_rank) if join.node_rank >= 0 else (1, 0)
-    return (explicit, natural_key(join.host), natural_key(join.address), candidate.node)
+    return (explicit, natural_key(join.host), natural_key(join.address), join.pid, candidate.node)
 
 
 def choose_places(candidates: Sequence[Candidate], most: int) -> list[Candidate]:
