@@ -129,7 +129,7 @@ class Programs:
 
     def start(
         self,
-        *args: str | os.PathLike[str] | int,
+        *args: str | os.PathLike[str] | int | float,
         env: Mapping[str, str | None] | None = None,
         cwd: str | None = None,
         stdin: int | None = None,
@@ -144,7 +144,7 @@ class Programs:
                 environ.pop(name, None)
             else:
                 environ[name] = value
-        argv = [*self.prefix, *(os.fspath(arg) if not isinstance(arg, int) else str(arg) for arg in args)]
+        argv = [*self.prefix, *(str(arg) for arg in args)]
         output = os.path.join(self.dir, f"output{len(self._started)}")
         program = Program(argv, cwd or self.dir, environ, stdin, output)
         self._started.append(program)
@@ -152,7 +152,7 @@ class Programs:
 
     def __call__(
         self,
-        *args: str | os.PathLike[str] | int,
+        *args: str | os.PathLike[str] | int | float,
         env: Mapping[str, str | None] | None = None,
         cwd: str | None = None,
         stdin: int | None = None,

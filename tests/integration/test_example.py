@@ -1,0 +1,42 @@
+"""The example under both launchers: a rank dies, the job resumes, and the result is the same as without it."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests import support
+
+TRAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "examples", "train.py")
+SMALL = ("--steps", 9, "--save-every", 4, "--batch", 2, "--width", 16, "--layers", 1, "--context", 480)
+JOB = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, TRAIN, *SMALL, "--checkpoints")
+DIES = ("--die-rank", 1, "--die-at-step", 6)
+
+
+def final_loss(run: support.Run) -> str:
+    assert run.status == 0, run.stdout + run.stderr
+    (loss,) = re.findall(r"^final loss (\S+)", run.stdout, re.MULTILINE)
+    return loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["bootrun", "torchrun"])
+def test_restart_changes_nothing(request, bootrun, tmp_path, launcher: str) -> None:
+    launch = request.getfixturevalue(launcher)
+    env = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    whole = bootrun(*JOB, tmp_path / "whole", env=env, deadline_s=90)
+    assert "resumed" not in whole.stdout
+    broken = launch(*JOB, tmp_path / "broken", *DIES, env=env, deadline_s=90)
+    assert re.findall(r"resumed from step (\d+)", broken.stdout) == ["4"]
+    assert final_loss(broken) == final_loss(whole)
+    assert sorted(os.listdir(tmp_path / "broken")) == ["step_000008.pt", "step_000009.pt"]
+
+
+@pytest.mark.slow
+def test_missed_target_fails(bootrun, tmp_path) -> None:
+    job = ("--standalone", "--nproc-per-node", 2, TRAIN, *SMALL, "--checkpoints", tmp_path / "checkpoints")
+    run = bootrun(*job, "--target-loss", 0.5, env={"OMP_NUM_THREADS": "1"}, deadline_s=60)
+    assert run.status == 1
+    assert "the final loss is above 0.5" in run.stdout
