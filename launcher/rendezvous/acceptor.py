@@ -7,6 +7,7 @@ coordinator, because a static job gives its port to rank 0 while ranks run, and 
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from launcher.rendezvous.endpoint import Listener
 # More than the nodes that come between two turns of the loop: what the kernel's queue cannot take comes again only
 # after a second.
 _BATCH = 4096
+MOST_FILES = 128 * 1024
 _PAUSE_S = 0.05  # while there is no room
 _RETAKE_S = 0.1
 _RETAKE_TOLD_S = 5.0
@@ -110,3 +112,13 @@ class Acceptor:
         self._unwatch()
         self._cancel_timer()
         self._timer = self._loop.call_later(_PAUSE_S, self._watch)
+
+
+def raise_file_limit() -> int:
+    """Allows one descriptor for each node; ranks are started by the guard, which keeps the old limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, MOST_FILES) if hard != resource.RLIM_INFINITY else MOST_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MOST_FILES if soft == resource.RLIM_INFINITY else soft

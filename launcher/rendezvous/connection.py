@@ -17,6 +17,7 @@ from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous.clock import JobClock
 from launcher.rendezvous.endpoint import plain_address, set_options
 from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Ping, Pong, Refused, World
+from launcher.rendezvous.peer import cut_off
 from launcher.rendezvous.resolve import Address
 from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Reply, Trouble, Wire
 
@@ -162,7 +163,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._end(None, f"was cut off ({(error.strerror or '').lower()})")
+            self._end(None, cut_off(error))
             return
         arrived_ns = time.monotonic_ns()
         if self._is_closing:
@@ -246,7 +247,7 @@ class Connection:
                 pass
             except OSError as error:
                 # What the coordinator said before may still be there to be read: its reason is the better one.
-                self._loop.call_soon(self._on_write_error, f"was cut off ({(error.strerror or '').lower()})")
+                self._loop.call_soon(self._on_write_error, cut_off(error))
                 return
             if sent < len(data):
                 self._loop.add_writer(self._sock.fileno(), self._on_writable)
@@ -266,7 +267,7 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._on_write_error(f"was cut off ({(error.strerror or '').lower()})")
+            self._on_write_error(cut_off(error))
             return
         self._queue = self._queue[sent:]
         if not self._queue:

@@ -9,7 +9,6 @@ of a node ("closed the connection").
 from __future__ import annotations
 
 import os
-import resource
 import select
 import socket
 import time
@@ -18,7 +17,7 @@ from typing import NamedTuple, cast
 
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous import codec
-from launcher.rendezvous.acceptor import Acceptor
+from launcher.rendezvous.acceptor import Acceptor, raise_file_limit
 from launcher.rendezvous.endpoint import Listener
 from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.messages import (
@@ -32,10 +31,9 @@ from launcher.rendezvous.messages import (
     Refused,
     WantEnvironment,
 )
-from launcher.rendezvous.peer import MOST_QUEUED_BYTES, Peer
+from launcher.rendezvous.peer import MOST_QUEUED_BYTES, Peer, cut_off
 from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Event, Reply, Trouble, Wire
 
-MOST_FILES = 128 * 1024
 SPARE_FILES = 256
 REFUSAL_S = 1.0  # for who was turned away to close
 _READ_BYTES = 64 * 1024
@@ -90,7 +88,7 @@ class Coordinator:
         self.is_closed = False
         self._strange_told, self._strange_told_s = 0, -_REPORT_S
         self._accepted = self._refused = self._strange = self._ended = self._bytes_in = self._bytes_out = 0
-        self._most_files = _raise_file_limit()
+        self._most_files = raise_file_limit()
         host.on_listen = self.set_listening
         loop.add_reader(self._epoll.fileno(), self._on_events)
         self._acceptor = Acceptor(loop, listener, self._has_room, self._accept, self._report)
@@ -187,7 +185,7 @@ class Coordinator:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._end_peer(peer, _cut_off(error))
+            self._end_peer(peer, cut_off(error))
             return
         if peer.is_ending:
             if not data:
@@ -266,7 +264,7 @@ class Coordinator:
         try:
             self._bytes_out += peer.send(*chunks)
         except OSError as error:
-            self._loop.call_soon(self._end_peer, peer, _cut_off(error))
+            self._loop.call_soon(self._end_peer, peer, cut_off(error))
             return
         if peer.queue is None or had_queue:
             if peer.queued > MOST_QUEUED_BYTES:
@@ -278,7 +276,7 @@ class Coordinator:
         try:
             self._bytes_out += peer.flush()
         except OSError as error:
-            self._end_peer(peer, _cut_off(error))
+            self._end_peer(peer, cut_off(error))
             return
         if peer.queue is None:
             self._epoll.modify(peer.sock.fileno(), select.EPOLLIN)
@@ -355,7 +353,7 @@ class Coordinator:
             for peer in self._members.values():
                 peer.heard_s += stood_s
         for peer in [peer for peer in self._pending if now_s > peer.until_s]:
-            if stood_s > 1.0 or _has_data(peer.sock):
+            if stood_s > 1.0 or peer.has_unread():
                 peer.until_s = now_s + 1.0  # we are behind, not they
             else:
                 self._turn_away(peer, f"did not join within {self._limits.hello_s:g} s")
@@ -363,7 +361,7 @@ class Coordinator:
             self._drop(peer)
         silent_since_s = now_s - self._limits.heartbeat_s
         for peer in [peer for peer in self._members.values() if peer.heard_s < silent_since_s]:
-            if not _has_data(peer.sock):
+            if not peer.has_unread():
                 self._end_peer(peer, f"was silent for {self._limits.heartbeat_s:g} s")
         if self._peers:
             self._plan_sweep()
@@ -401,24 +399,3 @@ class Coordinator:
         if self._period_timer is None:
             self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
-
-
-def _has_data(sock: socket.socket) -> bool:
-    try:
-        return bool(sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    except OSError:
-        return False
-
-
-def _cut_off(error: OSError) -> str:
-    return f"was cut off ({(error.strerror or 'unknown error').lower()})"
-
-
-def _raise_file_limit() -> int:
-    """One descriptor for each node; the ranks are started by the guard, which keeps the old limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, MOST_FILES) if hard != resource.RLIM_INFINITY else MOST_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
-    return MOST_FILES if soft == resource.RLIM_INFINITY else soft

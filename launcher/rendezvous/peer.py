@@ -90,3 +90,15 @@ class Peer:
             return plain_address(str(self.sock.getpeername()[0]))
         except OSError:
             return "an address that is gone"
+
+    def has_unread(self) -> bool:
+        """Whether something it has sent waits to be read."""
+        try:
+            return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+
+def cut_off(error: OSError) -> str:
+    """What an error of a connection says about the other side."""
+    return f"was cut off ({(error.strerror or 'unknown error').lower()})"
