@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, UsageError
 from launcher.flags import FLAGS, Flag
 
 DESCRIPTION = "Launches the ranks of a training job on this node; takes torchrun's flags and variables."
@@ -24,7 +24,12 @@ examples:
 
 Defaults come from PET_<FLAG> variables (Bootseer's flags: BOOTSEER_<FLAG>); the command line wins. A job of
 several nodes is closed to strangers by a secret: BOOTSEER_SECRET_FILE. Exit status: 0, 1 when ranks failed, 2 for
-a wrong command line, 128+n when signal n stopped the job. docs/torchrun.md lists what differs from torchrun.
+a wrong command line, 128+n when signal n stopped the job.
+
+Other than torchrun, among other things (docs/torchrun.md lists all): --shutdown-timeout holds on every path,
+--node-rank for c10d too; --max-restarts is one budget for the whole job; masks take ranks of any number of
+digits; ranks see TORCHELASTIC_USE_AGENT_STORE=False, rank 0 hosts the store; a failed start is retried with a
+pause; etcd and third-party logs specs are not there.
 """
 
 
@@ -33,13 +38,20 @@ class _Parser(argparse.ArgumentParser):
 
     own: frozenset[str] = frozenset()
 
+    def error(self, message: str) -> NoReturn:
+        """One line; argparse would put the usage before it."""
+        if message.endswith("required: script, ..."):
+            message = "no script is given"
+        self.exit(UsageError.exit_status, f"{self.prog}: error: {message}; {self.prog} --help tells more\n")
+
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         found: list[Any] = super()._get_option_tuples(option_string)
         return [each for each in found if each[1] not in self.own]
 
 
-def get_args_parser(environ: Mapping[str, str], prog: str = "bootrun") -> argparse.ArgumentParser:
+def get_args_parser(environ: Mapping[str, str] | None = None, prog: str = "bootrun") -> argparse.ArgumentParser:
     """The parser; `environ` gives the defaults."""
+    environ = os.environ if environ is None else environ
     parser = _Parser(
         prog=prog,
         description=DESCRIPTION,
@@ -73,12 +85,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], prog: str = "bootrun"
 def _add(group: argparse._ArgumentGroup, flag: Flag, given: str | None) -> None:
     text = flag.help.replace("%", "%%")
     if flag.kind is None:
-        try:
-            on = False if given is None else bool(int(given))  # as torchrun reads it
-        except ValueError:
-            raise ConfigError(f"{flag.env}={given!r}: give 1 or 0") from None
+        on = given is not None and _is_on(flag, given)
         group.add_argument(*flag.spellings, dest=flag.dest, action="store_true", default=on, help=text)
         return
+    if given is not None and flag.ours and flag.choices and given not in flag.choices:
+        raise UsageError(f"{flag.env}={given}: there are {' and '.join(flag.choices)}")
     default = flag.default if given is None else given
     group.add_argument(
         *flag.spellings,
@@ -89,6 +100,15 @@ def _add(group: argparse._ArgumentGroup, flag: Flag, given: str | None) -> None:
         metavar=flag.metavar,
         help=text,
     )
+
+
+def _is_on(flag: Flag, given: str) -> bool:
+    """A switch given by its variable: torchrun reads a number and fails on anything else."""
+    try:
+        return bool(int(given))
+    except ValueError:
+        wrong = UsageError if flag.ours else ConfigError  # torchrun: a ValueError, so status 1
+        raise wrong(f"{flag.env}={given!r}: give 1 or 0") from None
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

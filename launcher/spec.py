@@ -14,16 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import ConfigError, UsageError
-from launcher.flags import NotGiven
 from launcher.ranks import logs
+from launcher.rendezvous import options
 
 if TYPE_CHECKING:
     from launcher.job import JobRules
 
-C10D_PORT = 29400
-STATIC_PORT = 29500
 GRACE_S = 30.0
-_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _PROTECTED = ("SIGKILL", "SIGSTOP", "SIGCHLD")
 
 
@@ -106,21 +103,6 @@ class LaunchSpec(NamedTuple):
         )
 
 
-def parse_min_max_nnodes(text: str) -> tuple[int, int]:
-    """`N` or `MIN:MAX`."""
-    parts = text.split(":")
-    try:
-        numbers = [int(part) for part in parts]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (1, 2):
-        raise ConfigError(f"--nnodes {text!r}: give a number of nodes or MIN:MAX, as in 2 or 1:4")
-    low, high = numbers[0], numbers[-1]
-    if not 0 < low <= high:
-        raise ConfigError(f"--nnodes {text!r}: the least must be at least 1 and not more than the most")
-    return low, high
-
-
 def build_spec(
     args: argparse.Namespace,
     environ: Mapping[str, str],
@@ -128,21 +110,12 @@ def build_spec(
 ) -> LaunchSpec:
     """Checks a parsed command line; `count_devices` answers for cpu, gpu, xpu and auto."""
     warnings: list[str] = []
-    low, high = parse_min_max_nnodes(args.nnodes)
-    if args.max_restarts < 0:
-        raise ConfigError(f"--max-restarts {args.max_restarts}: must not be negative")
-    if args.monitor_interval <= 0:
-        raise ConfigError(f"--monitor-interval {args.monitor_interval:g}: must be more than 0")
-    if args.event_log_handler not in ("null", "console"):
-        raise ConfigError(f"--event-log-handler {args.event_log_handler!r}: there are null and console")
-    if args.logs_specs not in (None, "default"):
-        raise UsageError(
-            f"--logs-specs {args.logs_specs!r}: third-party logs specs are not supported; "
-            "use --redirects, --tee and --log-dir"
-        )
+    _check(args)
     nproc = _count_ranks(args.nproc_per_node, environ, count_devices)
-    conf = parse_conf(args.rdzv_conf)
-    backend, endpoint, run_id, is_single, master = _rendezvous(args, conf, high, warnings)
+    conf = options.parse_conf(args.rdzv_conf)
+    meeting = options.find_meeting(args, conf, warnings)
+    timing = options.read_timing(conf, meeting.backend)
+    _check_devices(args, nproc, environ)
     if "OMP_NUM_THREADS" not in environ and nproc > 1:
         warnings.append(
             "OMP_NUM_THREADS is not set: it is 1 for each rank, so that they do not overload the machine; "
@@ -153,15 +126,15 @@ def build_spec(
         entry=_entry(args),
         python=environ.get("PYTHON_EXEC", sys.executable),
         nproc=nproc,
-        min_nodes=low,
-        max_nodes=high,
-        is_single=is_single,
-        backend=backend,
-        endpoint=endpoint,
-        run_id=run_id,
+        min_nodes=meeting.min_nodes,
+        max_nodes=meeting.max_nodes,
+        is_single=meeting.is_single,
+        backend=meeting.backend,
+        endpoint=meeting.endpoint,
+        run_id=meeting.run_id or _fresh_id(),
         conf=conf,
-        node_rank=None if isinstance(args.node_rank, NotGiven) else args.node_rank,
-        master=master,
+        node_rank=meeting.node_rank,
+        master=meeting.master,
         local_addr=args.local_addr or "",
         role=args.role,
         max_restarts=args.max_restarts,
@@ -177,11 +150,7 @@ def build_spec(
         virtual_local_rank=args.virtual_local_rank,
         signals_to_handle=handled,
         signals_text=args.signals_to_handle,
-        forward_signals=tuple(
-            number
-            for number in parse_signals(args.forward_signals, "--forward-signals", warnings)
-            if number not in handled
-        ),
+        forward_signals=_forwarded(args.forward_signals, handled),
         signal_scope=args.signal_scope,
         shutdown_timeout_s=_grace_s(args.shutdown_timeout, environ),
         rank_hooks=args.rank_hooks == "auto",
@@ -190,87 +159,30 @@ def build_spec(
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
         events_dir=args.events_dir,
         quiet=args.quiet,
-        join_timeout_s=_conf_number(conf, "join_timeout", 600.0),
-        last_call_s=_conf_number(conf, "last_call_timeout", 30.0),
-        keep_alive_interval_s=_conf_number(conf, "keep_alive_interval", 5.0),
-        keep_alive_max_attempt=int(_conf_number(conf, "keep_alive_max_attempt", 3.0)),
-        is_host=_conf_bool(conf, "is_host"),
-        port_range=_port_range(conf.get("port_range")),
-        max_membership_changes=int(_conf_number(conf, "max_membership_changes", 20.0)),
+        join_timeout_s=timing.join_timeout_s,
+        last_call_s=timing.last_call_s,
+        keep_alive_interval_s=timing.keep_alive_interval_s,
+        keep_alive_max_attempt=timing.keep_alive_max_attempt,
+        is_host=options.read_is_host(conf),
+        port_range=options.read_port_range(conf),
+        max_membership_changes=timing.max_membership_changes,
         warnings=tuple(warnings),
     )
 
 
-# ---- rendezvous ----------------------------------------------------------------------------------------------
-
-
-def parse_conf(text: str) -> dict[str, str]:
-    """`k=v,k=v`; what no key of ours asks for is never looked at."""
-    conf: dict[str, str] = {}
-    for part in text.strip().split(",") if text.strip() else ():
-        key, equals, value = part.strip().partition("=")
-        if not key or not equals or not value:
-            raise ConfigError(f"--rdzv-conf {text!r}: {part.strip()!r} is not KEY=VALUE")
-        conf[key] = value
-    return conf
-
-
-def _rendezvous(
-    args: argparse.Namespace, conf: Mapping[str, str], max_nodes: int, warnings: list[str]
-) -> tuple[str, tuple[str, int], str, bool, tuple[str, int] | None]:
-    """Backend, endpoint, run id, whether no networking is needed, and the given master."""
-    backend = args.rdzv_backend
-    if args.standalone:
-        if max_nodes > 1:
-            warnings.append("--standalone is for one node: --nnodes is not heeded")
-        given = [
-            f"--rdzv-{name}"
-            for name, value, default in (
-                ("backend", backend, "static"),
-                ("endpoint", args.rdzv_endpoint, ""),
-                ("id", args.rdzv_id, "none"),
-            )
-            if value != default
-        ]
-        if given:
-            warnings.append(f"--standalone overrides {', '.join(given)}")
-        return "c10d", ("localhost", 0), _fresh_id(), True, None
-    if backend in ("etcd", "etcd-v2"):
+def _check(args: argparse.Namespace) -> None:
+    """Single values that cannot be."""
+    if args.max_restarts < 0:
+        raise ConfigError(f"--max-restarts {args.max_restarts}: must not be negative")
+    if not args.monitor_interval > 0:
+        raise ConfigError(f"--monitor-interval {args.monitor_interval:g}: must be more than 0")
+    if args.event_log_handler not in ("null", "console"):
+        raise ConfigError(f"--event-log-handler {args.event_log_handler!r}: there are null and console")
+    if args.logs_specs not in (None, "default"):
         raise UsageError(
-            f"--rdzv-backend {backend}: no store of its own is needed; use c10d with the same endpoint"
+            f"--logs-specs {args.logs_specs!r}: third-party logs specs are not supported; "
+            "use --redirects, --tee and --log-dir"
         )
-    if backend not in ("static", "c10d"):
-        raise UsageError(f"--rdzv-backend {backend!r} is not supported: use c10d (or static)")
-    if conf.get("store_type", "tcp") != "tcp":
-        raise UsageError(
-            "--rdzv-conf store_type: nodes meet over TCP; leave it out and give --rdzv-endpoint HOST:PORT"
-        )
-    if backend == "c10d":
-        if not args.rdzv_endpoint:
-            if max_nodes > 1:
-                raise ConfigError("--rdzv-backend c10d needs --rdzv-endpoint HOST[:PORT] for several nodes")
-            return backend, ("localhost", 0), args.rdzv_id, True, None
-        return backend, parse_endpoint(args.rdzv_endpoint, C10D_PORT), args.rdzv_id, False, None
-    if not args.rdzv_endpoint and args.master_port is None and max_nodes == 1:
-        return "c10d", ("localhost", 0), _fresh_id(), True, None  # as if --standalone had been given
-    port = STATIC_PORT if args.master_port is None else args.master_port
-    text = args.rdzv_endpoint or f"{args.master_addr}:{port}"
-    endpoint = parse_endpoint(text, STATIC_PORT)
-    node_rank = int(args.node_rank)
-    if not 0 <= node_rank < max_nodes:
-        raise ConfigError(f"--node-rank {node_rank} does not fit --nnodes {args.nnodes}: ranks go from 0")
-    return backend, endpoint, args.rdzv_id, max_nodes == 1, endpoint
-
-
-def parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
-    """`host`, `host:port`, `[v6]:port` or a bare IPv6 address."""
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or (":" in host and not host.endswith("]")) or text.strip().endswith("]"):
-        host, port = text.strip(), str(default_port)  # a bare name or IPv6 address
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"endpoint {text!r}: give HOST or HOST:PORT with a port up to 65535")
-    return host, int(port)
 
 
 def _fresh_id() -> str:
@@ -280,39 +192,6 @@ def _fresh_id() -> str:
     raw[8] = raw[8] & 0x3F | 0x80
     text = raw.hex()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-
-
-def _conf_number(conf: Mapping[str, str], key: str, default: float) -> float:
-    text = conf.get(key)
-    if text is None:
-        return default
-    try:
-        number = float(text)
-    except ValueError:
-        raise ConfigError(f"--rdzv-conf {key}={text}: give a number") from None
-    if not 0 <= number < 1e9:
-        raise ConfigError(f"--rdzv-conf {key}={text}: must not be negative")
-    return number
-
-
-def _conf_bool(conf: Mapping[str, str], key: str) -> bool | None:
-    text = conf.get(key)
-    if text is None:
-        return None
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ConfigError(f"--rdzv-conf {key}={text}: give 1 or 0")
-
-
-def _port_range(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    low, dash, high = text.partition("-")
-    if not (dash and low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high) <= 65535):
-        raise ConfigError(f"--rdzv-conf port_range={text}: give LOW-HIGH, as in 30000-30100")
-    return int(low), int(high)
 
 
 # ---- ranks ---------------------------------------------------------------------------------------------------
@@ -327,11 +206,25 @@ def _count_ranks(
         if text not in ("cpu", "gpu", "xpu", "auto"):
             raise ConfigError(f"--nproc-per-node {text!r}: give a number, cpu, gpu, xpu or auto") from None
         if count_devices is None:
-            from launcher.devices import count_devices
+            from launcher import devices  # most jobs name a number
+
+            count_devices = devices.count_devices
         count = count_devices(text, environ)
     if count < 1:
         raise ConfigError(f"--nproc-per-node {text}: at least one rank is needed")
     return count
+
+
+def _check_devices(args: argparse.Namespace, nproc: int, environ: Mapping[str, str]) -> None:
+    """Devices for all ranks, asked for the last one, before any of them runs."""
+    if args.virtual_local_rank:
+        from launcher.devices import narrow_devices
+
+        narrow_devices(environ, nproc - 1)
+    if args.numa_binding is not None:
+        from launcher.numa import numactl_prefix
+
+        numactl_prefix(args.numa_binding, nproc - 1, environ)
 
 
 def _entry(args: argparse.Namespace) -> Entry:
@@ -344,7 +237,13 @@ def _entry(args: argparse.Namespace) -> Entry:
         if args.module:
             raise ConfigError("--no-python and --module cannot be used together: give one of them")
         return Entry("program", target, rest)
-    return Entry("module" if args.module else "script", target, rest)
+    if args.module:
+        return Entry("module", target, rest)
+    if target != "-" and "$" not in target and not os.path.exists(target):
+        raise ConfigError(
+            f"script {target!r} does not exist: give a path that is right from here, or -m for a module"
+        )
+    return Entry("script", target, rest)
 
 
 def parse_signals(text: str, flag: str, warnings: list[str]) -> tuple[int, ...]:
@@ -353,7 +252,7 @@ def parse_signals(text: str, flag: str, warnings: list[str]) -> tuple[int, ...]:
     for name in (part.strip() for part in text.split(",")):
         if not name:
             continue
-        number = getattr(signal, name, None) if name.startswith("SIG") and name not in _PROTECTED else None
+        number = getattr(signal, name, None) if name not in _PROTECTED else None
         if not isinstance(number, signal.Signals):
             warnings.append(f"{flag}: {name} is no signal that can be handled; left out")
         elif int(number) not in found:
@@ -361,19 +260,29 @@ def parse_signals(text: str, flag: str, warnings: list[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _forwarded(text: str, handled: tuple[int, ...]) -> tuple[int, ...]:
+    """Signals for the ranks alone: those that do not end the job."""
+    wrong: list[str] = []
+    numbers = parse_signals(text, "--forward-signals", wrong)
+    if wrong:
+        raise UsageError(wrong[0].removesuffix("; left out"))
+    return tuple(number for number in numbers if number not in handled)
+
+
 def _grace_s(given: int | None, environ: Mapping[str, str]) -> float:
+    if given is not None:
+        if given < 0:
+            raise ConfigError(f"--shutdown-timeout {given}: must not be negative")
+        return float(given)
     text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    if given is None and text is not None:
-        try:
-            given = int(text)
-        except ValueError:
-            raise ConfigError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: give whole seconds") from None
-    if given is not None and given < 0:
-        raise ConfigError(f"--shutdown-timeout {given}: must not be negative")
-    return GRACE_S if given is None else float(given)
+    if text is None:
+        return GRACE_S
+    if not text.strip().isdecimal():
+        raise ConfigError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: give whole seconds, 0 or more")
+    return float(text)
 
 
 def _not_negative(value: float | None, flag: str) -> float | None:
     if value is not None and not 0 <= value < 1e9:
-        raise UsageError(f"{flag} {value:g}: must not be negative")
+        raise UsageError(f"{flag} {value:g}: give seconds, 0 or more")
     return value
