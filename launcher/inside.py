@@ -27,6 +27,7 @@ if IS_PROGRAM:
 RUN_PATH = "import runpy,sys;sys.argv=sys.argv[1:];runpy.run_path(sys.argv[0],run_name='__main__')"
 HEARTBEAT_EVERY_NS = 1000000000
 FULL = (28, 122)  # ENOSPC, EDQUOT: module errno is not loaded at start
+MOST_ERROR_CHARS = 100000
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
 
 
@@ -162,16 +163,12 @@ class FirstStep:
     def _hook(self) -> None:
         if self._is_hooked or "torch.optim.optimizer" not in sys.modules:
             return
-        torch = sys.modules["torch"]  # type: Any
-        self._handle = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(
-            self._make_hook(getattr(getattr(torch, "compiler", None), "is_compiling", None))
-        )
+        optimizer = sys.modules["torch.optim.optimizer"]  # type: Any
+        self._handle = optimizer.register_optimizer_step_post_hook(self._make_hook())
         self._is_hooked = True
 
-    def _make_hook(self, is_compiling: "Optional[Callable[[], bool]]") -> "Callable[..., None]":
+    def _make_hook(self) -> "Callable[..., None]":
         def after_step(*_step: "Any") -> None:
-            if is_compiling is not None and is_compiling():
-                return  # a step that is being traced; nothing of ours goes into the graph
             handle, self._handle = self._handle, None
             if handle is not None:
                 self._guarded(self.done, "optimizer_step")
@@ -179,6 +176,7 @@ class FirstStep:
                 sys._getframe(1).f_locals[NAME] = _AtEnd(handle.remove)
                 self._retire()
 
+        after_step.__dict__["_torchdynamo_disable"] = True  # torch.compile calls it and does not look inside
         return after_step
 
     def _retire(self) -> None:
@@ -440,20 +438,28 @@ def _set_path0(mode: str, target: str, path0: "Optional[str]") -> None:
 
 
 def record_error(kind: "Any", value: BaseException, traceback: "Optional[TracebackType]") -> None:
-    """Writes the rank's error file as torch's @record does, unless there is one: the report then says what it was."""
+    """Writes the rank's error file as torch's @record does, unless there is one already.
+
+    Nothing is imported for it: modules json and traceback may by now be files of the user's.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or issubclass(kind, KeyboardInterrupt):
+    if not path or os.getpid() != rank_pid or issubclass(kind, KeyboardInterrupt):
         return
     try:
-        import json
-        from traceback import format_exception
-
-        text = "".join(format_exception(kind, value, traceback))
-        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
-        record = {"message": {"message": "%s: %s" % (kind.__name__, value), "extraInfo": extra}}
+        printed = sys.modules["_io"].StringIO()
+        stderr, sys.stderr = sys.stderr, printed
+        try:
+            sys.__excepthook__(kind, value, traceback)
+        finally:
+            sys.stderr = stderr
+        text = '{"message":{"message":%s,"extraInfo":{"py_callstack":%s,"timestamp":"%d"}}}' % (
+            quote(("%s: %s" % (kind.__name__, value))[:MOST_ERROR_CHARS]),
+            quote(printed.getvalue()[-MOST_ERROR_CHARS:]),
+            time.time(),
+        )
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.write(fd, json.dumps(record).encode("ascii"))
+            os.write(fd, text.encode("utf-8", "backslashreplace"))
         finally:
             os.close(fd)
     except Exception:
@@ -463,8 +469,8 @@ def record_error(kind: "Any", value: BaseException, traceback: "Optional[Traceba
 def hide_frames(value: BaseException, names: "Dict[str, Any]") -> None:
     """To be called before `value` leaves our last frame: sys.excepthook shall see the script's frames only.
 
-    The interpreter still prints it and sets the exit status; a hook that undoes itself stands in for the script's.
-    `names` are those of its __main__.
+    The interpreter still prints it and sets the exit status; a hook that undoes itself stands in for the
+    script's. `names` are those of its __main__.
     """
     is_missing = not hasattr(sys, "excepthook")
     hook = None if is_missing else sys.excepthook  # type: Any
@@ -497,9 +503,15 @@ def hide_frames(value: BaseException, names: "Dict[str, Any]") -> None:
 
 
 def _trim(traceback: "Optional[TracebackType]") -> "Optional[TracebackType]":
+    """Takes our frames out: those below the script's, and those above when a signal came while we wrote."""
     ours = hide_frames.__code__.co_filename
     while traceback is not None and traceback.tb_frame.f_code.co_filename == ours:
         traceback = traceback.tb_next
+    last = traceback
+    while last is not None:
+        while last.tb_next is not None and last.tb_next.tb_frame.f_code.co_filename == ours:
+            last.tb_next = last.tb_next.tb_next
+        last = last.tb_next
     return traceback
 
 
@@ -526,7 +538,8 @@ def start(arguments: "List[str]") -> "Tuple[Callable[..., object], Tuple[Any, ..
 
 def install(events: Events) -> None:
     """What a rank gets from us; the first event says that its script begins."""
-    global heartbeat
+    global heartbeat, rank_pid
+    rank_pid = events.pid
     protect_output(events)
     if events.path:
         first_step = FirstStep(events)
@@ -536,6 +549,7 @@ def install(events: Events) -> None:
 
 
 heartbeat = None  # type: Optional[Callable[[Any, Dict[str, Any]], None]]
+rank_pid = 0  # children forked by the script are not the rank
 
 
 def _options(count: int) -> "List[str]":

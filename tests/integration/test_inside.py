@@ -552,6 +552,50 @@ def test_one_frame_of_ours_is_below_the_script(program: Programs, tmp_path: Path
     assert run.stderr.count(INSIDE) == 1
 
 
+# ---- error file ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("python", EACH)
+def test_an_uncaught_exception_leaves_an_error_file(program: Programs, tmp_path: Path, python: str) -> None:
+    error = tmp_path / "error.json"
+    write(tmp_path / "json.py", "raise SystemExit(99)")
+    write(tmp_path / "program.py", "def f():\n    raise ValueError('a \"b\" é')\nf()")
+    run = program(
+        PYTHONS[python],
+        "-u",
+        INSIDE,
+        "script",
+        "",
+        *IDENTITY,
+        tmp_path / "program.py",
+        env={"TORCHELASTIC_ERROR_FILE": str(error)},
+    )
+    assert run.status == 1
+    message = json.loads(error.read_text())["message"]
+    assert message["message"] == 'ValueError: a "b" é'
+    assert message["extraInfo"]["py_callstack"] == run.stderr
+    assert int(message["extraInfo"]["timestamp"]) > 10**9
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys; sys.exit(3)",
+        "raise KeyboardInterrupt",
+        "import os\nif os.fork():\n    os._exit(0 * os.wait()[0])\n1/0",
+        "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('of @record')\n1/0",
+        "import os\nos.mkdir(os.environ['TORCHELASTIC_ERROR_FILE'])\n1/0",
+        "class E(Exception):\n    def __str__(self): raise ValueError\nraise E",
+    ],
+)
+def test_other_ends_leave_none(program: Programs, tmp_path: Path, text: str) -> None:
+    error = tmp_path / "error.json"
+    path = write(tmp_path / "program.py", text)
+    env = {"TORCHELASTIC_ERROR_FILE": str(error)}
+    program(sys.executable, "-u", INSIDE, "script", "", *IDENTITY, path, env=env)
+    assert not error.is_file() or error.read_text() == "of @record"
+
+
 # ---- run-path ------------------------------------------------------------------------------------------------
 
 
