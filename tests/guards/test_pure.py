@@ -1,0 +1,101 @@
+"""Files that promise to need little keep it: pure modules, the guard, and what runs in foreign interpreters.
+
+A module is pure when the first word or sentence of its docstring says so; then it may import nothing that reads
+clocks, files, processes or the network. Read from the source, so also imports inside functions count.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Not `signal`: state machines name signals without touching any.
+IMPURE = {"os", "socket", "subprocess", "threading", "time", "asyncio", "select", "io", "tempfile", "shutil"}
+
+
+def sources() -> Iterator[str]:
+    for package in ("bootseer", "launcher"):
+        for folder, _, names in os.walk(os.path.join(TOP, package)):
+            yield from (os.path.relpath(os.path.join(folder, name), TOP) for name in names if name.endswith(".py"))
+
+
+def parse(path: str) -> ast.Module:
+    with open(os.path.join(TOP, path), encoding="utf-8") as file:
+        return ast.parse(file.read())
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Names of all modules that a file imports, wherever, except for type checking."""
+    found: set[str] = set()
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            found.add(node.module or "")
+    return found
+
+
+def is_pure(tree: ast.Module) -> bool:
+    text = ast.get_docstring(tree) or ""
+    first = text.partition("\n\n")[0]
+    return text.startswith("PURE") or "\n\nPure." in text or "; pure." in text or " Pure." in first
+
+
+PURE = [path for path in sources() if is_pure(parse(path))]
+
+
+def test_pure_modules_are_found() -> None:
+    assert "launcher/job.py" in PURE
+    assert len(PURE) > 8
+
+
+@pytest.mark.parametrize("path", PURE)
+def test_pure_module_does_no_input_or_output(path: str) -> None:
+    roots = {name.partition(".")[0] for name in imports(parse(path))}
+    assert not roots & IMPURE
+
+
+@pytest.mark.parametrize(
+    ("path", "ours"),
+    [
+        ("launcher/inside.py", set()),
+        ("launcher/rendezvous/list_distributions.py", set()),
+        ("launcher/cgroup.py", set()),
+        ("launcher/descendants.py", set()),
+        ("launcher/guard.py", {"launcher", "launcher.cgroup", "launcher.descendants"}),
+        ("bootseer/heartbeat.py", set()),
+    ],
+)
+def test_file_that_stands_alone_imports_the_standard_library(path: str, ours: set[str]) -> None:
+    foreign = {name for name in imports(parse(path)) if name.partition(".")[0] not in sys.stdlib_module_names}
+    # The rank-side file knows torch by name only once the script has imported it.
+    assert foreign <= ours | ({"torch"} if path == "launcher/inside.py" else set())
+
+
+@pytest.mark.parametrize("path", [path for path in sources() if path != "launcher/inside.py"])
+def test_nothing_imports_torch(path: str) -> None:
+    roots = {name.partition(".")[0] for name in imports(parse(path))}
+    assert not roots & {"torch", "numpy", "bench", "tests"}
+
+
+def test_every_file_begins_with_what_it_is() -> None:
+    without = [
+        path
+        for path in sources()
+        if not ast.get_docstring(parse(path)) and os.path.getsize(os.path.join(TOP, path)) > 0
+    ]
+    assert without == []
