@@ -95,6 +95,7 @@ class Member:
         self._pause_s = FIRST_PAUSE_S
         self._reasons: list[str] = []  # why attempts failed, the last ones last
         self._since_s: dict[Trouble | Verdict, float] = {}  # first time of each obstacle
+        self._attempt_s = 0.0  # when the present one began
         self._is_welcome = self._is_over = False
         self._leave_reason = ""
 
@@ -151,6 +152,7 @@ class Member:
 
     def _round(self) -> None:
         self._timer = None
+        self._attempt_s = self._loop.time()
         self._question = resolve(self._loop, self._settings.host, self._on_resolved)
 
     def _on_resolved(self, addresses: list[Address], reason: str) -> None:
@@ -182,9 +184,8 @@ class Member:
         del self._reasons[:-3]
 
     def _lasts(self, obstacle: Trouble | Verdict, patience_s: float) -> bool:
-        """Whether this obstacle has been met for longer than that."""
-        now_s = self._loop.time()
-        return now_s - self._since_s.setdefault(obstacle, now_s) >= patience_s
+        """Whether this obstacle has been met for longer than that, the time of the attempt included."""
+        return self._loop.time() - self._since_s.setdefault(obstacle, self._attempt_s) >= patience_s
 
     def _try_later(self) -> None:
         self._connection = None
@@ -259,6 +260,7 @@ class Member:
     def _dial(self, addresses: list[Address], index: int) -> None:
         if self._is_over:
             return
+        self._attempt_s = self._loop.time()
         settings = self._settings
         timing = Timing(
             connect_s=min(10.0 if len(addresses) == 1 else 3.0, max(0.1, self._give_up_s - self._loop.time())),

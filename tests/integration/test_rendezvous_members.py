@@ -147,6 +147,13 @@ class TestTakenPort:
             bed.until(serve, 10.0)
         assert f"127.0.0.1:{free_port} is taken by another program: it answered in HTTP" in node.lost[0]
 
+    @pytest.mark.slow
+    def test_a_program_that_says_nothing_is_an_error_too(self, bed: Bed, free_port: int) -> None:
+        with socket.create_server(("127.0.0.1", free_port)):
+            node = Node(bed, settings(free_port, join_timeout_s=60.0), make_join(1))
+            bed.until(lambda: node.lost, 15.0)
+        assert f"127.0.0.1:{free_port} is taken by another program: it did not answer" in node.lost[0]
+
     def test_the_port_of_a_job_that_ended_is_free_for_the_next(self, bed: Bed, free_port: int) -> None:
         nodes = [Node(bed, settings(free_port), make_join(n)) for n in range(2)]
         bed.until(lambda: all(node.last(World) for node in nodes))
