@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 from bench.check import check_file
+from bench.numbers import format_documents
 from bench.record import BenchError, Figures, Target, make_document, write_document
 
 BENCHES = {
@@ -44,6 +45,7 @@ def targets_of(bench: Bench) -> Mapping[str, Target]:
 def main(argv: list[str]) -> int:
     """Runs a bench or checks its JSON; returns the exit status."""
     lines = [f"  {name:12} {text}" for name, text in BENCHES.items()]
+    lines.append(f"  {'numbers':12} the JSON of benches as the page docs/numbers.md")
     lines.append(f"  {'check':12} recompute the values of a bench's JSON and compare them with the targets")
     usage = "usage: python -m bench NAME [--rounds N] [--json FILE] ...\n" + "\n".join(lines)
     if not argv or argv[0] in ("-h", "--help"):
@@ -51,6 +53,13 @@ def main(argv: list[str]) -> int:
         return 0 if argv else 2
     name, rest = argv[0], argv[1:]
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", allow_abbrev=False)
+    if name == "numbers":
+        parser.add_argument("files", nargs="+")
+        print(
+            format_documents(parser.parse_args(rest).files, {each: targets_of(load(each)) for each in BENCHES}),
+            end="",
+        )
+        return 0
     if name == "check":
         parser.add_argument("file")
         path = parser.parse_args(rest).file

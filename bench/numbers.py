@@ -1,0 +1,56 @@
+"""`python -m bench numbers FILE...`: the JSON of benches as the Markdown of docs/numbers.md.
+
+Each value is recomputed from its samples; a file whose values do not follow from them is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.check import recompute
+from bench.record import BenchError, Target, format_number
+
+HEAD = """\
+# Measured figures
+
+Written by `python -m bench numbers docs/numbers/*.json`; do not edit. Each value is the median of its samples, low
+and high enclose that median with 95 % confidence (with fewer than six samples: the smallest and the largest). Ratios
+are formed within rounds, in which the programs ran alternately. No absolute time is a claim: machines differ.
+"""
+
+
+def format_documents(paths: Sequence[str], targets_of: Mapping[str, Mapping[str, Target]]) -> str:
+    """The page of these files, in the order given."""
+    parts = [HEAD]
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            document: dict[str, Any] = json.load(file)
+        parts.append(_format(document, targets_of.get(document["bench"], {}), path))
+    return "\n".join(parts)
+
+
+def _format(document: Mapping[str, Any], targets: Mapping[str, Target], path: str) -> str:
+    machine = document["machine"]
+    lines = [
+        f"## {document['bench']}",
+        "",
+        f"`python -m bench {' '.join(word for word in document['argv'])}`, commit `{document['commit'][:12]}`",
+        "",
+        f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_bytes'] / 2**30:.0f} GiB, kernel "
+        f"{machine['kernel'].split('-')[0]}, Python {machine['python']}, torch {machine['torch']}",
+        "",
+        "| figure | median | low | high | unit | n | target |",
+        "|---|---:|---:|---:|---|---:|---|",
+    ]
+    for name, stated in document["figures"].items():
+        problem, made = recompute(stated)
+        if problem or made is None:
+            raise BenchError(f"{path}: {name}: {problem}")
+        verdict = ""
+        if name in targets:
+            verdict = f"{targets[name]}: {'met' if targets[name].is_met(made.value) else '**not met**'}"
+        numbers = " | ".join(format_number(number) for number in (made.value, made.low, made.high))
+        lines.append(f"| `{name}` | {numbers} | {made.unit} | {made.n} | {verdict} |")
+    return "\n".join(lines) + "\n"
