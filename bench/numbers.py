@@ -16,8 +16,8 @@ HEAD = """\
 # Measured figures
 
 Written by `python -m bench numbers docs/numbers/*.json`; do not edit. Each value is the median of its samples, low
-and high enclose that median with 95 % confidence (with fewer than six samples: the smallest and the largest). Ratios
-are formed within rounds, in which the programs ran alternately. No absolute time is a claim: machines differ.
+and high enclose that median with 95 % confidence (with fewer than six samples: the smallest and the largest).
+Ratios are formed within rounds, in which the programs ran alternately. No absolute time is a claim: machines differ.
 """
 
 
@@ -36,10 +36,9 @@ def _format(document: Mapping[str, Any], targets: Mapping[str, Target], path: st
     lines = [
         f"## {document['bench']}",
         "",
-        f"`python -m bench {' '.join(word for word in document['argv'])}`, commit `{document['commit'][:12]}`",
+        f"`python -m bench {' '.join(document['argv'])}`, commit `{document['commit'][:12]}`",
         "",
-        f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_bytes'] / 2**30:.0f} GiB, kernel "
-        f"{machine['kernel'].split('-')[0]}, Python {machine['python']}, torch {machine['torch']}",
+        _describe(machine),
         "",
         "| figure | median | low | high | unit | n | target |",
         "|---|---:|---:|---:|---|---:|---|",
@@ -54,3 +53,12 @@ def _format(document: Mapping[str, Any], targets: Mapping[str, Target], path: st
         numbers = " | ".join(format_number(number) for number in (made.value, made.low, made.high))
         lines.append(f"| `{name}` | {numbers} | {made.unit} | {made.n} | {verdict} |")
     return "\n".join(lines) + "\n"
+
+
+def _describe(machine: Mapping[str, Any]) -> str:
+    memory_gib = machine["memory_bytes"] / 2**30
+    kernel = machine["kernel"].split("-")[0]
+    return (
+        f"{machine['cores']} cores ({machine['cpu']}), {memory_gib:.0f} GiB, kernel {kernel}, "
+        f"Python {machine['python']}, torch {machine['torch']}"
+    )

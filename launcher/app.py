@@ -122,7 +122,7 @@ def connect(
         max_nodes=spec.max_nodes,
         max_restarts=spec.max_restarts,
         master_port=agent.port,
-        has_identity=not spec.is_single and spec.entry.mode != "program",
+        has_identity=spec.max_nodes > 1 and spec.entry.mode != "program",
     )
     if not spec.is_single:
         from launcher.networked import Networked

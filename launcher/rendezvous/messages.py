@@ -192,7 +192,5 @@ class Refused(NamedTuple):
     reason: str
 
 
-FromMember = (
-    Join | Identity | Environment | Ping | Started | RankFailed | Succeeded | Stopped | Signalled | Leave
-)
+FromMember = Join | Identity | Environment | Ping | Started | RankFailed | Succeeded | Stopped | Signalled | Leave
 FromCoordinator = Welcome | Pong | WantEnvironment | World | Spare | Stop | Note | Finish | Refused
