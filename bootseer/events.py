@@ -99,7 +99,8 @@ class EventWriter:
     ) -> str:
         """Opens a span and returns its id."""
         self._spans += 1
-        span = f"{name}-{self._spans}"
+        attempt = "" if self.attempt is None else f"{self.attempt}."  # writers of several attempts share a file
+        span = f"{name}-{attempt}{self._spans}"
         self.write(stage, Kind.BEGIN, name, span=span, parent=parent, mono_ns=mono_ns, attrs=attrs)
         return span
 

@@ -108,7 +108,7 @@ def _not_observed(summary: StartSummary) -> str:
 
 
 def _of_attempt(events: list[Event], attempt: int | None) -> list[Event]:
-    """Events of the attempt; a span belongs to the one in which it ended (rendezvous learns the number then)."""
+    """Events of the attempt, and the begins without a number of spans that end in it (as rendezvous may)."""
     if attempt is None:
         return events
     ended = {
@@ -120,7 +120,11 @@ def _of_attempt(events: list[Event], attempt: int | None) -> list[Event]:
         event
         for event in events
         if event.attempt == attempt
-        or (event.kind == Kind.BEGIN.value and (event.node, event.rank, event.span) in ended)
+        or (
+            event.attempt is None
+            and event.kind == Kind.BEGIN.value
+            and (event.node, event.rank, event.span) in ended
+        )
     ]
 
 

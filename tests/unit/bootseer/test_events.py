@@ -69,6 +69,13 @@ def test_what_is_written_is_read(path: str) -> None:
     assert writer.dropped == 0
 
 
+def test_spans_of_attempts_have_different_ids(path: str) -> None:
+    spans = [EventWriter(path, "job", "node", attempt=attempt).begin(None, "x") for attempt in (None, 0, 1)]
+    writer = EventWriter(path, "job", "node")
+    spans += [writer.begin(None, "x"), writer.begin(None, "x")]
+    assert len(set(spans)) == 4  # the first and the fourth are of writers that nothing tells apart
+
+
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

@@ -117,13 +117,22 @@ def test_an_open_span_has_no_duration() -> None:
 
 def test_only_the_attempt_asked_for() -> None:
     first = [*agent(), *rank(0, 0.03, 1, 2), *rank(1, 0.03, 1, 2)]
-    begin = event(9, "rendezvous", "begin", "join", span="again")  # of attempt 0, as far as the agent knew then
+    begin = event(9, "rendezvous", "begin", "join", span="again", attempt=None)  # not known yet then
     end = event(9.5, "rendezvous", "end", "join", span="again", attempt=1)
     second = [begin, end, event(10, "spawn", "instant", RANK_STARTED, 0, attempt=1)]
     second.append(event(11, "first_step", "instant", "heartbeat", 0, attempt=1))
     summary = summarise_start([*first, *second], attempt=1)
     assert (summary.ranks, summary.running_s, summary.first_step_s) == (1, 1.0, 2.0)
     assert summarise_start([*first, *second], attempt=0).first_step_s == 2.0
+
+
+def test_a_span_of_another_attempt_is_none_of_this_one_whatever_its_id() -> None:
+    again = [
+        each._replace(attempt=1, mono_ns=each.mono_ns + 60 * S) for each in [*agent((0,)), *rank(0, 0.03, 1, 2)]
+    ]
+    summary = summarise_start([*agent((0,)), *rank(0, 0.03, 1, 3), *again], attempt=1)
+    assert (summary.running_s, summary.first_step_s) == (0.03, 2.0)
+    assert {each.stage: each.seconds for each in summary.stages}["rendezvous"] == 0.01
 
 
 def test_no_events() -> None:
