@@ -17,7 +17,7 @@ HEAD = """\
 
 Written by `python -m bench numbers docs/numbers/*.json`; do not edit. Each value is the median of its samples, low
 and high enclose that median with 95 % confidence (with fewer than six samples: the smallest and the largest).
-Ratios are formed within rounds, in which the programs ran alternately. No absolute time is a claim: machines differ.
+Ratios are formed within rounds, in which the programs ran alternately. No absolute time is a claim.
 """
 
 
