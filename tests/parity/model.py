@@ -93,7 +93,8 @@ class Better(NamedTuple):
     expected: Any  # a value, or one of the classes above
     because: str
     wart: str = ""  # "W8": the number in the notes on torchrun
-    flags: tuple[str, ...] = ()  # flags it is about; default: those of the probe
+    flags: tuple[str, ...] | None = None  # flags it is about; default: those of the probe
+    hooks: str = ""  # only with these rank hooks, "auto" or "off"
 
 
 # ---- the probe ---------------------------------------------------------------------------------------------

@@ -71,9 +71,12 @@ def _stdout(_probe: Probe, seen: Seen) -> Any:
 
 def _said(_probe: Probe, seen: Seen) -> Any:
     """Lines of standard error that ranks wrote; they hold the word `say`."""
+    own = {
+        str(number): re.split(r"^={10,}$", text, flags=re.MULTILINE)[0] for number, text in enumerate(seen.stderr)
+    }
     return {
-        str(number): sorted(line for line in text.splitlines() if re.search(r"\bsay\b", line))
-        for number, text in enumerate(seen.stderr)
+        number: sorted(line for line in text.splitlines() if re.search(r"\bsay\b", line))
+        for number, text in own.items()
     }
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from tests.parity.model import AtMost, Better, Probe
+from tests.parity.model import Better, Probe
 from tests.parity.probes.common import ONE_LINE, STANDALONE, TWO
 
 ARGV = "from tell import *\ntell(argv=sys.argv[1:])\n"
 WORLD = 'from tell import *\ntell(env=env("RANK", "WORLD_SIZE", "TORCHELASTIC_MAX_RESTARTS", "ROLE_NAME"))\n'
 RAN = "from tell import *\ntell(ran=True)\n"
 WRONG = ("status", "told", "traceback", "lines", "culprit")
-LINES = Better("lines.*", AtMost(1), "one line", "W7")
+NAMED = Better("culprit.*", True, "the line names what is wrong", "W7", flags=())
+UNSUPPORTED = Better("status.*", 2, "what is not supported is wrong use of the command line: status 2")
 
 
 def wrong(name: str, shows: str, args: tuple[str, ...], culprit: str, *flags: str, **rest: object) -> Probe:
     """Wrong use that torchrun answers with a traceback and status 1."""
-    better = rest.pop("better", (ONE_LINE, LINES))
+    better = rest.pop("better", ONE_LINE)
     return Probe(
         name,
         shows,
@@ -219,7 +220,7 @@ PROBES = (
         ("--nproc-per-node", "0", "{script}"),
         "nproc",
         "--nproc-per-node",
-        better=(ONE_LINE, LINES),
+        better=(*ONE_LINE, NAMED),
     ),
     wrong(
         "bad-nproc-gpu",
@@ -235,6 +236,7 @@ PROBES = (
         ("--rdzv-backend", "none-such", "{script}"),
         "none-such",
         "--rdzv-backend",
+        better=(*ONE_LINE, UNSUPPORTED),
     ),
     wrong(
         "bad-conf",
@@ -250,7 +252,7 @@ PROBES = (
         (*STANDALONE, "--monitor-interval", "0", "{script}"),
         "interval",
         "--monitor-interval",
-        better=(ONE_LINE, LINES),
+        better=(*ONE_LINE, NAMED),
     ),
     wrong(
         "bad-timeout",
@@ -287,6 +289,7 @@ PROBES = (
         (*STANDALONE, "--logs-specs", "none-such", "{script}"),
         "logs",
         "--logs-specs",
+        better=(*ONE_LINE, UNSUPPORTED),
     ),
     wrong(
         "bad-no-python-module",

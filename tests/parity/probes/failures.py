@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.parity.model import Better, Has, Probe
-from tests.parity.probes.common import STANDALONE, STOPPED, TWO
+from tests.parity.probes.common import ONE_LINE, STANDALONE, STOPPED, TWO
 
 # Rank 1 fails once rank 0 waits; rank 0 then is stopped.
 ONE_FAILS = """from tell import *
@@ -16,6 +16,8 @@ COUNTS = (
     'from tell import *\ntell(env=env("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "WORLD_SIZE"))\n'
 )
 REPORT = ("status", "report")
+RECORDED = "an uncaught exception is recorded without @record"
+MEANING = "the report says what such a signal mostly comes from"
 AGENT_TRACEBACK = Better(
     "traceback.*", False, "the report is not preceded by a traceback of the launcher's own code", "W8"
 )
@@ -64,7 +66,10 @@ sys.exit(3)
         (*TWO, "{script}"),
         script=ONE_FAILS + "os.kill(os.getpid(), signal.SIGSEGV)\n",
         facts=REPORT,
-        better=STOPPED,
+        better=(
+            *STOPPED,
+            Better("report.0.root.traceback", Has(("Signal 11 (SIGSEGV) received by PID 0; ",)), MEANING),
+        ),
     ),
     Probe(
         "failure-kill",
@@ -72,6 +77,7 @@ sys.exit(3)
         (*STANDALONE, "{script}"),
         script="import os\nos.kill(os.getpid(), 9)\n",
         facts=REPORT,
+        better=(Better("report.0.root.traceback", Has(("Signal 9 (SIGKILL) received by PID 0; ",)), MEANING),),
     ),
     Probe(
         "failure-exception",
@@ -79,6 +85,16 @@ sys.exit(3)
         (*STANDALONE, "{script}"),
         script="raise ValueError('say wrong number')\n",
         facts=("status", "said", "report"),
+        better=(
+            Better(
+                "report.0.root.error_file",
+                "{dir}/tmp/torchelastic_{random}/{uuid}_{random}/attempt_0/0/error.json",
+                RECORDED,
+                "W9",
+                hooks="auto",
+            ),
+            Better("report.0.root.traceback", "ValueError: say wrong number", RECORDED, "W9", hooks="auto"),
+        ),
     ),
     Probe(
         "failure-text",
@@ -103,10 +119,11 @@ sys.exit(3)
     ),
     Probe(
         "script-missing",
-        "the script is not there: the interpreter says so, the rank's exit code is 2, the launcher's status 1",
+        "a script that is not there: status 1",
         (*STANDALONE, "{dir}/no-such-script.py"),
-        facts=("status", "report", "stderr_names"),
+        facts=("status", "traceback", "lines", "stderr_names"),
         culprit="no-such-script.py",
+        better=ONE_LINE,
         live=True,
     ),
     Probe(

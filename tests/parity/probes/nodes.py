@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.model import Agent, Better, End, Lose, Make, Probe, Send, Settle, Start, Until
+from tests.parity.model import Absent, Agent, Better, End, Lose, Make, Probe, Send, Settle, Start, Until
 
 C10D = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:{port}", "--rdzv-id", "job")
 STATIC = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", "{port}")
@@ -25,6 +25,8 @@ OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 # At the same moment torchrun's launchers now and then both fail to find each other.
 IN_TURN = (Start(0), Until("listens"), Start(1))
 JOINS = "a node that joins a running job gives everybody a new world"
+LOST = "the others go on at once instead of waiting for ranks that are gone"
+TOGETHER = "ranks of all nodes are stopped at once, instead of waiting for those that are gone"
 JOB_STATUS = "the job ends as one: every node has the same status"
 
 
@@ -171,8 +173,10 @@ dist.destroy_process_group()
         facts=("status", "told"),
         better=(
             Better("status.*", 0, "joining works with the defaults", "W6"),
-            Better("told.r0.1.world.WORLD_SIZE", "2", "joining works with the defaults", "W6"),
-            Better("told.*", True, "joining works with the defaults", "W6"),
+            Better("told.*.WORLD_SIZE", "2", "joining works with the defaults", "W6"),
+            Better("told.*.TORCHELASTIC_RESTART_COUNT", "0", "joining works with the defaults", "W6"),
+            Better("told.r0.1.world.RANK", "0", "joining works with the defaults", "W6"),
+            Better("told.r1.0.world.RANK", "1", "joining works with the defaults", "W6"),
         ),
         deadline_s=110.0,
     ),
@@ -201,6 +205,13 @@ if os.environ["WORLD_SIZE"] == "2":
         tell(waited=True)
 """,
         facts=("status", "told"),
+        better=(
+            Better("status.0", 0, LOST),
+            Better("told.r0.0.waited", Absent(), LOST),
+            Better("told.r0.1.world.WORLD_SIZE", "1", LOST),
+            Better("told.r0.1.world.RANK", "0", LOST),
+            Better("told.r0.1.world.TORCHELASTIC_RESTART_COUNT", "0", LOST),
+        ),
     ),
     Probe(
         "nodes-failure",
@@ -217,6 +228,11 @@ if not comes("never", 8):
     tell(waited=True)
 """,
         facts=("status", "told"),
+        better=(
+            Better("status.0", 1, JOB_STATUS),
+            Better("told.r0.0.waited", Absent(), TOGETHER),
+            Better("told.r0.0.signals", ["SIGTERM"], TOGETHER),
+        ),
     ),
     Probe(
         "nodes-restart",
@@ -237,7 +253,7 @@ if RANK == "1":
 wait_for("never", 40)
 """,
         facts=("status", "told"),
-        better=(Better("told.r0.1.count", "1", "one restart count for the whole job", "W10"),),
+        better=(Better("told.r0.1.count", "1", "one restart count for the whole job"),),
     ),
     Probe(
         "nodes-signal",
@@ -253,7 +269,11 @@ if not comes("never", 8):
     tell(waited=True)
 """,
         facts=("status", "told"),
-        better=(Better("status.*", 143, JOB_STATUS, "W8"),),
+        better=(
+            Better("status.*", 143, JOB_STATUS, "W8"),
+            Better("told.r0.0.waited", Absent(), TOGETHER),
+            Better("told.r0.0.signals", ["SIGTERM"], TOGETHER),
+        ),
     ),
     Probe(
         "two-jobs",

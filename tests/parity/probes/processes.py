@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.model import Agent, Better, Probe
+from tests.parity.model import Agent, Better, Has, Probe
 from tests.parity.probes.common import OWN_STORE, STANDALONE, TWO
 
 PROGRAM = """from tell import *
@@ -30,6 +30,7 @@ tell(leader=os.getpid() == os.getsid(0) == os.getpgid(0), cwd=os.getcwd(), umask
     blocked=[int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
     nofile=resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 64, tty=os.isatty(0))
 """
+BARE = "nothing of ours runs in a rank then, so its exception is not recorded: asked for by that flag"
 
 PROBES = (
     Probe(
@@ -104,6 +105,13 @@ sys.exit(0)
         (*STANDALONE, "--run-path", "{script}"),
         script="raise ValueError('wrong number')\n",
         facts=("status", "report"),
+        better=(
+            Better(
+                "report.0.title", "{dir}/work/script.py", "the report names the script, not a function of torchrun"
+            ),
+            Better("report.0.root.error_file", "<N/A>", BARE, hooks="off"),
+            Better("report.0.root.traceback", Has(("To enable traceback see",)), BARE, hooks="off"),
+        ),
         flags=("--run-path",),
     ),
     Probe(

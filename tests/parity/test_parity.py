@@ -1,0 +1,67 @@
+"""Every probe through bootrun, with and without rank hooks, against what torchrun showed when it was recorded.
+
+Some probes run through torchrun itself each time. A difference that no probe declares is a failure, and so is a
+declared one that is not there any more.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib import metadata
+
+import pytest
+
+from tests.parity.compare import Verdict, compare
+from tests.parity.model import Observation, Probe
+from tests.parity.probes import PROBES
+from tests.parity.record import load, path_of
+from tests.parity.runner import run
+from tests.support import BOOTRUN, TORCHRUN
+
+PATH = path_of(metadata.version("torch"))
+RECORDED = load(PATH)
+SAME_PYTHON = RECORDED.get("python", "").split(".")[:2] == platform.python_version().split(".")[:2]
+LIVE = [probe for probe in PROBES if probe.live]
+Verdicts = dict[tuple[str, str], Verdict]
+
+
+def check(probe: Probe, way: str, theirs: Observation, ours: Observation, verdicts: Verdicts) -> None:
+    """Compares, counts and fails with every unexplained fact."""
+    hooks = "off" if way == "off" else "auto"
+    better = [rule for rule in probe.better if rule.hooks in ("", hooks)]
+    verdict = compare(theirs, json.loads(json.dumps(ours)), better)
+    verdicts[probe.name, way] = verdict
+    if verdict.unexplained:
+        pytest.fail("unexplained:\n  " + "\n  ".join(verdict.unexplained), pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hooks", ["auto", "off"])
+@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+def test_bootrun_shows_what_torchrun_showed(probe: Probe, hooks: str, verdicts: Verdicts) -> None:
+    if probe.python_bound and not SAME_PYTHON:
+        pytest.skip(f"recorded with Python {RECORDED['python']}")
+    ours = run(probe, [BOOTRUN, "--rank-hooks", hooks])
+    check(probe, hooks, RECORDED["probes"][probe.name]["observation"], ours, verdicts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", LIVE, ids=lambda probe: probe.name)
+def test_torchrun_itself_still_shows_the_same(probe: Probe, verdicts: Verdicts) -> None:
+    theirs = json.loads(json.dumps(run(probe, [TORCHRUN])))
+    recorded = compare(RECORDED["probes"][probe.name]["observation"], theirs, ())
+    assert not recorded.unexplained, f"the recording is out of date: {recorded.unexplained}"
+    check(probe, "live", theirs, run(probe, [BOOTRUN]), verdicts)
+
+
+def test_every_probe_is_recorded_as_it_is_now() -> None:
+    known = RECORDED["probes"]
+    assert set(known) == {probe.name for probe in PROBES}, "run `make record-parity`"
+    old = [probe.name for probe in PROBES if known[probe.name]["digest"] != probe.digest()]
+    assert not old, f"changed since they were recorded, run `make record-parity`: {old}"
+
+
+def test_enough_probes() -> None:
+    assert len(PROBES) >= 45
+    assert len(LIVE) >= 8
