@@ -32,7 +32,3 @@ class RendezvousError(LaunchError):
     """The nodes of the job did not come together, or came apart."""
 
     retryable = True
-
-
-class WorkerFailed(LaunchError):
-    """Ranks failed and no restart is left."""
