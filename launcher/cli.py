@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -134,4 +135,5 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from bootseer import __version__
 
-        parser.exit(0, f"bootrun (bootseer) {__version__}\n")
+        sys.stdout.write(f"bootrun (bootseer) {__version__}\n")
+        parser.exit(0)

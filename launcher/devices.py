@@ -36,13 +36,18 @@ class Gpu(NamedTuple):
     uuid: str  # GPU-..., "" when not known
 
 
-def count_devices(kind: str, environ: Mapping[str, str], root: str = "/") -> int:
-    """The number that --nproc-per-node cpu, gpu, xpu or auto stands for; raises ConfigError for none."""
+def count_devices(
+    kind: str, environ: Mapping[str, str], root: str = "/", path: Sequence[str] | None = None
+) -> int:
+    """The number that --nproc-per-node cpu, gpu, xpu or auto stands for; raises ConfigError for none.
+
+    Args: path: where to look for the ranks' torch, which decides for auto (default: our own sys.path).
+    """
     if kind == "cpu":
         return count_cpus()
     given = _given_count(environ)
     if kind == "auto":
-        return (_count_accelerators(environ, root) if given is None else given) or count_cpus()
+        return (_count_accelerators(environ, root, path) if given is None else given) or count_cpus()
     count = {"gpu": count_gpus, "xpu": count_xpus}[kind](environ, root) if given is None else given
     if count < 1:
         raise ConfigError(_none_found(kind, environ, given))
@@ -122,9 +127,11 @@ def _none_found(kind: str, environ: Mapping[str, str], given: int | None) -> str
     )
 
 
-def _count_accelerators(environ: Mapping[str, str], root: str) -> int:
-    """Devices that the installed torch can use; those of any kind where no torch is found."""
-    kinds = torch_kinds(sys.path) if root == "/" and "PYTHON_EXEC" not in environ else None
+def _count_accelerators(environ: Mapping[str, str], root: str, path: Sequence[str] | None) -> int:
+    """Devices that the ranks' torch can use; those of NVIDIA or AMD where no torch is found."""
+    if path is None:
+        path = () if "PYTHON_EXEC" in environ else sys.path
+    kinds = torch_kinds(path)
     count = 0
     if kinds is None or "cuda" in kinds:
         count = _count_nvidia(environ, root)
