@@ -26,9 +26,3 @@ class UsageError(ConfigError):
 
 class LaunchError(BootseerError):
     """A job could not be started or kept running."""
-
-
-class RendezvousError(LaunchError):
-    """The nodes of the job did not come together, or came apart."""
-
-    retryable = True

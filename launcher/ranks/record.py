@@ -65,7 +65,9 @@ class AttemptRecord:
     def _tell(self) -> None:
         from bootseer.startup import start_line, summarise_start
 
-        self._say(start_line(summarise_start(self._read(), self._group.world.attempt)))
+        world = self._group.world
+        where = f"node {world.group_rank} of {world.group_world_size}: " if world.group_world_size > 1 else ""
+        self._say(where + start_line(summarise_start(self._read(), world.attempt)))
 
     def _read(self) -> Iterable[Event]:
         """This start's events on this node; a folder used before holds older ones too."""

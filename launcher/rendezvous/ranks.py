@@ -34,7 +34,12 @@ def order_key(candidate: Candidate) -> tuple[object, ...]:
     """Order of newcomers: explicit node ranks, then natural order, then pid (agents on one host)."""
     join = candidate.join
     explicit = (0, join.node_rank) if join.node_rank >= 0 else (1, 0)
-    return (explicit, natural_key(join.host), natural_key(join.address), join.pid, candidate.node)
+    return (explicit, natural_key(join.host), natural_key(_plain(join.address)), join.pid, candidate.node)
+
+
+def _plain(address: str) -> str:
+    """Addresses of one host that only it uses are all the same."""
+    return "" if address in ("localhost", "::1") or address.startswith("127.") else address
 
 
 def choose_places(candidates: Sequence[Candidate], most: int) -> list[Candidate]:
