@@ -170,3 +170,23 @@ loop.run_forever()
     assert run.status == (0 if victim == "guard" else -signal.SIGKILL)
     if victim == "guard":
         assert json.loads(run.stdout.splitlines()[-1])[-1] == ["gone"]
+
+
+def test_ranks_die_even_when_bootrun_sentinel_and_guard_are_killed_at_once(program: support.Programs) -> None:
+    """What then survives are descendants of ranks in sessions of their own: nobody is left to end them."""
+    snippet = f"""
+spawn(1, python({SLEEPER + "; import time; open('up', 'w').close(); time.sleep(100)"!r}))
+loop.run_forever()
+"""
+    driver = program.start(*support.python("-c", DRIVER + snippet))
+    support.wait_until(lambda: os.path.exists(os.path.join(driver.dir, "up")))
+    [sentinel] = [p for p in support.processes() if p.ppid == driver.pid]
+    [guard] = [p for p in support.processes() if p.ppid == sentinel.pid]
+    [rank] = [p for p in support.processes() if p.ppid == guard.pid]
+    [sleeper] = [p for p in support.processes() if p.ppid == rank.pid]
+    for pid in (driver.pid, sentinel.pid, guard.pid):
+        os.kill(pid, signal.SIGKILL)
+    driver.wait(20)
+    support.wait_until(lambda: not support.is_running(rank.pid))
+    assert support.is_running(sleeper.pid)
+    os.kill(sleeper.pid, signal.SIGKILL)
