@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 COUNT_VARIABLE = "BOOTSEER_DEVICE_COUNT"
 _INTEL = 0x8086
+_NVIDIA = 0x10DE
 _LOOKED_AT = {
     "gpu": "/proc/driver/nvidia/gpus, /dev/nvidia*, NVML, nvidia-smi and /sys/class/kfd",
     "xpu": "/sys/class/drm/renderD* for devices of Intel",
@@ -96,7 +97,7 @@ def list_visible_gpus(environ: Mapping[str, str], root: str = "/") -> list[Gpu]:
 
     The order is that of the bus: the same as CUDA's on nodes whose GPUs are all of one kind.
     """
-    gpus = _nvidia_gpus(root)
+    gpus = _nvidia_gpus(root) or _nvidia_by_bus(root)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus:
         gpus = _amd_gpus(root)
@@ -231,6 +232,21 @@ def _nvidia_gpus(root: str) -> list[Gpu]:
         uuid = _field(text, "GPU UUID")
         gpus.append(Gpu(address.lower(), "" if "?" in uuid else uuid))
     return gpus
+
+
+def _nvidia_by_bus(root: str) -> list[Gpu]:
+    """Display and 3D controllers of NVIDIA, where the driver's folder is hidden."""
+    base = os.path.join(root, "sys/bus/pci/devices")
+    addresses = [
+        address
+        for address in _list(base)
+        if _is_hex(_read(f"{base}/{address}/vendor"), _NVIDIA)
+        and _read(f"{base}/{address}/class")[:6] in ("0x0300", "0x0302")
+    ]
+    # A container sees the whole bus, whatever it may use of it: which ones is clear only if these are all.
+    if len(addresses) != _count_nvidia_files(root):
+        return []
+    return [Gpu(address.lower(), "") for address in addresses]
 
 
 def _count_nvidia_files(root: str) -> int:

@@ -51,7 +51,8 @@ def bound_cpus(mode: str, gpu: int, topology: Topology) -> set[int]:
     if gpu >= len(topology.gpu_nodes):
         raise ConfigError(
             f"--numa-binding needs a GPU for each local rank: there is none for local rank {gpu} "
-            f"({len(topology.gpu_nodes)} found in /proc/driver/nvidia/gpus or /sys/class/kfd)"
+            f"({len(topology.gpu_nodes)} visible in /proc/driver/nvidia/gpus, /sys/bus/pci or /sys/class/kfd); "
+            "lower --nproc-per-node, make more visible or leave the flag out"
         )
     modes: dict[str, Callable[[int, Topology], set[int]]] = {
         "node": _bind_node,

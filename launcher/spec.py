@@ -124,7 +124,7 @@ def build_spec(
     handled = parse_signals(args.signals_to_handle, "--signals-to-handle", warnings)
     return LaunchSpec(
         entry=_entry(args),
-        python=environ.get("PYTHON_EXEC", sys.executable),
+        python=environ.get("PYTHON_EXEC") or sys.executable,
         nproc=nproc,
         min_nodes=meeting.min_nodes,
         max_nodes=meeting.max_nodes,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -151,14 +150,12 @@ VARIABLES = sorted("PET_" + action.dest.upper() for action in THEIRS._actions)
 @contextlib.contextmanager
 def variables(environ: Mapping[str, str]) -> Iterator[None]:
     """torchrun reads the process's own environment."""
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PET_")}
-    os.environ.update(environ)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in VARIABLES:
+            patch.delenv(name, raising=False)
+        for name, value in environ.items():
+            patch.setenv(name, value)
         yield
-    finally:
-        for name in environ:
-            del os.environ[name]
-        os.environ.update(kept)
 
 
 def both_with(environ: Mapping[str, str], *argv: str) -> tuple[Outcome, Outcome]:
@@ -211,6 +208,14 @@ def test_the_table_is_torchruns() -> None:
             if fact["nargs"] == 0:
                 fact["kind"] = "switch"
     assert ours == theirs
+
+
+def test_help_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help"], ["-h"], ["--hel"], ["--standalone", "-h", "--none-such"]):
+        with pytest.raises(SystemExit) as end:
+            OURS.parse_args(argv)
+        assert end.value.code == 0
+        assert "--nnodes" in capsys.readouterr().out
 
 
 def test_each_flag_has_a_help_of_our_own() -> None:

@@ -106,7 +106,7 @@ def test_the_variable_is_read_as_torch_reads_it(visible: str, monkeypatch: pytes
     import torch
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert parse_visible(visible) == torch.cuda._parse_visible_devices()  # type: ignore[no-untyped-call]
+    assert parse_visible(visible) == torch.cuda._parse_visible_devices()
 
 
 def test_gpus_without_device_files_do_not_count(tmp_path: Path) -> None:
@@ -132,6 +132,20 @@ def test_uuids_that_the_driver_does_not_tell(tmp_path: Path) -> None:
     root = add_nvidia(tmp_path, uuids=False)
     assert count_gpus({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, root) == 2
     assert count_gpus({}, root) == 4
+
+
+def test_places_by_the_bus_where_the_driver_does_not_tell(tmp_path: Path) -> None:
+    root = os.fspath(tmp_path)
+    devices = (("0000:41:00.0", "0x10de", "0x030200"), ("0000:18:00.0", "0x10de", "0x030000"))
+    others = (("0000:18:00.1", "0x10de", "0x040300"), ("0000:03:00.0", "0x1a03", "0x030000"))
+    for address, vendor, kind in (*devices, *others):
+        write(tmp_path, f"sys/bus/pci/devices/{address}/vendor", vendor + "\n")
+        write(tmp_path, f"sys/bus/pci/devices/{address}/class", kind + "\n")
+    write(tmp_path, "dev/nvidia0")
+    assert list_visible_gpus({}, root) == []  # one of the two is withheld: there is no telling which
+    write(tmp_path, "dev/nvidia1")
+    assert [gpu.pci for gpu in list_visible_gpus({}, root)] == ["0000:18:00.0", "0000:41:00.0"]
+    assert [gpu.pci for gpu in list_visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}, root)] == ["0000:41:00.0"]
 
 
 @pytest.mark.parametrize(
@@ -200,9 +214,9 @@ def test_none_found_says_where_it_looked(tmp_path: Path, kind: str) -> None:
 def test_what_torch_was_built_for(tmp_path: Path) -> None:
     assert torch_kinds([os.fspath(tmp_path)]) is None
     write(tmp_path, "torch/version.py", "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip = None\n")
-    assert torch_kinds(["/none", os.fspath(tmp_path)]) == {"cuda"}
+    assert torch_kinds(["/none", os.fspath(tmp_path)]) == frozenset({"cuda"})
     write(tmp_path, "torch/version.py", "cuda: Optional[str] = None\nhip: Optional[str] = '7.0'\nxpu = None\n")
-    assert torch_kinds([os.fspath(tmp_path)]) == {"hip"}
+    assert torch_kinds([os.fspath(tmp_path)]) == frozenset({"hip"})
 
 
 def test_a_rank_sees_its_own_device_only() -> None:

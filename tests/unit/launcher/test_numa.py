@@ -1,12 +1,10 @@
-"""NUMA bindings of ranks on made-up nodes, compared with those of torch.numa.binding on the same node."""
+"""NUMA bindings of ranks on made-up nodes, compared with what torch.numa.binding gives for the same nodes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -78,47 +76,72 @@ def build(root: Path, shape: Shape) -> str:
     return os.fspath(root)
 
 
-def torchs(
-    monkeypatch: pytest.MonkeyPatch, root: str, shape: Shape, allowed: Iterable[int]
-) -> Callable[[str, int], set[int]]:
-    """torch's computation, which is told of the made-up node instead of this one."""
-    from torch.numa import binding
+# What torch.numa.binding 2.13.0 answers for each GPU of these nodes, when the process may use all CPUs ...
+ALL_CPUS = (
+    ("two sockets", "node", "0-7,16-23 0-7,16-23 8-15,24-31 8-15,24-31"),
+    ("two sockets", "socket", "0-7,16-23 0-7,16-23 8-15,24-31 8-15,24-31"),
+    ("two sockets", "exclusive", "0-3,16-19 4-7,20-23 8-11,24-27 12-15,28-31"),
+    ("two sockets", "core-complex", "0-3,16-19 4-7,20-23 8-11,24-27 12-15,28-31"),
+    ("four nodes", "node", "0-5,24-29 6-11,30-35 12-17,36-41 18-23,42-47 18-23,42-47"),
+    ("four nodes", "socket", "0-11,24-35 0-11,24-35 12-23,36-47 12-23,36-47 12-23,36-47"),
+    ("four nodes", "exclusive", "0-5,24-29 6-11,30-35 12-17,36-41 18-20,42-44 21-23,45-47"),
+    ("four nodes", "core-complex", "0-2,24-26 6-8,30-32 12-14,36-38 18-20,42-44 21-23,45-47"),
+    ("uneven", "node", "7-13,21-27 7-13,21-27 7-13,21-27 0-6,14-20"),
+    ("uneven", "socket", "0-27 0-27 0-27 0-27"),
+    ("uneven", "exclusive", "7-9,21-23 10-11,24-25 12-13,26-27 0-6,14-20"),
+    ("uneven", "core-complex", "7-10,21-24 11-13,25-27 7-10,21-24 0-3,14-17"),
+    ("one node", "node", "0-7 0-7"),
+    ("one node", "socket", "0-7 0-7"),
+    ("one node", "exclusive", "0-1,4-5 2-3,6-7"),
+    ("one node", "core-complex", "0-7 0-7"),
+    ("crossed", "node", "8-15,24-31 0-7,16-23 8-15,24-31 0-7,16-23"),
+    ("crossed", "socket", "8-15,24-31 0-7,16-23 8-15,24-31 0-7,16-23"),
+    ("crossed", "exclusive", "8-11,24-27 0-3,16-19 12-15,28-31 4-7,20-23"),
+    ("crossed", "core-complex", "8-15,24-31 0-7,16-23 8-15,24-31 0-7,16-23"),
+)
 
-    def below(path: str) -> str:
-        return root + path if path.startswith("/sys") else path
-
-    system = SimpleNamespace(
-        listdir=lambda path: os.listdir(below(path)), path=os.path, sched_getaffinity=lambda _: set(allowed)
-    )
-    cuda = SimpleNamespace(
-        device_count=lambda: len(shape.gpu_nodes),
-        get_device_properties=lambda index: SimpleNamespace(
-            pci_domain_id=0, pci_bus_id=index + 16, pci_device_id=0
-        ),
-    )
-    monkeypatch.setattr(binding, "open", lambda path: open(below(path)), raising=False)  # noqa: SIM115
-    monkeypatch.setattr(binding, "os", system)
-    monkeypatch.setattr(binding, "torch", SimpleNamespace(cuda=cuda))
-
-    def bind(mode: str, gpu: int) -> set[int]:
-        numa_options: Any = binding.NumaOptions(binding.AffinityMode(mode))
-        found: set[int] = binding._get_logical_cpus_to_bind_to(gpu_index=gpu, numa_options=numa_options)
-        return found
-
-    return bind
+# ... and when it may use only those whose number is no multiple of 3: cores and caches are then of uneven size.
+SOME_CPUS = (
+    ("two sockets", "exclusive", "1-2,16-17,19 4-5,7,20,22-23 8,10-11,25-26 13-14,28-29,31"),
+    ("two sockets", "core-complex", "4-5,7,20,22-23 1-2,16-17,19 8,10-11,25-26 13-14,28-29,31"),
+    (
+        "four nodes",
+        "exclusive",
+        "1-2,4-5,25-26,28-29 7-8,10-11,31-32,34-35 13-14,16-17,37-38,40-41 19-20,43-44 22-23,46-47",
+    ),
+    ("four nodes", "core-complex", "1-2,25-26 7-8,31-32 13-14,37-38 19-20,43-44 22-23,46-47"),
+    ("uneven", "exclusive", "7-8,22-23 10-11,25 13,26 1-2,4-5,14,16-17,19-20"),
+    ("uneven", "core-complex", "7-8,10,22-23 11,13,25-26 7-8,10,22-23 1-2,14,16-17"),
+    ("one node", "exclusive", "1,4-5 2,7"),
+    ("one node", "core-complex", "1-2,4-5,7 1-2,4-5,7"),
+    ("crossed", "exclusive", "8,10-11,25-26 1-2,16-17,19 13-14,28-29,31 4-5,7,20,22-23"),
+)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("every", [1, 3])
-def test_as_torch_binds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: str, every: int) -> None:
+@pytest.mark.parametrize(("name", "mode", "expected"), ALL_CPUS)
+def test_as_torch_binds(tmp_path: Path, name: str, mode: str, expected: str) -> None:
     shape = SHAPES[name]
-    root = build(tmp_path, shape)
-    allowed = [cpu for cpu in range(2 * shape.cores) if every == 1 or cpu % every]
-    ours = read_topology({}, root, allowed)
-    theirs = torchs(monkeypatch, root, shape, allowed)
+    topology = read_topology({}, build(tmp_path, shape), range(2 * shape.cores))
+    found = [format_ranges(bound_cpus(mode, gpu, topology)) for gpu in range(len(shape.gpu_nodes))]
+    assert found == expected.split()
+
+
+@pytest.mark.parametrize(("name", "mode", "expected"), SOME_CPUS)
+def test_as_torch_binds_some_cpus(tmp_path: Path, name: str, mode: str, expected: str) -> None:
+    shape = SHAPES[name]
+    topology = read_topology({}, build(tmp_path, shape), [cpu for cpu in range(2 * shape.cores) if cpu % 3])
+    found = [format_ranges(bound_cpus(mode, gpu, topology)) for gpu in range(len(shape.gpu_nodes))]
+    assert found == expected.split()
+
+
+@pytest.mark.parametrize("mode", ["node", "socket"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_only_cpus_this_process_may_use(tmp_path: Path, name: str, mode: str) -> None:
+    shape = SHAPES[name]
+    every = read_topology({}, build(tmp_path, shape), range(2 * shape.cores))
+    allowed = frozenset(cpu for cpu in every.allowed if cpu % 3)
     for gpu in range(len(shape.gpu_nodes)):
-        assert bound_cpus(mode, gpu, ours) == theirs(mode, gpu)
+        assert bound_cpus(mode, gpu, every._replace(allowed=allowed)) == bound_cpus(mode, gpu, every) & allowed
 
 
 def test_shares_of_a_node_do_not_overlap(tmp_path: Path) -> None:
@@ -173,7 +196,11 @@ def test_what_sysfs_does_not_tell_is_named(tmp_path: Path) -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_ranges_come_back(numbers: set[int]) -> None:
-    assert parse_ranges(format_ranges(numbers)) == numbers
+    from torch.numa import binding
+
+    text = format_ranges(numbers)
+    assert text == binding._get_ranges_str_from_ints(numbers)
+    assert parse_ranges(text) == numbers == binding._get_set_of_int_from_ranges_str(text)
 
 
 def test_ranges() -> None:

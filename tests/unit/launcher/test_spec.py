@@ -82,7 +82,13 @@ def test_ranks_on_this_node(text: str, count: int) -> None:
         (("--monitor-interval", "nan"), "--monitor-interval nan"),
         (("--event-log-handler", "mine"), "mine"),
         (("--no-python", "-m"), "--no-python and --module"),
+        (("--nnodes", "2:1"), "'2:1'"),
+        (("--nnodes", "2", "--node-rank", "2"), "--node-rank 2"),
+        (("--nnodes", "2", "--rdzv-endpoint", "head:x"), "'head:x'"),
         (("--rdzv-conf", "a=1,rest"), "'rest'"),
+        (("--rdzv-conf", "is_host=maybe"), "is_host=maybe"),
+        (("--rdzv-conf", "port_range=9-1"), "port_range=9-1"),
+        (("--rdzv-conf", "join_timeout=soon"), "join_timeout=soon"),
         (("--shutdown-timeout", "-1"), "--shutdown-timeout -1"),
         (("--redirects", "4"), "--redirects '4'"),
         (("--tee", "x:1"), "--tee"),
@@ -129,6 +135,29 @@ def test_threads_of_several_ranks() -> None:
 
 def test_the_interpreter_of_ranks() -> None:
     assert spec_of(SCRIPT, PYTHON_EXEC="/opt/python").python == "/opt/python"
+    assert spec_of(SCRIPT, PYTHON_EXEC="").python == sys.executable
+
+
+def test_conf_with_quotes_left_in() -> None:
+    text = "'join_timeout=5,close_timeout=5,timeout=5'"
+    spec = spec_of("--rdzv-conf", text, SCRIPT)
+    assert spec.conf == {"'join_timeout": "5", "close_timeout": "5", "timeout": "5'"}
+    assert spec.join_timeout_s == 600.0  # the key in quotes is not this one, and the last is never read
+    assert "timeout=5'" in refused("--rdzv-conf", text, "--nnodes=2", SCRIPT)  # static reads it, as in torchrun
+
+
+def test_conf() -> None:
+    conf = "join_timeout=7,is_host=no,port_range=30000-30100,keep_alive_interval=2,keep_alive_max_attempt=4,x=y"
+    spec = spec_of("--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:7", "--rdzv-conf", conf, SCRIPT)
+    assert (spec.backend, spec.endpoint, spec.run_id, spec.is_single) == ("c10d", ("::1", 7), "none", False)
+    assert (spec.join_timeout_s, spec.keep_alive_interval_s, spec.keep_alive_max_attempt) == (7.0, 2.0, 4)
+    assert (spec.is_host, spec.port_range) == (False, (30000, 30100))
+
+
+def test_static() -> None:
+    spec = spec_of("--nnodes=2", "--node-rank=1", "--master-addr=head", "--master-port=7", SCRIPT)
+    assert (spec.backend, spec.endpoint, spec.master, spec.node_rank) == ("static", ("head", 7), ("head", 7), 1)
+    assert spec.job_rules().static and spec.join_timeout_s == 900.0
 
 
 def test_how_long_ranks_may_take_to_end() -> None:
