@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.numa import binding
 
 from bootseer.errors import ConfigError
 from launcher.numa import bound_cpus, format_ranges, numactl_prefix, parse_ranges, read_topology
@@ -196,8 +197,6 @@ def test_what_sysfs_does_not_tell_is_named(tmp_path: Path) -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_ranges_come_back(numbers: set[int]) -> None:
-    from torch.numa import binding
-
     text = format_ranges(numbers)
     assert text == binding._get_ranges_str_from_ints(numbers)
     assert parse_ranges(text) == numbers == binding._get_set_of_int_from_ranges_str(text)
