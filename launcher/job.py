@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from launcher.policy import RestartPolicy
 from launcher.rendezvous import ranks
 from launcher.rendezvous.messages import (
     Distributions,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 JOIN_SETTLE_S = 1.0
 # What a node gets, on top of its ranks' grace, to reap unkillable processes and to answer.
 STOP_MARGIN_S = 12.0
-MOST_BACKOFF_S = 30.0
 # A rank 0 that found its port taken is started again this often without touching the budget.
 MOST_PORT_RETRIES = 10
 MOST_FAILURES_TOLD = 64
@@ -145,11 +145,9 @@ class Job:
         self._by_node_rank: dict[int, int] = {}  # explicit node rank: node
         self._phase = Phase.GATHERING
         self._attempt = -1
-        self._restart_count = 0
-        self._budget_used = 0
+        self._restarts = RestartPolicy(rules.max_restarts, rules.early_s, rules.backoff_s, rules.restart_refill_s)
         self._membership_changes: dict[str, int] = {}  # by host
         self._port_retries = 0
-        self._early_failures = 0
         self._gather_since_s: float | None = None
         self._last_call_at_s: float | None = None
         self._not_before_s = 0.0
@@ -176,8 +174,8 @@ class Job:
             "phase": self._phase.value,
             "nodes": len(self._nodes),
             "attempt": self._attempt,
-            "restart_count": self._restart_count,
-            "restarts_used": self._budget_used,
+            "restart_count": self._restarts.count,
+            "restarts_used": self._restarts.used,
             "membership_changes": sum(self._membership_changes.values()),
         }
 
@@ -366,7 +364,7 @@ class Job:
         for node in self._nodes.values():
             node.place = None
         for member, world in zip(
-            members, ranks.make_worlds(members, self._attempt, self._restart_count, master), strict=True
+            members, ranks.make_worlds(members, self._attempt, self._restarts.count, master), strict=True
         ):
             node = self._nodes[member.node]
             node.place = world.group_rank
@@ -519,30 +517,16 @@ class Job:
             )
             self._gather_again(now_s)
             return
-        refill_s = self._rules.restart_refill_s
-        if refill_s is not None and lived_s >= refill_s:
-            self._budget_used = 0
-        if self._budget_used >= self._rules.max_restarts:
-            self._finish(
-                1,
-                "ranks failed"
-                if not self._budget_used
-                else f"ranks failed after {self._restart_count} restart(s)",
-            )
+        delay_s = self._restarts.after_failure(lived_s)
+        if delay_s is None:
+            after = f" after {self._restarts.count} restart(s)" if self._restarts.used else ""
+            self._finish(1, f"ranks failed{after}")
             return
-        self._budget_used += 1
-        self._restart_count += 1
-        self._early_failures = self._early_failures + 1 if lived_s < self._rules.early_s else 0
-        delay_s = self._backoff_s()
         self._not_before_s = now_s + delay_s if delay_s else 0.0
-        wait = f" in {delay_s:g} s (it failed early {self._early_failures} times in a row)" if delay_s else ""
-        self._tell_all(f"restart {self._budget_used} of {self._rules.max_restarts}{wait}")
+        early = self._restarts.early_in_a_row
+        wait = f" in {delay_s:g} s (it failed early {early} times in a row)" if delay_s else ""
+        self._tell_all(f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}")
         self._gather_again(now_s)
-
-    def _backoff_s(self) -> float:
-        if self._early_failures < 2 or not self._rules.backoff_s:
-            return 0.0
-        return min(MOST_BACKOFF_S, self._rules.backoff_s * 2.0 ** min(self._early_failures - 2, 10))
 
     def _gather_again(self, now_s: float) -> None:
         changes = sum(self._membership_changes.values())

@@ -1,0 +1,35 @@
+"""PURE: how often and how soon a job is started again after failures.
+
+One budget and one count for the whole job. The count (TORCHELASTIC_RESTART_COUNT) never falls; the budget can be
+refilled after a long enough time without a failure.
+"""
+
+from __future__ import annotations
+
+MOST_BACKOFF_S = 30.0
+
+
+class RestartPolicy:
+    """Restarts that are used and left."""
+
+    def __init__(self, max_restarts: int, early_s: float, backoff_s: float, refill_s: float | None = None) -> None:
+        self._max_restarts = max_restarts
+        self._early_s = early_s  # an attempt that fails sooner is retried with backoff
+        self._backoff_s = backoff_s  # 0: no backoff
+        self._refill_s = refill_s
+        self.used = 0  # of the budget
+        self.count = 0  # failures so far that were followed by a restart
+        self.early_in_a_row = 0
+
+    def after_failure(self, lived_s: float) -> float | None:
+        """How long to wait before the restart, 0 for not at all; None: there is none left."""
+        if self._refill_s is not None and lived_s >= self._refill_s:
+            self.used = 0
+        if self.used >= self._max_restarts:
+            return None
+        self.used += 1
+        self.count += 1
+        self.early_in_a_row = self.early_in_a_row + 1 if lived_s < self._early_s else 0
+        if self.early_in_a_row < 2:
+            return 0.0  # the first early failure may be chance
+        return min(MOST_BACKOFF_S, self._backoff_s * 2.0 ** min(self.early_in_a_row - 2, 10))
