@@ -301,7 +301,7 @@ class _Guard:
                     os.dup2(opened, fd)
             os.dup2(exec_fd, 3, inheritable=False)
             exec_fd = 3
-            os.closerange(4, 1 << 20)
+            _close_others()
             full = dict(os.environ)
             for name in unset:
                 full.pop(name, None)
@@ -449,6 +449,16 @@ class _Guard:
         self._by_pid.clear()
         self._tell("stopped", list(self._killed.items()), stuck)
         self._killed.clear()
+
+
+def _close_others() -> None:
+    """Closes all but the standard streams and descriptor 3, as subprocess does for what it starts."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 3:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the one that listed the folder
 
 
 def _kill_group(leader: int, signum: int) -> None:
