@@ -8,6 +8,9 @@ PYTEST := timeout --foreground --kill-after=30 3600 $(BIN)/python -m pytest
 # Benches that need root are left out for others.
 BENCHES := launch rendezvous kill $(if $(filter 0,$(shell id -u)),hosts pressure)
 
+# Tests see what a fresh shell has, whatever this one sets.
+unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS
+
 .PHONY: setup demo test check lint bench record-parity clean
 
 setup: $(READY)  ## make .venv with all that tests and benches need
