@@ -226,8 +226,8 @@ def read_events(path: str) -> Iterator[Event]:
     """The events of a file in its order; what is cut off, too long or no event is passed over. No file: none."""
     try:
         file = open(path, "rb")  # noqa: SIM115
-    except FileNotFoundError:
-        return
+    except OSError:
+        return  # not there, or its disk is in trouble: what was not read is not observed
     with file:
         is_rest = False  # of a line that is too long
         while line := file.readline(MOST_LINE_BYTES):

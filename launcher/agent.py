@@ -11,7 +11,9 @@ import time
 from enum import Enum
 from typing import Protocol
 
+from bootseer.errors import BootseerError
 from launcher.guard_client import Exited, GuardClient
+from launcher.job import signal_name
 from launcher.loop import Cancellable, EventLoop
 from launcher.ranks.group import GroupEvents, Rank, RankGroup
 from launcher.ranks.port import HeldPort, is_listened_on
@@ -37,6 +39,8 @@ from launcher.spec import LaunchSpec
 
 # The coordinator's order to stop follows a signal within a round trip; without it the ranks are stopped anyway.
 SIGNAL_PATIENCE_S = 2.0
+# A rank that ended by a signal which we handle is told of a little later: was it meant for the whole job?
+SAME_SIGNAL_S = 0.1
 
 
 class State(Enum):
@@ -71,7 +75,7 @@ class Agent:
         self._loop = loop
         self._spec = spec
         self._around = around
-        self._port = port
+        self._port: HeldPort | None = port
         self._guard: GuardClient | None = None
         self._link: Link | None = None
         self._state = State.WAITING
@@ -90,7 +94,7 @@ class Agent:
     @property
     def port(self) -> int:
         """The port this node holds for its next attempt as rank 0."""
-        return self._port.port
+        return self._port.port if self._port is not None else 0
 
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
         """This node's monotonic clock as the coordinator's, with the bound of the error."""
@@ -109,6 +113,8 @@ class Agent:
     def on_message(self, message: FromCoordinator) -> None:
         if self._state in (State.ENDING, State.ENDED):
             return
+        if self._patience is not None:
+            self._patience.cancel()  # the coordinator is there
         match message:
             case World():
                 self._start_attempt(message)
@@ -148,11 +154,15 @@ class Agent:
             )
         self._state = State.RUNNING
         self._start_error = ""
-        if world.group_rank == 0 and world.master_port != self._port.port:
-            self._port.close()
-            self._port = self._around.hold_port(world.master_port)
-        self._group = self._around.prepare(world)
-        self._around.spawn(self._group)
+        self._group = None
+        try:
+            if world.group_rank == 0 and (self._port is None or world.master_port != self._port.port):
+                self._drop_port()
+                self._port = self._around.hold_port(world.master_port)
+            self._group = self._around.prepare(world)
+            self._around.spawn(self._group)
+        except (BootseerError, OSError) as error:
+            self._on_cannot_start(str(error))
 
     def group_events(self) -> GroupEvents:
         """The callbacks that `prepare` gives to each new RankGroup."""
@@ -172,8 +182,15 @@ class Agent:
             self._around.observe_start(group)
 
     def _on_rank_failed(self, failure: Failure) -> None:
+        if -failure.status in self._spec.signals_to_handle and not self._signum:
+            # Slurm and others signal all processes of a job at once: ours may be about to come.
+            self._loop.call_later(SAME_SIGNAL_S, self._tell_failed, failure)
+        else:
+            self._tell_failed(failure)
+
+    def _tell_failed(self, failure: Failure) -> None:
         group = self._group
-        if group is not None and self._state in (State.RUNNING, State.STOPPING):
+        if group is not None and failure in group.failures and self._state in (State.RUNNING, State.STOPPING):
             self._send(RankFailed(group.world.attempt, failure))
 
     def _on_rank_exited(self, rank: Rank, exited: Exited) -> None:
@@ -197,8 +214,6 @@ class Agent:
         group = self._group
         if group is None or stop.attempt != group.world.attempt or self._state is State.WAITING:
             return
-        if self._patience is not None:
-            self._patience.cancel()
         if self._state is not State.STOPPING:
             self._around.say(f"stopping attempt {stop.attempt}: {stop.reason}")
             self._state = State.STOPPING
@@ -252,7 +267,7 @@ class Agent:
             self._state = State.WAITING
             was_taken = self._port_was_taken(group)
             self._renew_port()
-            self._send(Stopped(group.world.attempt, tuple(group.failures), self._port.port, was_taken))
+            self._send(Stopped(group.world.attempt, tuple(group.failures), self.port, was_taken))
 
     def on_guard_gone(self) -> None:
         """The guard was killed; the sentinel ends what it had started."""
@@ -260,25 +275,34 @@ class Agent:
             return
         self._around.complain("the guard process is gone (killed?); all ranks of this node were ended with it")
         self._send(Leave("its guard process was killed"))
-        self._end(1)
+        self._end(128 + self._signum if self._signum else 1)
 
     def _port_was_taken(self, group: RankGroup) -> bool:
         """Whether rank 0 failed because somebody else listens on its port; all of ours are gone by now."""
         if group.world.group_rank != 0 or not any(f.rank == 0 and not f.stopped_by_us for f in group.failures):
             return False
-        self._port.close()
+        self._drop_port()
         return is_listened_on(group.world.master_port)
 
+    def _drop_port(self) -> None:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
     def _renew_port(self) -> None:
-        self._port.close()
-        self._port = self._around.hold_port(None)
+        """A port for the next attempt; without one only an attempt in which this node has rank 0 cannot start."""
+        self._drop_port()
+        try:
+            self._port = self._around.hold_port(None)
+        except (BootseerError, OSError) as error:
+            self._around.say(f"no port is held for the next attempt: {error}")
 
     # ---- signals ---------------------------------------------------------------------------------------------
 
     def on_signal(self, signum: int) -> None:
         """A signal that ends the job (or this node's part in it)."""
         again, self._signum = bool(self._signum), self._signum or signum
-        name = signal.Signals(signum).name
+        name = signal_name(signum)
         if self._state in (State.ENDING, State.ENDED):
             self._around.hasten()
             return
@@ -286,16 +310,22 @@ class Agent:
             self._around.say(f"{name}: stopping {'this node' if self._spec.signal_scope == 'node' else 'the job'}")
         if not self._is_member:
             self._end(128 + self._signum)
+        elif self._leaving:
+            if self._group is not None:
+                grace_s = self._spec.shutdown_timeout_s
+                self._group.stop(signum, min(2.0, grace_s) if again else grace_s)
         elif self._spec.signal_scope == "node" and not self._spec.is_single:
             self._leave(f"stopped by {name}", 128 + self._signum)
         else:
             self._send(Signalled(signum))
-            if self._patience is None:
+            if again and self._state is State.STOPPING and self._group is not None:
+                self._group.stop(signum, min(2.0, self._spec.shutdown_timeout_s))
+            if self._link is not None and not self._link.is_local and self._patience is None:
                 self._patience = self._loop.call_later(SIGNAL_PATIENCE_S, self._stop_without_orders)
 
     def _stop_without_orders(self) -> None:
         if self._state in (State.WAITING, State.RUNNING, State.SUCCEEDED):
-            self._leave(f"stopped by {signal.Signals(self._signum).name}", 128 + self._signum)
+            self._leave(f"stopped by {signal_name(self._signum)}", 128 + self._signum)
 
     def on_forward(self, signum: int) -> None:
         """A signal for the ranks only."""
@@ -326,7 +356,7 @@ class Agent:
             return
         self.status = status
         self._state = State.ENDING
-        self._port.close()
+        self._drop_port()
         if self._group is not None:
             self._around.attempt_over()
         self._around.drain()

@@ -200,9 +200,14 @@ class _Guard:
                 return
 
     def _wait_ms(self) -> float | None:
-        moments = [rank.linger_until_s for rank in self._ranks.values() if rank.linger_until_s is not None]
+        now_s = time.monotonic()
+        moments = [
+            # Once killing, /proc is looked at again and again.
+            rank.linger_until_s if now_s < rank.linger_until_s else now_s + 0.01
+            for rank in self._ranks.values()
+            if rank.linger_until_s is not None
+        ]
         if self._kill_at_s is not None:
-            now_s = time.monotonic()
             # While killing, /proc is looked at again and again: a dying parent hands its children to us.
             moments.append(self._kill_at_s if now_s < self._kill_at_s else now_s + 0.01)
         if not moments:
@@ -216,7 +221,10 @@ class _Guard:
         if not data:
             self._poll.unregister(self._requests_fd)
             self._ending = True
+            earlier_s = self._kill_at_s
             self._begin_stop(signal.SIGTERM, self._grace_s)
+            if earlier_s is not None:
+                self._set_kill_time(min(earlier_s, self._kill_at_s or earlier_s))
             return
         self._incoming += data
         for name, *values in unpack(self._incoming):
@@ -262,11 +270,19 @@ class _Guard:
         stdout: str | None,
         stderr: str | None,
     ) -> None:
-        exec_read, exec_write = os.pipe2(os.O_CLOEXEC)
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._be_rank(argv, environ, unset, stdout, stderr, exec_write, parent)
+        # A signal that comes between fork and exec must wait for the rank; ignored, as here, it would be lost.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+        try:
+            exec_read, exec_write = os.pipe2(os.O_CLOEXEC)
+            pid = os.fork()
+            if pid == 0:
+                self._be_rank(argv, environ, unset, stdout, stderr, exec_write, parent, mask)
+        except OSError as error:
+            self._tell("spawn_failed", key, error.errno or 0, "fork")
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(exec_write)
         rank = _Rank(key, pid, exec_read, environ.get("RANK", "").encode())
         self._ranks[key] = self._by_pid[pid] = rank
@@ -281,6 +297,7 @@ class _Guard:
         stderr: str | None,
         exec_fd: int,
         parent: int,
+        mask: set[signal.Signals | int],
     ) -> NoReturn:
         what = ""
         try:
@@ -294,6 +311,7 @@ class _Guard:
                 # A hang-up that nohup ignores stays ignored.
                 keep = signum == signal.SIGHUP and self._hangup_ignored
                 signal.signal(signum, signal.SIG_IGN if keep else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for path, fd in ((stdout, 1), (stderr, 2)):
                 if path is not None:
                     what = path
@@ -379,6 +397,8 @@ class _Guard:
         if children is not None and live.issuperset(children):
             return []  # orphans of the rank would be children of ours; spares a look at all processes
         below = descendants.list_descendants(os.getpid())
+        if not live:
+            return below  # whose they are cannot matter any more
         found = [p for p in below if p.session == rank.pid]
         for process in below:
             if process.session != rank.pid and process.session not in live and rank.number:
@@ -396,13 +416,14 @@ class _Guard:
             if rank.linger_until_s is None:
                 continue
             left = [] if no_children else self._find_left(rank)
+            if left and now_s >= rank.linger_until_s + UNKILLABLE_AFTER_S:
+                left = []  # they wait in the kernel
             if left and now_s >= rank.linger_until_s:
                 from launcher import descendants
 
                 for process in left:
                     self._killed[process.pid] = process.name
                     descendants.send(process, signal.SIGKILL)
-                rank.linger_until_s = now_s + 0.01
             if not left:
                 del self._ranks[rank.key]
                 self._tell("tree_ended", rank.key, list(self._killed.items()))

@@ -146,7 +146,8 @@ class Job:
         self._phase = Phase.GATHERING
         self._attempt = -1
         self._restarts = RestartPolicy(rules.max_restarts, rules.early_s, rules.backoff_s, rules.restart_refill_s)
-        self._membership_changes: dict[str, int] = {}  # by host
+        self._changes = 0  # of the world, other than by failures of ranks
+        self._changes_by_host: dict[str, int] = {}
         self._port_retries = 0
         self._gather_since_s: float | None = None
         self._last_call_at_s: float | None = None
@@ -154,8 +155,12 @@ class Job:
         self._regather = False  # the next world starts without a last call
         self._regroup_at_s: float | None = None  # late joiners restart the job then
         self._running_since_s = 0.0
+        self._stop_began_s = 0.0
         self._stop_by_s: float | None = None
         self._failures: list[Failure] = []
+        self._known_failures: set[tuple[int, int]] = set()  # rank and pid
+        self._succeeded: set[int] = set()  # nodes that have said so in this attempt
+        self._digest = ""  # of the environment of the nodes at work
         self._lost: list[_Loss] = []  # nodes that this attempt has lost
         self._signum = 0
         self._port_was_taken = False
@@ -176,7 +181,7 @@ class Job:
             "attempt": self._attempt,
             "restart_count": self._restarts.count,
             "restarts_used": self._restarts.used,
-            "membership_changes": sum(self._membership_changes.values()),
+            "membership_changes": self._changes,
         }
 
     def deadline_s(self) -> float | None:
@@ -217,7 +222,7 @@ class Job:
                 self._finish(1, self._describe_missing(now_s - since_s))
         elif self._phase is Phase.RUNNING:
             if self._regroup_at_s is not None and now_s >= self._regroup_at_s:
-                self._stop(f"{self._parts[Part.WAITING]} more node(s) join", signal.SIGTERM, now_s)
+                self._regroup(now_s)
         elif self._phase is Phase.STOPPING and self._stop_by_s is not None and now_s >= self._stop_by_s:
             for number, node in list(self._nodes.items()):
                 if node.part is Part.STOPPING:
@@ -259,7 +264,7 @@ class Job:
             if self._gather_since_s is None:
                 self._gather_since_s = now_s
             self._try_start(now_s)
-        elif self._phase is Phase.RUNNING:
+        elif self._phase is Phase.RUNNING and node.digest is not None:
             self._consider_late(number, now_s)
 
     def _find_refusal(self, join: Join) -> str | None:
@@ -296,10 +301,25 @@ class Job:
         elif self._regroup_at_s is None:
             self._regroup_at_s = now_s + JOIN_SETTLE_S
 
+    def _regroup(self, now_s: float) -> None:
+        """Makes room for late joiners, if they are still there and the job is not about to end."""
+        self._regroup_at_s = None
+        waiting = self._parts[Part.WAITING] - self._unidentified
+        if self._parts[Part.SUCCEEDED]:
+            for number, node in self._nodes.items():
+                if node.part is Part.WAITING:
+                    self._send(number, Spare(len(self._nodes) - self._parts[Part.WAITING]))
+        elif waiting > 0:
+            self._stop(f"{waiting} more node(s) join", signal.SIGTERM, now_s)
+
     # ---- starting an attempt ---------------------------------------------------------------------------------
 
     def _try_start(self, now_s: float) -> None:
         rules, count = self._rules, len(self._nodes)
+        if self._attempt >= 0:
+            count -= self._unidentified  # a running job does not wait for what newcomers have to say
+        if count >= rules.max_nodes:
+            self._last_call_at_s = None
         if count < rules.min_nodes or self._comparing:
             self._last_call_at_s = None
             return
@@ -309,23 +329,33 @@ class Job:
             if now_s < self._last_call_at_s:
                 return
             self._regather, self._last_call_at_s = True, None
-        if now_s < self._not_before_s or self._unidentified:
+        if now_s < self._not_before_s or (self._unidentified and self._attempt < 0):
             return
         if self._environments_agree():
             self._start(now_s)
 
     def _environments_agree(self) -> bool:
         digests = {number: node.digest or "" for number, node in self._nodes.items()}
-        if len(set(digests.values()) - {""}) < 2:
-            return True
-        if self._rules.allow_mixed:
-            return True
+        if self._attempt >= 0 or self._rules.allow_mixed or len(set(digests.values()) - {""}) < 2:
+            return True  # later on, who differs is refused as soon as it says what it has
         from launcher.rendezvous.mixed import group_by_digest
 
         self._comparing = [numbers[0] for _, numbers in group_by_digest(digests)[:8]]
         for number in self._comparing:
             self._send(number, WantEnvironment())
         return False
+
+    def _refuse_differing(self, number: int, now_s: float) -> None:
+        """A newcomer to a job that is under way has another environment."""
+        self._send(
+            number,
+            Refused(
+                1,
+                "the Python environment of this node differs from that of the running job; install the same "
+                "everywhere or start the job with --allow-mixed-environments",
+            ),
+        )
+        self._drop(number, "it has another Python environment", now_s, now_s)
 
     def _on_environment(self, node: _Node, message: Environment) -> None:
         node.environment = message.distributions
@@ -342,7 +372,11 @@ class Job:
         )
 
     def _start(self, now_s: float) -> None:
-        candidates = [ranks.Candidate(number, node.join, node.place) for number, node in self._nodes.items()]
+        candidates = [
+            ranks.Candidate(number, node.join, node.place)
+            for number, node in self._nodes.items()
+            if node.digest is not None
+        ]
         members = ranks.choose_places(candidates, self._rules.max_nodes)
         if self._rules.static:
             members.sort(key=lambda member: max(0, member.join.node_rank))
@@ -358,6 +392,9 @@ class Job:
         self._gather_since_s = self._last_call_at_s = self._regroup_at_s = None
         self._regather = False
         self._failures, self._lost = [], []
+        self._known_failures.clear()
+        self._succeeded.clear()
+        self._digest = next((d for d in (self._nodes[m.node].digest for m in members) if d), "")
         self._port_was_taken = False
         if self._rules.frees_endpoint:
             self._orders.append(Listen(False))
@@ -367,6 +404,8 @@ class Job:
             members, ranks.make_worlds(members, self._attempt, self._restarts.count, master), strict=True
         ):
             node = self._nodes[member.node]
+            if member.place is None and self._attempt > 0:
+                self._count_change(node.join.host)
             node.place = world.group_rank
             self._set_part(node, Part.RUNNING)
             self._send(member.node, world)
@@ -381,6 +420,12 @@ class Job:
             case Identity(digest):
                 self._unidentified -= node.digest is None
                 node.digest = digest
+                differs = bool(digest and self._digest and digest != self._digest)
+                if self._attempt >= 0 and differs and not self._rules.allow_mixed:
+                    self._refuse_differing(number, now_s)
+                    return
+                if self._phase is Phase.RUNNING and node.part is Part.WAITING:
+                    self._consider_late(number, now_s)
                 if message.why:
                     self._send(number, Note(f"the environment of this node was not compared: {message.why}"))
                 if self._phase is Phase.GATHERING:
@@ -397,6 +442,8 @@ class Job:
                     if self._phase is Phase.RUNNING:
                         self._stop(_describe_failure(failure), signal.SIGTERM, now_s)
             case Succeeded(attempt):
+                if attempt == self._attempt and node.place is not None:
+                    self._succeeded.add(number)
                 if attempt == self._attempt and node.part is Part.RUNNING:
                     self._set_part(node, Part.SUCCEEDED)
                     if self._phase is Phase.RUNNING and not self._parts[Part.RUNNING]:
@@ -405,27 +452,31 @@ class Job:
                 if attempt == self._attempt and node.part is Part.STOPPING:
                     self._on_stopped(node, message, now_s)
             case Signalled(signum):
-                self._on_signal(signum, now_s)
+                self._on_signal(number, signum, now_s)
             case Leave(reason):
                 self._drop(number, reason, now_s, now_s)
 
     def _add_failures(self, failures: Iterable[Failure]) -> None:
-        known = {(failure.rank, failure.pid) for failure in self._failures}
-        self._failures += [failure for failure in failures if (failure.rank, failure.pid) not in known]
+        for failure in failures:
+            key = (failure.rank, failure.pid)
+            if key not in self._known_failures:
+                self._known_failures.add(key)
+                self._failures.append(failure)
 
-    def _on_signal(self, signum: int, now_s: float) -> None:
+    def _on_signal(self, number: int, signum: int, now_s: float) -> None:
         again, self._signum = self._signum != 0, self._signum or signum
-        name = signal.Signals(signum).name
+        reason = f"stopped by {signal_name(signum)}"
         if self._phase is Phase.GATHERING:
-            self._finish(128 + signum, f"stopped by {name}")
+            self._finish(128 + signum, reason)
         elif self._phase is Phase.RUNNING:
-            self._stop(f"stopped by {name}", signum, now_s)
+            self._stop(reason, signum, now_s)
         elif self._phase is Phase.STOPPING:
             # The ranks have a signal already; a second one to us shortens what is left of their time.
             grace_s = min(2.0, self._rules.grace_s) if again else self._rules.grace_s
-            for number, node in self._nodes.items():
+            self._send(number, Note(f"waiting for {self._parts[Part.STOPPING]} node(s) to stop"))
+            for each, node in self._nodes.items():
                 if node.part is Part.STOPPING:
-                    self._send(number, Stop(self._attempt, signum, grace_s, f"stopped by {name}"))
+                    self._send(each, Stop(self._attempt, signum, grace_s, reason))
 
     def _drop(self, number: int, reason: str, now_s: float, heard_s: float) -> None:
         """A node is gone, whatever the way."""
@@ -451,12 +502,13 @@ class Job:
             self._try_go_on(now_s)
 
     def _count_change(self, host: str) -> None:
-        self._membership_changes[host] = self._membership_changes.get(host, 0) + 1
+        self._changes_by_host[host] = self._changes_by_host.get(host, 0) + 1
 
     # ---- ending an attempt -----------------------------------------------------------------------------------
 
     def _stop(self, reason: str, signum: int, now_s: float) -> None:
         self._phase = Phase.STOPPING
+        self._stop_began_s = now_s
         self._regroup_at_s = None
         self._stop_by_s = now_s + self._rules.grace_s + STOP_MARGIN_S
         for number, node in self._nodes.items():
@@ -480,16 +532,17 @@ class Job:
         if self._rules.frees_endpoint:
             self._orders.append(Listen(True))
         if self._signum:
-            self._finish(128 + self._signum, f"stopped by {signal.Signals(self._signum).name}")
+            self._finish(128 + self._signum, f"stopped by {signal_name(self._signum)}")
         elif self._lost:
             self._after_loss(now_s)
         elif any(not failure.stopped_by_us for failure in self._failures):
             self._after_failure(now_s)
+        elif self._succeeded and self._succeeded.issuperset(
+            number for number, node in self._nodes.items() if node.place is not None
+        ):
+            self._finish(0, "")  # all had ended well before they heard of the newcomers
         else:
-            for node in self._nodes.values():
-                if node.place is None:
-                    self._count_change(node.join.host)
-            self._gather_again(now_s)
+            self._gather_again(now_s, changed=True)
 
     def _after_loss(self, now_s: float) -> None:
         """Nodes were lost: the ranks that failed are taken for its victims unless one certainly failed before."""
@@ -500,7 +553,7 @@ class Job:
         if len(self._nodes) < self._rules.min_nodes and self._rules.max_restarts == 0:
             self._finish(1, f"lost node {gone}; {self._describe_need()} and --max-restarts is 0")
         else:
-            self._gather_again(now_s)
+            self._gather_again(now_s, changed=True)
 
     def _order_failures(self) -> Ordered:
         from launcher.ranks.cause import LostNode, order_failures
@@ -509,7 +562,7 @@ class Job:
         return order_failures(tuple(self._failures), lost)
 
     def _after_failure(self, now_s: float) -> None:
-        lived_s = now_s - self._running_since_s
+        lived_s = self._stop_began_s - self._running_since_s  # what stopping took is no life
         if self._port_was_taken and self._port_retries < MOST_PORT_RETRIES:
             self._port_retries += 1
             self._tell_all(
@@ -528,14 +581,16 @@ class Job:
         self._tell_all(f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}")
         self._gather_again(now_s)
 
-    def _gather_again(self, now_s: float) -> None:
-        changes = sum(self._membership_changes.values())
-        if changes > self._rules.max_membership_changes:
-            host, times = max(self._membership_changes.items(), key=lambda item: item[1])
+    def _gather_again(self, now_s: float, *, changed: bool = False) -> None:
+        """Nodes come together for the next attempt; `changed`: because nodes came or went."""
+        self._changes += changed
+        if changed and self._changes > self._rules.max_membership_changes:
+            host, times = max(self._changes_by_host.items(), key=lambda item: item[1], default=("", 0))
+            who = f"; {host} came and went {times} times: look at that node" if times > 1 else ""
             self._finish(
                 1,
-                f"{changes} membership changes, more than max_membership_changes="
-                f"{self._rules.max_membership_changes}; {host} came and went {times} times: look at that node",
+                f"{self._changes} membership changes, more than max_membership_changes="
+                f"{self._rules.max_membership_changes}{who}",
             )
             return
         self._phase = Phase.GATHERING
@@ -562,12 +617,17 @@ class Job:
     def _describe_missing(self, waited_s: float) -> str:
         here = ", ".join(sorted((n.join.host for n in self._nodes.values()), key=ranks.natural_key)[:16])
         if len(self._nodes) < self._rules.min_nodes:
+            lost = "; lost: " + "; ".join(loss.what for loss in self._lost) if self._lost else ""
             return (
                 f"only {len(self._nodes)} of {self._rules.min_nodes} nodes joined within {waited_s:.0f} s "
-                f"(join_timeout): {here or 'none'}"
+                f"(join_timeout): {here or 'none'}{lost}"
             )
-        unknown = [n.join.host for n in self._nodes.values() if n.digest is None]
-        return f"no environment identity from {', '.join(unknown[:16])} within {waited_s:.0f} s"
+        silent = [n.join.host for n in self._nodes.values() if n.digest is None] or [
+            self._nodes[number].join.host
+            for number in self._comparing
+            if number in self._nodes and self._nodes[number].environment is None
+        ]
+        return f"no word about their Python environment from {', '.join(silent[:16])} within {waited_s:.0f} s"
 
     def _tell_all(self, text: str) -> None:
         for number in self._nodes:
@@ -586,12 +646,17 @@ def _claimed_rank(join: Join, static: bool) -> int:
     return max(0, join.node_rank) if static else join.node_rank
 
 
+def signal_name(signum: int) -> str:
+    """SIGTERM for 15; real-time signals have no name of their own."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
 def _describe_failure(failure: Failure) -> str:
     if failure.status < 0:
-        try:
-            how = f"was ended by {signal.Signals(-failure.status).name}"
-        except ValueError:
-            how = f"was ended by signal {-failure.status}"
+        how = f"was ended by {signal_name(-failure.status)}"
     else:
         how = f"exited with status {failure.status}"
     return f"rank {failure.rank} on {failure.node} (pid {failure.pid}) {how}"

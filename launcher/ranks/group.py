@@ -178,9 +178,11 @@ class RankGroup:
         from launcher.ranks.errorfile import read_error_file, read_tail
 
         time_ns, error_ns = self._to_job_clock(exited.time_ns)
-        record = read_error_file(rank.logs.error_file)
+        by_us = self._stop_told_ns is not None and exited.time_ns > self._stop_told_ns
+        # What a rank that we stopped had to say explains nothing, and of 80,000 ranks it would be a gigabyte.
+        record = None if by_us else read_error_file(rank.logs.error_file)
         tail: tuple[str, ...] = ()
-        if rank.logs.stderr_path not in (None, os.devnull):
+        if not by_us and rank.logs.stderr_path not in (None, os.devnull):
             tail = read_tail(rank.logs.stderr_path or "", STDERR_TAIL_LINES, STDERR_TAIL_BYTES)
         return Failure(
             node=self._node,
@@ -192,7 +194,7 @@ class RankGroup:
             time_ns=time_ns,
             error_ns=error_ns,
             wall_s=exited.wall_s,
-            stopped_by_us=self._stop_told_ns is not None and exited.time_ns > self._stop_told_ns,
+            stopped_by_us=by_us,
             error_file=rank.logs.error_file if record is not None else "",
             message=record.message if record is not None else "",
             traceback=record.traceback if record is not None else "",

@@ -31,12 +31,16 @@ def hold_any(port_range: tuple[int, int] | None) -> HeldPort:
     low, high = port_range
     count = high - low + 1
     start = int.from_bytes(os.urandom(4), "little") % count
-    for step in range(count):
-        try:
-            return HeldPort(_bind(low + (start + step) % count, reuse=False))
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise
+    # At first ports that nobody has used of late; then also those on which only old connections time out.
+    for reuse in (False, True):
+        for step in range(count):
+            try:
+                held = _bind(low + (start + step) % count, reuse=reuse)
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+            else:
+                return HeldPort(held)
     raise LaunchError(f"no free port in --rdzv-conf port_range={low}-{high}: give a wider range")
 
 

@@ -296,7 +296,7 @@ class Coordinator:
         else:
             self._drop(peer)
             self._ended += 1
-            self._host.lost(peer.node, reason)
+            self._host.lost(peer.node, reason, peer.heard_s)
 
     def _turn_away(self, peer: Peer, reason: str) -> None:
         """Ends a connection that is no node of this job."""

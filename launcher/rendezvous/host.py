@@ -91,6 +91,10 @@ class LocalLink:
         return local_ns, 0
 
     @property
+    def is_local(self) -> bool:
+        return True
+
+    @property
     def is_closed(self) -> bool:
         return True
 

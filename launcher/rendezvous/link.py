@@ -17,6 +17,10 @@ class Link(Protocol):
         """This node's `time.monotonic_ns()` as the coordinator's, with the bound of its error, both ns."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether the coordinator is in this process."""
+
+    @property
     def is_closed(self) -> bool:
         """After `close`: whether nothing is left to be sent."""
 

@@ -73,6 +73,7 @@ def main() -> None:
     end_with_parent()
     fields = [MARK, describe_interpreter(), *list_names(sys.path)]
     line = "\0".join(field.replace("\n", "?") for field in fields)
+    sys.stdout.flush()  # what the user's start-up code printed comes before our line
     os.write(1, f"\n{line}\n".encode("utf-8", "backslashreplace"))
 
 

@@ -130,6 +130,11 @@ class Member:
             self._connection.close()
 
     @property
+    def is_local(self) -> bool:
+        """See Link."""
+        return self._local is not None
+
+    @property
     def is_closed(self) -> bool:
         """After `close`: whether all that was to be sent is sent and the connections are closed."""
         return (self._coordinator is None or self._coordinator.is_closed) and (

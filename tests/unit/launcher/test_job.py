@@ -521,3 +521,133 @@ AnyJob.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestAnyJob = AnyJob.TestCase
+
+
+# ---- found by review -----------------------------------------------------------------------------------------
+
+
+def test_many_nodes_that_come_or_go_at_once_are_one_change() -> None:
+    sim = elastic(1, 64, max_membership_changes=3, backoff_s=0.0)
+    sim.join(0)
+    sim.advance(30.0)
+    for node in range(1, 40):
+        sim.join(node)
+    sim.advance(JOIN_SETTLE_S)
+    assert len(sim.ranks()) == 40
+    sim.silent = set(range(1, 40))
+    for node in range(1, 30):
+        sim.lose(node)
+    for node in range(30, 40):
+        sim.say(node, Stopped(1, (), 1, False))
+    assert sim.finish(0) is None
+    assert sim.job.statistics()["membership_changes"] == 2
+
+
+def test_time_to_stop_is_no_life_of_an_attempt() -> None:
+    sim = fixed(1, max_restarts=1, restart_refill_s=2.0, grace_s=30.0)
+    sim.join(1)
+    sim.silent = {1}
+    for attempt in (0, 1):
+        sim.advance(0.3)
+        sim.say(1, RankFailed(attempt, make_failure(0, pid=attempt)))
+        sim.advance(29.0)
+        sim.say(1, Stopped(attempt, (), 1, False))
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 1
+
+
+def test_late_joiner_with_another_environment_is_refused_and_disturbs_nobody() -> None:
+    sim = elastic(1, 3)
+    sim.join(1, has_identity=True)
+    sim.say(1, Identity("aaa", ""))
+    sim.advance(30.0)
+    sim.join(2, has_identity=True)
+    sim.advance(100.0)
+    assert [world.attempt for world in sim.worlds(1)] == [0]
+    sim.say(2, Identity("bbb", ""))
+    refusal = sim.refusal(2)
+    assert refusal is not None
+    assert "--allow-mixed-environments" in refusal.reason
+    sim.join(3, has_identity=True)
+    sim.say(3, Identity("aaa", ""))
+    sim.advance(JOIN_SETTLE_S)
+    assert sim.ranks() == {1: 0, 3: 1}
+
+
+def test_restart_does_not_wait_for_what_a_newcomer_has_to_say() -> None:
+    sim = elastic(1, 3, max_restarts=1)
+    sim.join(1)
+    sim.advance(30.0)
+    sim.join(2, has_identity=True)
+    sim.fail(1)
+    assert sim.ranks() == {1: 0}
+    assert sim.world(1).attempt == 1
+
+
+def test_newcomer_that_goes_again_restarts_nothing() -> None:
+    sim = elastic(1, 2)
+    sim.join(1)
+    sim.advance(30.0)
+    sim.join(2)
+    sim.lose(2)
+    sim.advance(10.0)
+    assert [world.attempt for world in sim.worlds(1)] == [0]
+
+
+def test_newcomer_does_not_restart_a_job_that_has_begun_to_succeed() -> None:
+    sim = elastic(2, 3)
+    sim.join(1)
+    sim.join(2)
+    sim.advance(30.0)
+    sim.join(3)
+    sim.succeed(1)
+    sim.advance(10.0)
+    sim.succeed(2)
+    finish = sim.finish(3)
+    assert finish is not None
+    assert finish.status == 0
+
+
+def test_success_that_crosses_the_stop_for_a_newcomer_counts() -> None:
+    sim = elastic(1, 2)
+    sim.join(1)
+    sim.advance(30.0)
+    sim.silent = {1}
+    sim.join(2)
+    sim.advance(JOIN_SETTLE_S)
+    sim.succeed(1)
+    sim.say(1, Stopped(0, (), 1, False))
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 0
+
+
+def test_no_tick_in_the_past_while_an_identity_is_missing() -> None:
+    sim = elastic(1, 2, last_call_s=5.0)
+    sim.join(1)
+    sim.join(2, has_identity=True)
+    sim.advance(20.0)
+    moment_s = sim.job.deadline_s()
+    assert moment_s is not None
+    assert moment_s > sim.now_s
+
+
+def test_signal_without_a_name_is_told_by_its_number() -> None:
+    sim = fixed(1)
+    sim.join(1)
+    sim.say(1, Signalled(35))
+    finish = sim.finish(1)
+    assert finish is not None
+    assert (finish.status, finish.reason) == (128 + 35, "stopped by SIGRTMIN+1") or "35" in finish.reason
+
+
+def test_missing_nodes_are_told_with_why_they_left() -> None:
+    sim = fixed(2, max_restarts=1, join_s=5.0)
+    sim.join(1)
+    sim.join(2)
+    sim.say(2, Leave("cannot start rank 1: /nonexist: no such file or directory"))
+    sim.run_until_idle()
+    finish = sim.finish(1)
+    assert finish is not None
+    assert "cannot start rank 1: /nonexist" in finish.reason
