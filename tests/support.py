@@ -7,6 +7,7 @@ can read what was written so far. Everything started here has an end: `Programs.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -191,11 +192,15 @@ def wait_until(condition: Callable[[], T], deadline_s: float = 10.0, what: str =
 
 
 def find_free_port() -> int:
-    """A TCP port of the loopback that nobody uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port that nobody uses, below those that the kernel gives to connections in the meantime."""
+    while True:
+        port = random.randrange(10000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
 
 
 def processes() -> Iterator[Process]:

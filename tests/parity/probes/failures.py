@@ -27,7 +27,7 @@ PROBES = (
         "success",
         "all ranks end with 0: status 0, and nothing but their output",
         (*TWO, "{script}"),
-        script="import os\nprint('say done', os.environ['RANK'])\n",
+        script="import os\nos.write(1, b'say done %s\\n' % os.environb[b'RANK'])\n",
         facts=("status", "stdout", "report", "traceback"),
         live=True,
     ),
