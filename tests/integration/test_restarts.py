@@ -1,0 +1,72 @@
+"""Restarts of real jobs in awkward surroundings."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from tests import support
+
+Script = Callable[..., str]
+
+# Leaves a connection in TIME_WAIT on the master port, as torch's store does.
+OLD_CONNECTION = """
+import os, socket, sys, time
+address = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    server = socket.create_server(address)
+    peer, _ = server.accept()
+    peer.close()
+else:
+    while True:
+        try:
+            peer = socket.create_connection(address)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    assert peer.recv(1) == b""
+    peer.close()
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "port", address[1], flush=True)
+sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
+"""
+TAKES_THE_LOG_DIR = """
+import os, shutil, sys
+run_dir = os.path.dirname(os.path.dirname(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])))
+shutil.rmtree(run_dir)
+open(run_dir, "w").close()
+sys.exit(3)
+"""
+WAITS = "import os, signal; open('up', 'w').write(str(os.getpid())); signal.pause()"
+
+
+def test_one_port_is_enough_for_restarts(bootrun: support.Programs, script: Script, free_port: int) -> None:
+    run = bootrun(
+        *("--standalone", "--nproc-per-node", 2, "--max-restarts", 1),
+        *("--rdzv-conf", f"port_range={free_port}-{free_port}", script(OLD_CONNECTION)),
+    )
+    assert run.status == 0, run.stderr
+    assert f"attempt 1 port {free_port}" in run.stdout
+
+
+def test_attempt_that_cannot_be_prepared_ends_the_job_in_one_line(
+    bootrun: support.Programs, script: Script
+) -> None:
+    run = bootrun("--standalone", "--max-restarts", 3, "--log-dir", "logs", script(TAKES_THE_LOG_DIR))
+    assert run.status == 1
+    assert run.stderr.count("bootrun: error: cannot make the log directory") == 1
+    assert "Traceback" not in run.stderr
+
+
+def test_signal_that_hits_rank_and_bootrun_alike_is_no_failure(bootrun: support.Programs, script: Script) -> None:
+    """As schedulers do that signal all processes of a job."""
+    program = bootrun.start("--standalone", "--max-restarts", 3, script(WAITS))
+    up = os.path.join(program.dir, "up")
+    support.wait_until(lambda: os.path.exists(up) and os.path.getsize(up))
+    with open(up, encoding="ascii") as file:
+        os.kill(int(file.read()), signal.SIGTERM)
+    program.signal(signal.SIGTERM)
+    run = program.wait(10)
+    assert run.status == 143
+    assert "FAILED" not in run.stderr
+    assert "restart 1" not in run.stderr
