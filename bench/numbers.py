@@ -18,6 +18,8 @@ HEAD = """\
 Written by `python -m bench numbers docs/numbers/*.json`; do not edit. Each value is the median of its samples, low
 and high enclose that median with 95 % confidence (with fewer than six samples: the smallest and the largest).
 Ratios are formed within rounds, in which the programs ran alternately. No absolute time is a claim.
+bootrun's own CPU time until its ranks
+have reached their first statement is `launch.first_bootrun_own_cpu_s`.
 """
 
 
