@@ -225,6 +225,10 @@ class Agent:
         if self._group is not None:
             self._group.on_spawned(key, pid, time_ns)
 
+    def on_forked(self, key: int, pid: int, time_ns: int) -> None:
+        if self._group is not None:
+            self._group.on_spawned(key, pid, time_ns, is_forked=True)
+
     def on_spawn_failed(self, key: int, number: int, what: str) -> None:
         if self._group is not None:
             self._group.on_spawn_failed(key, number, what)

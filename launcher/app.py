@@ -66,6 +66,10 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
             tree_ended=agent.on_tree_ended,
             stopped=agent.on_stopped,
             gone=agent.on_guard_gone,
+            preload_ready=node.preloader.on_ready,
+            preload_ended=node.preloader.on_ended,
+            forked=agent.on_forked,
+            exec_instead=node.preloader.on_exec_instead,
         )
     )
     guard.set_grace(spec.shutdown_timeout_s)
@@ -73,6 +77,7 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
     networked: Networked | None = None
     try:
         node.make_run_dir()
+        node.preloader.begin(os.environ)
         networked = connect(loop, console, spec, agent, guard, node)
         while not agent.is_ended:
             loop.run_once()

@@ -152,6 +152,28 @@ FLAGS: tuple[Flag, ...] = (
         default="auto",
         choices=("auto", "off"),
     ),
+    _ours(
+        "--fork-ranks",
+        "fork ranks from one process per node that has the framework imported, instead of starting an interpreter "
+        "each: auto (docs/fork.md), only for restarts, on, off",
+        default="auto",
+        choices=("auto", "restarts", "on", "off"),
+    ),
+    _ours(
+        "--preload",
+        "imported there beside torch, torch.distributed and what the last start of the job needed; none,a,b: only "
+        "a and b",
+        kind=comma_list,
+        default=[],
+        metavar="MODULE,...",
+    ),
+    _ours(
+        "--preload-timeout",
+        "ranks are started the ordinary way when these imports take longer (default 120)",
+        kind=float,
+        default=120.0,
+        metavar="S",
+    ),
     _ours("--allow-mixed-environments", "start although nodes have different Python environments", kind=None),
     _ours("--restart-refill", "a failure after so many seconds gives the restarts back", kind=float, metavar="S"),
     _ours(

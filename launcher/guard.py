@@ -6,6 +6,7 @@ and stops whole process trees; when the pipe from bootrun ends, it stops everyth
 killed, ranks get a death signal and the sentinel kills what is left, also processes in sessions of their own.
 Stdlib only, no threads. Requests and events are marshalled tuples over two pipes between forks of one
 interpreter; nothing foreign ever reaches them. The other end of the pipes is guard_client.py.
+Ranks can also be forked by a process that has imported the framework before (guard_preloaded.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import select
 import signal
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from launcher.guard_preloaded import PreloadedProcess
 
 # After SIGKILL a process can only stay because it waits in the kernel (state D); then it is reported, not awaited.
 UNKILLABLE_AFTER_S = 5.0
@@ -173,6 +177,7 @@ class _Guard:
         self._give_up_at_s = 0.0
         self._signalled: set[tuple[int, int]] = set()
         self._killed: dict[int, str] = {}
+        self._preloaded: PreloadedProcess | None = None
 
     # ---- loop ------------------------------------------------------------------------------------------------
 
@@ -191,10 +196,13 @@ class _Guard:
                     os.read(wakeup_read, 4096)
                 elif fd == self._events_fd:
                     self._flush()
+                elif self._preloaded is not None and fd == self._preloaded.fd:
+                    self._advance_preloaded()
                 else:
                     self._read_exec(fd)
             no_children = self._reap()
-            self._advance(no_children)
+            self._advance_preloaded()
+            self._advance(no_children and not self._is_forking())
             if self._ending and self._kill_at_s is None:
                 self._flush_at_end()
                 return
@@ -210,6 +218,8 @@ class _Guard:
         if self._kill_at_s is not None:
             # While killing, /proc is looked at again and again: a dying parent hands its children to us.
             moments.append(self._kill_at_s if now_s < self._kill_at_s else now_s + 0.01)
+        if self._preloaded is not None and (deadline_s := self._preloaded.deadline_s) is not None:
+            moments.append(deadline_s)
         if not moments:
             return None
         return max(0.0, (min(moments) - time.monotonic()) * 1000 + 1)
@@ -221,6 +231,7 @@ class _Guard:
         if not data:
             self._poll.unregister(self._requests_fd)
             self._ending = True
+            self._do_unload()
             earlier_s = self._kill_at_s
             self._begin_stop(signal.SIGTERM, self._grace_s)
             if earlier_s is not None:
@@ -270,23 +281,45 @@ class _Guard:
         stdout: str | None,
         stderr: str | None,
     ) -> None:
+        try:
+            pid, exec_read = self._fork_exec(argv, environ, unset, stdout, stderr, ())
+        except OSError as error:
+            self._tell("spawn_failed", key, error.errno or 0, "fork")
+            return
+        rank = _Rank(key, pid, exec_read, environ.get("RANK", "").encode())
+        self._ranks[key] = self._by_pid[pid] = rank
+        self._poll.register(exec_read, select.POLLIN)
+
+    def _fork_exec(
+        self,
+        argv: list[str],
+        environ: dict[str, str],
+        unset: list[str],
+        stdout: str | None,
+        stderr: str | None,
+        fds: Iterable[tuple[int, int]],
+    ) -> tuple[int, int]:
+        """Starts a process; returns its pid and the pipe that tells of a failed exec.
+
+        Args: fds: (ours, the child's) descriptors; the child's only from 4 on, or of the standard streams.
+        """
         parent = os.getpid()
         # A signal that comes between fork and exec must wait for the rank; ignored, as here, it would be lost.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
             exec_read, exec_write = os.pipe2(os.O_CLOEXEC)
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:
+                os.close(exec_read)
+                os.close(exec_write)
+                raise
             if pid == 0:
-                self._be_rank(argv, environ, unset, stdout, stderr, exec_write, parent, mask)
-        except OSError as error:
-            self._tell("spawn_failed", key, error.errno or 0, "fork")
-            return
+                self._be_rank(argv, environ, unset, stdout, stderr, fds, exec_write, parent, mask)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(exec_write)
-        rank = _Rank(key, pid, exec_read, environ.get("RANK", "").encode())
-        self._ranks[key] = self._by_pid[pid] = rank
-        self._poll.register(exec_read, select.POLLIN)
+        return pid, exec_read
 
     def _be_rank(
         self,
@@ -295,6 +328,7 @@ class _Guard:
         unset: Iterable[str],
         stdout: str | None,
         stderr: str | None,
+        fds: Iterable[tuple[int, int]],
         exec_fd: int,
         parent: int,
         mask: set[signal.Signals | int],
@@ -317,13 +351,13 @@ class _Guard:
                     what = path
                     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
                     os.dup2(opened, fd)
-            os.dup2(exec_fd, 3, inheritable=False)
-            exec_fd = 3
-            _close_others()
-            full = dict(os.environ)
-            for name in unset:
-                full.pop(name, None)
-            full.update(environ)
+            # Out of the way of the numbers to come.
+            above = [(_copy_above(ours), fd) for ours, fd in fds]
+            exec_fd = os.dup2(exec_fd, 3, inheritable=False)
+            for copy, fd in above:
+                os.dup2(copy, fd)
+            _close_others({0, 1, 2, 3, *(fd for _, fd in above)})
+            full = _make_environ(environ, unset)
             what = argv[0]
             os.execvpe(argv[0], argv, full)
         except OSError as error:
@@ -331,6 +365,74 @@ class _Guard:
         except BaseException as error:
             os.write(exec_fd, marshal.dumps((errno.EINVAL, f"{what} ({error!r})")))
         os._exit(127)
+
+    # ---- the preloaded process -------------------------------------------------------------------------------
+
+    def _do_preload(self, argv: list[str], environ: dict[str, str], unset: list[str], modules: list[str]) -> None:
+        """Starts the preloaded process; one that is there already is ended."""
+        from launcher.guard_preloaded import start
+
+        self._do_unload()
+        try:
+            self._preloaded = start(
+                modules, lambda fds: self._fork_exec(argv, environ, unset, None, None, fds), self._tell
+            )
+        except OSError as error:
+            self._tell("preload_ended", "", f"it cannot be started: {os.strerror(error.errno or 0).lower()}")
+            return
+        self._poll.register(self._preloaded.fd, self._preloaded.wanted)
+
+    def _do_unload(self) -> None:
+        """Ends the preloaded process; ranks stay."""
+        if self._preloaded is not None:
+            self._preloaded.kill("it was told to end")
+            self._advance_preloaded()
+
+    def _do_check(self) -> None:
+        """A fork may follow soon."""
+        if self._preloaded is not None:
+            self._preloaded.ask_check()
+            self._advance_preloaded()
+
+    def _do_fork(self, port: int, ranks: list[Any]) -> None:
+        """Starts ranks (each as for `_do_spawn`) from the preloaded process; if that fails they are exec'd."""
+        if self._preloaded is None:
+            self._exec_instead(ranks, "the preloaded process has ended")
+            return
+        unset = ranks[0][3]
+        self._preloaded.ask_fork(port, _make_environ({}, unset), ranks)
+        self._advance_preloaded()
+
+    def _exec_instead(self, ranks: list[Any], reason: str) -> None:
+        if self._kill_at_s is not None:
+            return  # they were to be stopped before they ran
+        self._tell("exec_instead", reason)
+        for rank in ranks:
+            self._do_spawn(*rank)
+
+    def _is_forking(self) -> bool:
+        return self._preloaded is not None and bool(self._preloaded.asked)
+
+    def _advance_preloaded(self) -> None:
+        """Reads what it says, writes what waits, notices its end and that it takes too long."""
+        process = self._preloaded
+        if process is None:
+            return
+        for key, pid, time_ns, number in process.read():
+            rank = _Rank(key, pid, -1, number.encode())
+            self._ranks[key] = self._by_pid[pid] = rank
+            self._tell("forked", key, pid, time_ns)
+        process.write()
+        refused, reason = process.take_refused()
+        if process.is_gone:
+            self._poll.unregister(process.fd)
+            process.close()
+            self._preloaded = None
+            self._tell("preload_ended", process.importing, process.why)
+        else:
+            self._poll.modify(process.fd, process.wanted)
+        if refused:
+            self._exec_instead(refused, reason)
 
     def _do_signal(self, keys: list[int], signum: int) -> None:
         """To the process groups of these ranks, which go on."""
@@ -371,7 +473,12 @@ class _Guard:
             except ChildProcessError:
                 return True
             if not pid:
-                return False
+                return self._only_preloaded()
+            if self._preloaded is not None and pid == self._preloaded.pid:
+                self._preloaded.note_exit(os.waitstatus_to_exitcode(status))
+                continue
+            if self._is_forking() and pid not in self._by_pid:
+                self._advance_preloaded()  # a rank that ended at once; its pid was told before
             rank = self._by_pid.pop(pid, None)
             if rank is None:
                 continue
@@ -388,15 +495,38 @@ class _Guard:
             if code == 0 and (left := self._find_left(rank)):
                 self._tell("lingering", rank.key, [(p.pid, p.name) for p in left])
 
+    def _only_preloaded(self) -> bool:
+        """Whether the preloaded process is all that is left below."""
+        from launcher import descendants
+
+        if self._preloaded is None:
+            return False
+        children = descendants.list_children(os.getpid())
+        return not self._list_below() if children is None else children == [self._preloaded.pid]
+
+    def _list_below(self) -> list[Any]:
+        """All descendants but the preloaded process and what hangs below it."""
+        from launcher import descendants
+
+        below = descendants.list_descendants(os.getpid())
+        if self._preloaded is not None:
+            apart = {self._preloaded.pid}
+            for process in below:  # parents come before their children
+                if process.parent in apart:
+                    apart.add(process.pid)
+            below = [process for process in below if process.pid not in apart]
+        return below
+
     def _find_left(self, rank: _Rank) -> list[Any]:
         """Descendants of an ended rank: its session, or started with its RANK and a child of ours by now."""
         from launcher import descendants
 
         live = {other.pid for other in self._by_pid.values()}
         children = descendants.list_children(os.getpid())
-        if children is not None and live.issuperset(children):
+        known = live if self._preloaded is None else live | {self._preloaded.pid}
+        if children is not None and known.issuperset(children):
             return []  # orphans of the rank would be children of ours; spares a look at all processes
-        below = descendants.list_descendants(os.getpid())
+        below = self._list_below()
         if not live:
             return below  # whose they are cannot matter any more
         found = [p for p in below if p.session == rank.pid]
@@ -450,7 +580,7 @@ class _Guard:
             self._end_stop([])
             return
         killing = now_s >= self._kill_at_s
-        below = descendants.list_descendants(os.getpid())
+        below = self._list_below()
         if now_s >= self._give_up_at_s:
             self._end_stop([(p.pid, p.name, descendants.waits_in(p.pid)) for p in below])
             return
@@ -472,14 +602,28 @@ class _Guard:
         self._killed.clear()
 
 
-def _close_others() -> None:
-    """Closes all but the standard streams and descriptor 3, as subprocess does for what it starts."""
+def _make_environ(environ: dict[str, str], unset: Iterable[str]) -> dict[str, str]:
+    full = dict(os.environ)
+    for name in unset:
+        full.pop(name, None)
+    full.update(environ)
+    return full
+
+
+def _close_others(keep: set[int]) -> None:
+    """Closes all descriptors but `keep`, as subprocess does for what it starts."""
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 3:
+        if int(name) not in keep:
             try:
                 os.close(int(name))
             except OSError:
                 pass  # the one that listed the folder
+
+
+def _copy_above(fd: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
 
 
 def _kill_group(leader: int, signum: int) -> None:

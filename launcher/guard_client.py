@@ -25,6 +25,17 @@ class Exited(NamedTuple):
     peak_rss_bytes: int
 
 
+class SpawnRequest(NamedTuple):
+    """A rank to start: `environ` on top of bootrun's own; output to files, None = the console."""
+
+    key: int
+    argv: list[str]
+    environ: dict[str, str]
+    unset: list[str]
+    stdout: str | None
+    stderr: str | None
+
+
 class GuardEvents(NamedTuple):
     """What the guard tells; each a callback."""
 
@@ -35,6 +46,10 @@ class GuardEvents(NamedTuple):
     tree_ended: Callable[[int, list[tuple[int, str]]], object]  # key, what had to be killed
     stopped: Callable[[list[tuple[int, str]], list[tuple[int, str, str]]], object]  # killed; stuck
     gone: Callable[[], object]  # the guard died
+    preload_ready: Callable[[int, list[str]], object]  # number of modules, names that were not found
+    preload_ended: Callable[[str, str], object]  # the module at fault or "", why
+    forked: Callable[[int, int, int], object]  # key, pid, monotonic ns: as `spawned`
+    exec_instead: Callable[[str], object]  # ranks that were to be forked are exec'd, why
 
 
 class GuardClient:
@@ -59,17 +74,28 @@ class GuardClient:
         """How long ranks get to end when bootrun itself is gone, and leftovers of a rank that succeeded."""
         self._ask("grace", grace_s)
 
-    def spawn(
-        self,
-        key: int,
-        argv: list[str],
-        environ: dict[str, str],
-        unset: Iterable[str],
-        stdout: str | None,
-        stderr: str | None,
-    ) -> None:
-        """Starts a rank: `environ` on top of bootrun's own; output to files, None = the console."""
-        self._ask("spawn", key, argv, environ, list(unset), stdout, stderr)
+    def spawn(self, rank: SpawnRequest) -> None:
+        """Starts a rank."""
+        self._ask("spawn", *rank)
+
+    def preload(self, argv: list[str], environ: dict[str, str], unset: Iterable[str], modules: list[str]) -> None:
+        """Starts the preloaded process (preloaded.py says what `modules` are): `preload_ready` or `_ended`."""
+        self._ask("preload", argv, environ, list(unset), modules)
+
+    def unload(self) -> None:
+        """Ends the preloaded process, if there is one; ranks go on."""
+        self._ask("unload")
+
+    def check(self) -> None:
+        """Ranks may be forked soon: the preloaded process looks at its files now."""
+        self._ask("check")
+
+    def fork(self, port: int, ranks: list[SpawnRequest]) -> None:
+        """Starts ranks from the preloaded process, or by exec if that cannot be (`exec_instead`).
+
+        Args: port: the master port when rank 0 is among them (it gets a head start), else 0.
+        """
+        self._ask("fork", port, [tuple(rank) for rank in ranks])
 
     def signal(self, keys: list[int], signum: int) -> None:
         """Passes a signal on; the ranks go on."""

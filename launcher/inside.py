@@ -2,6 +2,7 @@
 
 Run by path, in the interpreter of the ranks, which need not have bootseer (MODE: script, module or run-path):
     python -u inside.py MODE EVENTS_FILE RUN_ID NODE RANK ATTEMPT TARGET ARGS...
+    python -u inside.py preload PRELOADED_FILE FD MODE TARGET ARGS...   (forks ranks: preloaded.py)
 Stdlib only, and almost only what every interpreter has loaded before its first line: each rank pays for the rest.
 Needs Python 3.8; it parses in 3.4 and later, where it runs TARGET without us. Whatever is out of the ordinary (no
 such script, a syntax error) is left to the plain interpreter too. What a script can see of us is one frame below
@@ -129,6 +130,24 @@ class FirstStep:
         if not self.is_done:
             self.is_done = True
             self._events.write("first_step", "instant", how)
+            self._guarded(self._list_imports)
+
+    def _list_imports(self) -> None:
+        """What this start has needed: the next one may have it preloaded."""
+        path = self._events.path
+        if os.getpid() != self._events.pid or not path.endswith(".jsonl") or os.environ.get("LOCAL_RANK") != "0":
+            return
+        lines = []
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            if spec is not None and getattr(spec, "name", None) == name:
+                lines.append("%s\t%s\n" % (name, getattr(spec, "origin", None) or ""))
+        data = "".join(lines).encode("utf-8", "backslashreplace")
+        fd = os.open(path[:-6] + ".imports", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
 
     def _guarded(self, function: "Callable[..., None]", *args: "Any") -> None:
         try:
@@ -520,6 +539,8 @@ def _trim(traceback: "Optional[TracebackType]") -> "Optional[TracebackType]":
 
 def start(arguments: "List[str]") -> "Tuple[Callable[..., object], Tuple[Any, ...]]":
     """Installs and becomes; the returned call runs the script."""
+    if arguments[1] == "preload":
+        return _preload(arguments[2], arguments[3:])
     mode, events_file, run_id, node, rank, attempt, target = arguments[1:8]
     args = arguments[8:]
     options = sys.orig_argv[: -len(arguments)] if hasattr(sys, "orig_argv") else _options(len(arguments))
@@ -534,6 +555,21 @@ def start(arguments: "List[str]") -> "Tuple[Callable[..., object], Tuple[Any, ..
         pass  # the script must run whatever is wrong with us
     exec_bare(bare_command(mode, target, args, options))
     raise AssertionError
+
+
+def _preload(path: str, arguments: "List[str]") -> "Tuple[Callable[..., object], Tuple[Any, ...]]":
+    """Makes this the preloaded process; returns in the ranks it forks. Any failure ends it: ranks are exec'd."""
+    sys.path_importer_cache.pop(_TEMPLATE["__file__"], None)
+    sys.modules[NAME] = sys.modules["__main__"]
+    with open(path, "rb", 0) as file:
+        data = file.readall()
+    code = (
+        sys.modules["marshal"].loads(data[16:]) if path.endswith(".pyc") else compile(data, path, "exec", 0, True)
+    )
+    names = {"__name__": NAME}  # type: Dict[str, Any]
+    exec(code, names)
+    serve = names["serve"]  # type: Callable[..., Tuple[Callable[..., object], Tuple[Any, ...]]]
+    return serve(arguments, globals(), _TEMPLATE)
 
 
 def install(events: Events) -> None:

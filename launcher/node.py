@@ -14,11 +14,13 @@ from launcher.ranks import logs
 from launcher.ranks.console import Console
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.port import HeldPort, hold_any, hold_given
+from launcher.ranks.preloader import Preloader, PreloadSpan
 from launcher.rendezvous.messages import Failure, Finish, World
 from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
 
 if TYPE_CHECKING:
+    from bootseer.events import EventWriter
     from launcher.agent import Agent
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
@@ -38,6 +40,8 @@ class Node:
         self._spec = spec
         self._began_ns = began_ns  # when bootrun began, or the last attempt ended
         self.host = os.uname().nodename
+        self._writer: EventWriter | None = None
+        self.preloader = Preloader(loop, guard, spec, SECRET_VARIABLES, self._say_exec_instead, self._note_preload)
         self._run_dir = ""
         self._events_dir = ""
         self._tailer: Tailer | None = None
@@ -94,7 +98,12 @@ class Node:
     def spawn(self, group: RankGroup) -> None:
         """Starts the ranks of a prepared group, and the copies of their output."""
         self._copy_output(group)
-        group.spawn(SECRET_VARIABLES, self._numa_prefix, self._visible_devices)
+
+        def start(fork: bool) -> None:
+            if not group.is_stopping:
+                group.spawn(SECRET_VARIABLES, self._numa_prefix, self._visible_devices, fork)
+
+        self.preloader.settle(group.world.attempt == 0, start)
 
     def _rank_events_file(self, world: World, local_rank: int) -> str:
         if not self._events_dir:
@@ -145,10 +154,42 @@ class Node:
 
         return narrow_devices(os.environ, local_rank)
 
+    def _note_preload(self, span: PreloadSpan) -> None:
+        """The span of a preload, as an event."""
+        if not self._events_dir:
+            return
+        from bootseer.events import Stage
+
+        writer = self._events()
+        writer.attempt = self._attempt if span.is_part_of_start else None
+        number = writer.begin(Stage.IMPORT, "preload", mono_ns=span.began_ns)
+        attrs = {"modules": span.modules} if not span.error else {}
+        writer.end(Stage.IMPORT, "preload", number, mono_ns=span.ended_ns, error=span.error or None, **attrs)
+
+    def _say_exec_instead(self, why: str) -> None:
+        """Ranks that were to be forked are exec'd."""
+        self.say(f"ranks are exec'd, not forked: {why}")
+        if self._events_dir:
+            from bootseer.events import Stage
+
+            writer = self._events()
+            writer.attempt = self._attempt
+            writer.instant(Stage.SPAWN, "exec_instead", error=why)
+
+    def _events(self) -> EventWriter:
+        """Events of this node that are not of one attempt."""
+        if self._writer is None:
+            from bootseer.events import EventWriter, agent_events_path
+
+            path = agent_events_path(self._events_dir, self.host)
+            self._writer = EventWriter(path, self._spec.run_id, self.host)
+        return self._writer
+
     # ---- an attempt's course ---------------------------------------------------------------------------------
 
     def observe_start(self, group: RankGroup) -> None:
         """All ranks run: from now on their first steps are waited for."""
+        self.preloader.attempt_started()
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import agent_event, rank_event
 
@@ -160,7 +201,14 @@ class Node:
             from launcher.ranks.record import AttemptRecord
 
             self._record = AttemptRecord(
-                self._loop, self._events_dir, self._spec.run_id, self.host, group, self._began_ns, self.say
+                self._loop,
+                self._events_dir,
+                self._spec.run_id,
+                self.host,
+                group,
+                self._began_ns,
+                self.say,
+                lambda: self.preloader.first_step_seen(group.ranks[0].events_file),
             )
 
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
@@ -176,6 +224,7 @@ class Node:
         if (exited.status or group.is_stopping) and not self._end_began:
             self._end_began = True
             self._began_ns = exited.time_ns  # the next start, if there is one, begins with this
+            self.preloader.expect_fork()
 
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
@@ -238,5 +287,7 @@ class Node:
     def close(self) -> None:
         if self._record is not None:
             self._record.finish()
+        if self._writer is not None:
+            self._writer.close()
         if self._tailer is not None:
             self._tailer.close()

@@ -66,6 +66,9 @@ class LaunchSpec(NamedTuple):
     signal_scope: str
     shutdown_timeout_s: float
     rank_hooks: bool
+    fork_ranks: str  # auto | restarts | on | off
+    preload: tuple[str, ...]  # as given
+    preload_timeout_s: float
     allow_mixed: bool
     restart_refill_s: float | None
     restart_backoff_s: float
@@ -154,6 +157,9 @@ def build_spec(
         signal_scope=args.signal_scope,
         shutdown_timeout_s=_grace_s(args.shutdown_timeout, environ),
         rank_hooks=args.rank_hooks == "auto",
+        fork_ranks=args.fork_ranks,
+        preload=_preload(args.preload),
+        preload_timeout_s=_not_negative(args.preload_timeout, "--preload-timeout") or 0.0,
         allow_mixed=args.allow_mixed_environments,
         restart_refill_s=_not_negative(args.restart_refill, "--restart-refill"),
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
@@ -280,6 +286,14 @@ def _grace_s(given: int | None, environ: Mapping[str, str]) -> float:
     if not text.strip().isdecimal():
         raise ConfigError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: give whole seconds, 0 or more")
     return float(text)
+
+
+def _preload(names: list[str]) -> tuple[str, ...]:
+    """Module names; whether they can be imported is found by the process that does so."""
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--preload {name!r}: give names of modules, as in --preload numpy,torch.optim")
+    return tuple(names)
 
 
 def _not_negative(value: float | None, flag: str) -> float | None:

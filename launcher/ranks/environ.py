@@ -30,6 +30,27 @@ class JobValues(Protocol):
     def signals_text(self) -> str: ...  # --signals-to-handle as given
 
 
+def constant_environ(job: JobValues, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The variables that all ranks of this node have alike, in all attempts.
+
+    Args: inherited: the launcher's environment, which the rank has anyway.
+    """
+    environ = {
+        "LOCAL_WORLD_SIZE": str(job.nproc),
+        "ROLE_NAME": job.role,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        "TORCHELASTIC_RUN_ID": job.run_id,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_text,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if "OMP_NUM_THREADS" in inherited:
+        environ["OMP_NUM_THREADS"] = inherited["OMP_NUM_THREADS"]
+    elif job.nproc > 1:
+        environ["OMP_NUM_THREADS"] = "1"
+    return environ
+
+
 def rank_environ(
     job: JobValues,
     world: World,
@@ -44,29 +65,19 @@ def rank_environ(
         inherited: the launcher's environment, which the rank has anyway.
     """
     environ = {
+        **constant_environ(job, inherited),
         "RANK": str(world.first_rank + local_rank),
         "LOCAL_RANK": "0" if job.virtual_local_rank else str(local_rank),
         "WORLD_SIZE": str(world.world_size),
-        "LOCAL_WORLD_SIZE": str(job.nproc),
         "GROUP_RANK": str(world.group_rank),
         "GROUP_WORLD_SIZE": str(world.group_world_size),
-        "ROLE_NAME": job.role,
         "ROLE_RANK": str(world.first_role_rank + local_rank),
         "ROLE_WORLD_SIZE": str(world.role_world_size),
         "MASTER_ADDR": world.master_addr,
         "MASTER_PORT": str(world.master_port),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_RESTART_COUNT": str(world.restart_count),
-        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-        "TORCHELASTIC_RUN_ID": job.run_id,
         "TORCHELASTIC_ERROR_FILE": error_file,
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_text,
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
-    if "OMP_NUM_THREADS" in inherited:
-        environ["OMP_NUM_THREADS"] = inherited["OMP_NUM_THREADS"]
-    elif job.nproc > 1:
-        environ["OMP_NUM_THREADS"] = "1"
     if visible_devices is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible_devices
     return environ

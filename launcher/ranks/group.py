@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from launcher.guard_client import Exited, GuardClient
+from launcher.guard_client import Exited, GuardClient, SpawnRequest
 from launcher.ranks.command import rank_command
 from launcher.ranks.environ import rank_environ
 from launcher.ranks.logs import RankLogs
@@ -35,7 +35,7 @@ class RankState(Enum):
 class Rank:
     """One rank of this node."""
 
-    __slots__ = ("cpu_s", "events_file", "local_rank", "logs", "pid", "rank", "started_ns", "state")
+    __slots__ = ("cpu_s", "events_file", "is_forked", "local_rank", "logs", "pid", "rank", "started_ns", "state")
 
     def __init__(self, rank: int, local_rank: int, logs: RankLogs, events_file: str) -> None:
         self.rank = rank
@@ -43,8 +43,9 @@ class Rank:
         self.logs = logs
         self.events_file = events_file
         self.pid = 0
-        self.started_ns = 0  # its exec, of the monotonic clock
+        self.started_ns = 0  # its exec or fork, of the monotonic clock
         self.cpu_s = 0.0
+        self.is_forked = False  # from the preloaded process
         self.state = RankState.STARTING
 
 
@@ -80,19 +81,25 @@ class RankGroup:
         self.ranks = ranks
         self._by_key = {world.attempt << 20 | rank.local_rank: rank for rank in ranks}
         self.failures: list[Failure] = []
+        self.prepared_ns = time.monotonic_ns()
         self.spawn_began_ns = 0
         self._stop_told_ns: int | None = None
 
     # ---- starting --------------------------------------------------------------------------------------------
 
     def spawn(
-        self, unset: tuple[str, ...], prefix: Callable[[int], list[str]], devices: Callable[[int], str | None]
+        self,
+        unset: tuple[str, ...],
+        prefix: Callable[[int], list[str]],
+        devices: Callable[[int], str | None],
+        fork: bool = False,
     ) -> None:
         """Starts all ranks; `prefix` gives the words before a rank's command (numactl), `devices` its
-        CUDA_VISIBLE_DEVICES when it gets one of its own."""
+        CUDA_VISIBLE_DEVICES when it gets one of its own; `fork`: from the preloaded process if that can be."""
         spec, world = self._spec, self.world
         inside = inside_path(spec.python) if spec.rank_hooks else ""
         self.spawn_began_ns = time.monotonic_ns()
+        requests = []
         for key, rank in self._by_key.items():
             argv = rank_command(
                 spec.entry,
@@ -108,16 +115,23 @@ class RankGroup:
             environ = rank_environ(
                 spec, world, rank.local_rank, rank.logs.error_file, devices(rank.local_rank), os.environ
             )
-            self._guard.spawn(
-                key, prefix(rank.local_rank) + argv, environ, unset, rank.logs.stdout_path, rank.logs.stderr_path
+            command = prefix(rank.local_rank) + argv
+            requests.append(
+                SpawnRequest(key, command, environ, list(unset), rank.logs.stdout_path, rank.logs.stderr_path)
             )
+        if fork:
+            self._guard.fork(world.master_port if world.first_rank == 0 else 0, requests)
+            return
+        for request in requests:
+            self._guard.spawn(request)
 
     # ---- what the guard tells --------------------------------------------------------------------------------
 
-    def on_spawned(self, key: int, pid: int, time_ns: int) -> None:
+    def on_spawned(self, key: int, pid: int, time_ns: int, is_forked: bool = False) -> None:
         rank = self._by_key.get(key)
         if rank is None:
             return
+        rank.is_forked = is_forked
         rank.pid = pid
         rank.started_ns = time_ns
         if rank.state is RankState.STARTING:

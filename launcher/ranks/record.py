@@ -35,10 +35,12 @@ class AttemptRecord:
         group: RankGroup,
         began_ns: int,
         say: Callable[[str], object],
+        first_step_seen: Callable[[], object],
     ) -> None:
         self._group = group
         self._began_ns = began_ns  # when bootrun began, or what made this attempt necessary
         self._say = say
+        self._first_step_seen = first_step_seen
         self._path = agent_events_path(events_dir, node)
         self._writer = EventWriter(self._path, run_id, node, attempt=group.world.attempt)
         self._write_start()
@@ -47,10 +49,13 @@ class AttemptRecord:
     def _write_start(self) -> None:
         group, writer = self._group, self._writer
         span = writer.begin(Stage.RENDEZVOUS, "rendezvous", mono_ns=self._began_ns)
-        writer.end(Stage.RENDEZVOUS, "rendezvous", span, mono_ns=group.spawn_began_ns)
+        writer.end(Stage.RENDEZVOUS, "rendezvous", span, mono_ns=group.prepared_ns)
         span = writer.begin(Stage.SPAWN, "spawn", mono_ns=group.spawn_began_ns, ranks=len(group.ranks))
         for rank in group.ranks:
-            writer.instant(Stage.SPAWN, RANK_STARTED, rank=rank.rank, mono_ns=rank.started_ns, pid=rank.pid)
+            how = "fork" if rank.is_forked else "exec"
+            writer.instant(
+                Stage.SPAWN, RANK_STARTED, rank=rank.rank, mono_ns=rank.started_ns, pid=rank.pid, how=how
+            )
         writer.end(Stage.SPAWN, "spawn", span, mono_ns=max(rank.started_ns for rank in group.ranks))
 
     def note_exit(self, rank: Rank, status: int, time_ns: int) -> None:
@@ -62,12 +67,14 @@ class AttemptRecord:
         self._watch.finish()
         self._writer.close()
 
-    def _tell(self) -> None:
+    def _tell(self, all_made_step: bool) -> None:
         from bootseer.startup import start_line, summarise_start
 
         world = self._group.world
         where = f"node {world.group_rank} of {world.group_world_size}: " if world.group_world_size > 1 else ""
         self._say(where + start_line(summarise_start(self._read(), world.attempt)))
+        if all_made_step:
+            self._first_step_seen()
 
     def _read(self) -> Iterable[Event]:
         """This start's events on this node; a folder used before holds older ones too."""

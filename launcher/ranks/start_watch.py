@@ -17,9 +17,9 @@ _FIRST_STEP = b'"first_step"'
 
 
 class StartWatch:
-    """One for each attempt; `finish` must be called at its end."""
+    """One for each attempt; `finish` must be called at its end. `tell`: whether all have made their first step."""
 
-    def __init__(self, loop: EventLoop, files: Mapping[int, str], tell: Callable[[], object]) -> None:
+    def __init__(self, loop: EventLoop, files: Mapping[int, str], tell: Callable[[bool], object]) -> None:
         from launcher.ranks.inotify import Inotify
 
         self._loop = loop
@@ -45,7 +45,7 @@ class StartWatch:
         self._stop_watching()
         if not self._done:
             self._done = True
-            self._tell()
+            self._tell(not self._waiting)
 
     def _on_news(self) -> None:
         assert self._inotify is not None

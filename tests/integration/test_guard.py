@@ -16,7 +16,7 @@ DRIVER = """
 import json, os, sys, time
 from launcher.guard import start_guard
 pipes = start_guard()
-from launcher.guard_client import GuardClient, GuardEvents
+from launcher.guard_client import GuardClient, GuardEvents, SpawnRequest
 from launcher.loop import Loop
 loop, seen = Loop(), []
 def note(name):
@@ -29,7 +29,7 @@ guard = GuardClient(loop, pipes)
 guard.listen(GuardEvents(*[note(name) for name in GuardEvents._fields]))
 guard.set_grace(1.0)
 def python(code): return [sys.executable, "-c", code]
-def spawn(key, argv, out=None): guard.spawn(key, argv, {"RANK": str(key)}, [], out, None)
+def spawn(key, argv, out=None): guard.spawn(SpawnRequest(key, argv, {"RANK": str(key)}, [], out, None))
 def finish():
     guard.close()
     print(json.dumps(seen))

@@ -50,6 +50,9 @@ def test_our_flags_and_their_defaults() -> None:
     args = read("x.py")
     assert {flag.dest: getattr(args, flag.dest) for flag in FLAGS if flag.ours} == {
         "rank_hooks": "auto",
+        "fork_ranks": "auto",
+        "preload": [],
+        "preload_timeout": 120.0,
         "allow_mixed_environments": False,
         "restart_refill": None,
         "restart_backoff": 1.0,

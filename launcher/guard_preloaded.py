@@ -1,0 +1,216 @@
+"""The guard's end of the preloaded process: starts it, passes requests on, reads what it says, ends it.
+
+In: requests of bootrun (guard.py). Out: ranks that have become the guard's children, or why they must be exec'd.
+What the process says is untrusted, as it runs modules of the user's: frames are bounded and checked, and whatever
+is wrong with it only ends it. Stdlib only. The other end: preloaded.py.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import time
+from _socket import AF_UNIX, SOCK_STREAM, socketpair
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# From the request to all ranks forked; also for the look at its files on a slow file system.
+FORK_LIMIT_S = 10.0
+MOST_FRAME_BYTES = 1 << 20
+OUTPUT_BYTES = 64 * 1024  # what imports can print before they fail
+SOCKET_FD, CONSOLE_FDS = 4, (5, 6, 7)  # as preloaded.py expects them
+
+ForkExec = Callable[[Sequence[tuple[int, int]]], tuple[int, int]]
+
+
+def start(modules: list[str], fork_exec: ForkExec, tell: Callable[..., object]) -> PreloadedProcess:
+    """Starts the process; `fork_exec` takes descriptors and gives its pid and the pipe of a failed exec."""
+    ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+    output = os.memfd_create("preload-output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(output, OUTPUT_BYTES)
+    fcntl.fcntl(output, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    console = [(number, fd) for number, fd in enumerate(CONSOLE_FDS)]
+    try:
+        pid, exec_fd = fork_exec([(null, 0), (output, 1), (output, 2), (theirs.fileno(), SOCKET_FD), *console])
+    except OSError:
+        ours.close()
+        os.close(output)
+        raise
+    finally:
+        os.close(null)
+        theirs.close()
+    process = PreloadedProcess(pid, ours.detach(), exec_fd, output, tell)
+    process.send("modules", *modules)
+    return process
+
+
+class PreloadedProcess:
+    """The process as the guard sees it. `asked`: the ranks of a request that is not answered."""
+
+    def __init__(self, pid: int, fd: int, exec_fd: int, output_fd: int, tell: Callable[..., object]) -> None:
+        self.pid = pid
+        self.fd = fd
+        self.importing = ""  # the module that is being imported, or whose fault its end was
+        self.why = ""
+        self.asked: list[Any] = []
+        self.deadline_s: float | None = None
+        self.is_gone = False
+        self._exec_fd = exec_fd
+        self._output_fd = output_fd
+        self._tell = tell
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._at_end = False
+        self._refusal = ""
+        os.set_blocking(fd, False)
+
+    @property
+    def wanted(self) -> int:
+        """What to poll its descriptor for."""
+        if self._at_end:
+            return 0
+        return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    def send(self, *fields: str) -> None:
+        """Queues one frame; `write` sends."""
+        data = b"\0".join(os.fsencode(field) for field in fields)
+        self._outgoing += len(data).to_bytes(4, "little") + data
+        self.write()
+
+    def ask_check(self) -> None:
+        self.send("check")
+
+    def ask_fork(self, port: int, base: dict[str, str], ranks: list[Any]) -> None:
+        """Asks for ranks: (key, argv, environ, unset, stdout, stderr) each."""
+        fields = ["fork", str(os.getpid()), str(port), str(len(base)), *(f"{k}={v}" for k, v in base.items())]
+        for key, argv, environ, _unset, stdout, stderr in ranks:
+            pairs = [f"{name}={value}" for name, value in environ.items()]
+            fields += [str(key), stdout or "", stderr or "", str(len(argv)), *argv, str(len(pairs)), *pairs]
+        self.asked = ranks
+        self.deadline_s = time.monotonic() + FORK_LIMIT_S
+        self.send(*fields)
+
+    def write(self) -> None:
+        try:
+            while self._outgoing and not self._at_end:
+                del self._outgoing[: os.write(self.fd, self._outgoing[: 1 << 18])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._outgoing.clear()  # it has ended; `read` sees that too
+
+    # ---- answers ---------------------------------------------------------------------------------------------
+
+    def read(self) -> list[tuple[int, int, int, str]]:
+        """Takes in what it has said; returns new ranks: key, pid, monotonic ns, RANK."""
+        new: list[tuple[int, int, int, str]] = []
+        try:
+            while not self._at_end:
+                data = os.read(self.fd, 1 << 16)
+                self._incoming += data
+                if not data:
+                    self._at_end = True
+                    self.kill("")
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._at_end = True
+        while len(self._incoming) >= 4:
+            end = 4 + int.from_bytes(self._incoming[:4], "little")
+            if end > MOST_FRAME_BYTES:
+                self._incoming.clear()
+                self.kill("what it said could not be understood")
+                break
+            if len(self._incoming) < end:
+                break
+            fields = [os.fsdecode(field) for field in bytes(self._incoming[4:end]).split(b"\0")]
+            del self._incoming[:end]
+            try:
+                self._take(fields, new)
+            except (ValueError, IndexError):
+                self.kill("what it said could not be understood")
+        if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
+            self.deadline_s = None
+            self.kill(f"it did not answer within {FORK_LIMIT_S:g} s")
+        return new
+
+    def _take(self, fields: list[str], new: list[tuple[int, int, int, str]]) -> None:
+        match fields[0]:
+            case "importing":
+                self.importing = fields[1]
+            case "ready":
+                self._tell("preload_ready", int(fields[1]), fields[2:])
+            case "failed":
+                self.importing = fields[1]
+                self.kill(fields[2])
+            case "refused":
+                self._refusal = fields[1]
+            case "forked":
+                numbers = {rank[0]: rank[2].get("RANK", "") for rank in self.asked}
+                for key, pid, time_ns in zip(fields[1::3], fields[2::3], fields[3::3], strict=True):
+                    new.append((int(key), int(pid), int(time_ns), numbers.pop(int(key), "")))
+                self._settle()
+            case _:
+                raise ValueError(fields[0])
+
+    def take_refused(self) -> tuple[list[Any], str]:
+        """Ranks that must be exec'd after all, and why."""
+        if self.asked and (self._refusal or self.is_gone):
+            asked, why = self.asked, self._refusal or f"the preloaded process has ended: {self.why}"
+            self._refusal = ""
+            self._settle()
+            return asked, why
+        return [], ""
+
+    def _settle(self) -> None:
+        self.asked = []
+        self.deadline_s = None
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def kill(self, why: str) -> None:
+        """Ends it, with what it has started and what has not become a rank yet."""
+        from launcher import descendants
+
+        self.why = self.why or why
+        if self.is_gone:
+            return
+        for process in descendants.list_descendants(self.pid):
+            descendants.send(process, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)  # not reaped, so nobody else's pid
+
+    def note_exit(self, status: int) -> None:
+        """It has been reaped."""
+        failed = os.read(self._exec_fd, 4096)
+        self.is_gone = True
+        if failed:
+            self.why = self.why or "its interpreter cannot be started"
+        elif status == -signal.SIGKILL and self._at_end:
+            self.why = self.why or f"it was ended by SIGKILL or closed its connection{self._printed()}"
+        elif status < 0:
+            self.why = self.why or f"it was ended by {_name(-status)}{self._printed()}"
+        else:
+            self.why = self.why or f"it ended with status {status}{self._printed()}"
+
+    def _printed(self) -> str:
+        """The last line that it printed, for the reason."""
+        size = os.lseek(self._output_fd, 0, os.SEEK_CUR)
+        lines = os.pread(self._output_fd, min(size, OUTPUT_BYTES), 0).decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f" ({last[:200]})" if last else ""
+
+    def close(self) -> None:
+        for fd in (self.fd, self._exec_fd, self._output_fd):
+            os.close(fd)
+
+
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

@@ -1,0 +1,705 @@
+"""The preloaded process of a node: imports modules once, then forks ranks that have them.
+
+Loaded by inside.py, by path, in the interpreter, environment, folder and sys.path of the ranks; stdlib only, needs
+Python 3.8. In: frames of NUL-joined fields on one socket to the guard (a length of four bytes, then the fields).
+    modules SIGN+NAME...       once: "?" may be absent, "!" asked for by the user, "~" recorded at an earlier start
+    check                      look now whether preloaded files have changed, a fork may follow
+    fork GUARD_PID PORT BASE RANKS...
+Out: importing NAME | ready COUNT ABSENT... | failed NAME WHY | forked KEY PID MONO_NS... | refused WHY.
+A rank is a child of a short-lived process between, so that it becomes the guard's child as an exec'd one is.
+"""
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+    Call = Tuple[Callable[..., object], Tuple[Any, ...]]
+
+# What differs between the ranks of a job, or between its attempts.
+PER_RANK = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT "
+    "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_ERROR_FILE".split()
+)
+# Read when the driver starts, not when a framework is imported: they may differ between ranks.
+READ_LATE = frozenset("CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK".split())
+# Threads that survive a fork's preparation and are known to do no harm there: jemalloc's (pyarrow) purges memory
+# and is started anew in the child. OpenBLAS's end before a fork by themselves.
+HARMLESS_THREADS = frozenset(["jemalloc_bg_thd"])
+HARMLESS_DEVICES = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/tty",
+    "/dev/pts/",
+    "/dev/shm/",
+)
+DEVICES_IN_MAPS = (b"/dev/nvidia", b"/dev/kfd", b"/dev/dri/", b"/dev/accel", b"/dev/infiniband/", b"/dev/habana")
+# Would start a pool of processes while triton is imported; each rank starts its own when it compiles.
+SET_WHILE_IMPORTING = {"TORCH_WARM_POOL": "0"}
+CONSOLE = (5, 6, 7)  # the ranks' own standard streams; ours are /dev/null and a bounded file in memory
+CHECK_HOLDS_S = 2.0
+START_UP = "the start-up of the interpreter"
+MOST_HEAD_START_S = 0.05  # what other ranks wait for rank 0's store
+PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_MM_MAP, SIGKILL = 1, 35, 14, 9
+
+
+def serve(arguments: "List[str]", inside: "Dict[str, Any]", template: "Dict[str, Any]") -> "Call":
+    """Serves until the guard is gone; returns only in ranks: the call that runs the script.
+
+    Args: arguments: FD MODE TARGET ARGS...; inside: the names of inside.py; template: of a fresh __main__.
+    """
+    number, mode, target = arguments[:3]
+    process = _Preloaded(int(number), mode, target, arguments[3:], inside, template)
+    try:
+        process.preload()
+        call = process.serve()
+    except _Failed as failed:
+        process.end_with(failed)
+    except _GuardGone:
+        os._exit(0)
+    except OSError:
+        os._exit(1)
+    return call
+
+
+class _GuardGone(Exception):
+    """The guard has closed its end."""
+
+
+class _Failed(Exception):
+    """Ranks must not be forked from here."""
+
+    def __init__(self, name: str, why: str) -> None:
+        Exception.__init__(self, name, why)
+        self.name = name
+        self.why = why
+
+
+class _Rank:
+    """One rank of a request."""
+
+    def __init__(self, fields: "List[str]") -> None:
+        self.key, self.stdout, self.stderr = fields[:3]
+        words = int(fields[3])
+        self.argv = fields[4 : 4 + words]  # as an exec'd rank's: python -u inside.py MODE ... TARGET ARGS...
+        self.environ = dict(
+            [item.split("=", 1) for item in fields[5 + words : 5 + words + int(fields[4 + words])]]
+        )
+
+    @staticmethod
+    def size(fields: "List[str]") -> int:
+        words = int(fields[3])
+        return 5 + words + int(fields[4 + words])
+
+
+class _Preloaded:
+    """State of the process."""
+
+    def __init__(
+        self,
+        fd: int,
+        mode: str,
+        target: str,
+        args: "List[str]",
+        inside: "Dict[str, Any]",
+        template: "Dict[str, Any]",
+    ) -> None:
+        self.fd = fd
+        self.mode = mode
+        self.target = target
+        self.args = args
+        self.inside = inside
+        self.template = template
+        self.libc = _load_libc()
+        for each in (fd, *CONSOLE):
+            os.set_inheritable(each, False)
+        self.fds = _open_fds()
+        self.cwd = os.getcwd()
+        self.comm = _read_text("/proc/self/comm").rstrip("\n")
+        self.start_environ = dict(os.environ)
+        self.import_changes = {}  # type: Dict[str, Optional[str]]
+        self.rank_reads = []  # type: List[str]
+        self.tasks = set(os.listdir("/proc/self/task"))
+        self.suspect = ""  # imported when a thread appeared last
+        self.stamps = []  # type: List[Tuple[str, Tuple[int, int, int]]]
+        self.changed = ""
+        self.checked_s = 0.0
+        _write_text("/proc/self/comm", "bootrun-preload")
+
+    # ---- frames ----------------------------------------------------------------------------------------------
+
+    def send(self, *fields: str) -> None:
+        data = b"\0".join([os.fsencode(field.replace("\0", " ")) for field in fields])
+        data = len(data).to_bytes(4, "little") + data
+        while data:
+            data = data[os.write(self.fd, data) :]
+
+    def receive(self) -> "List[str]":
+        size = int.from_bytes(self._read(4), "little")
+        return [os.fsdecode(field) for field in self._read(size).split(b"\0")]
+
+    def _read(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = os.read(self.fd, min(size, 1 << 20))
+            if not part:
+                raise _GuardGone
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def end_with(self, failed: "_Failed") -> None:
+        """The guard ends this process, together with what an import has started."""
+        try:
+            self.send("failed", failed.name, failed.why)
+            while True:
+                self.receive()
+        except (_GuardGone, OSError):
+            os._exit(0)
+
+    # ---- importing -------------------------------------------------------------------------------------------
+
+    def preload(self) -> None:
+        """Imports what the first request names; each import is looked at."""
+        entries = self.receive()[1:]
+        self._look(START_UP)
+        if sys.gettrace() or sys.getprofile():
+            raise _Failed("", "a debugger or profiler is active in the interpreter")
+        self._pose_as_rank()
+        encode = os.environ.encodekey
+        os.environ.encodekey = self._noting(encode)
+        os.environ.update(SET_WHILE_IMPORTING)
+        absent = []
+        for entry in entries:
+            sign, name = entry[:1], entry[1:]
+            if name in sys.modules:
+                continue
+            self.send("importing", name)
+            if not self._import(sign, name):
+                absent.append(name)
+            self._look(name)
+        self.send("importing", "")
+        os.environ.encodekey = encode
+        self._settle()
+        self.send("ready", str(len(sys.modules)), *absent)
+
+    def _pose_as_rank(self) -> None:
+        """What modules find when they are imported by the script: its arguments, folder and an empty __main__."""
+        bare = self.inside["bare_command"](self.mode, self.target, self.args, [sys.executable, "-u"])
+        first = {"script": self.target, "module": "-m", "run-path": self.target}[self.mode]
+        self.inside["_set_argv"](first, self.args, bare)
+        path0 = None
+        if self.mode == "script":
+            path = self.inside["_absolute"](self.target)
+            path0 = path if self.inside["_find_importer"](path) is not None else None
+        self.own_path = list(sys.path)
+        self.inside["_set_path0"](self.mode, self.target, path0)
+        self.path0 = sys.path[: len(sys.path) - len(self.own_path) + (not _is_safe_path())]
+        sys.modules["__main__"] = type(sys)("__main__")
+
+    def _noting(self, encode: "Any") -> "Any":
+        def encodekey(name: str) -> "Any":
+            if name in PER_RANK:
+                self.rank_reads.append(name)
+            return encode(name)
+
+        return encodekey
+
+    def _import(self, sign: str, name: str) -> bool:
+        try:
+            __import__(name)
+        except ImportError as error:
+            missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+            if missing and sign != "!" and (name + ".").startswith(str(error.name) + "."):
+                return False
+            if missing:
+                raise _Failed(name, "no module named %s" % error.name)
+            raise _Failed(name, "cannot be imported: %s" % _first_line(str(error)))
+        except SystemExit as error:
+            raise _Failed(name, "exits when it is imported (%s)" % _first_line(str(error.code)))
+        except BaseException as error:
+            said = _first_line(str(error))
+            raise _Failed(name, "raises when it is imported: %s%s" % (type(error).__name__, said and ": " + said))
+        return True
+
+    def _look(self, name: str) -> None:
+        """Raises when the import of `name` did what each rank would have to do for itself."""
+        self.libc.fflush(None)
+        printed = os.lseek(1, 0, 1)
+        if printed:
+            text = os.pread(1, min(printed, 200), 0).decode("utf-8", "replace")
+            raise _Failed(name, "prints when it is imported: %s" % _first_line(text))
+        if sys.modules["_thread"]._count():
+            raise _Failed(name, "starts a thread when it is imported")
+        tasks = set(os.listdir("/proc/self/task"))
+        if not tasks <= self.tasks:
+            self.suspect = name
+        self.tasks = tasks
+        if self.rank_reads:
+            raise _Failed(name, "reads %s when it is imported" % self.rank_reads[0])
+        if _has_children():
+            raise _Failed(name, "starts a process when it is imported")
+        for fd, where in _open_fds().items():
+            if self.fds.get(fd) != where:
+                raise _Failed(name, "opens %s when it is imported and keeps it open" % where)
+
+    def _settle(self) -> None:
+        """After the last import: what remains must be fit to be forked."""
+        if os.getcwd() != self.cwd:
+            raise _Failed(self.suspect, "an import changed the working folder")
+        for key, value in SET_WHILE_IMPORTING.items():
+            if os.environ.get(key) == value:
+                _put(os.environ, key, self.start_environ.get(key))
+        for key in set(os.environ) | set(self.start_environ):
+            if os.environ.get(key) != self.start_environ.get(key):
+                self.import_changes[key] = os.environ.get(key)
+        pid = os.fork()  # for the threads that libraries end before a fork
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        for _ in range(50):  # a thread that was joined may be seen for a moment
+            threads = self._unknown_threads()
+            if not threads:
+                break
+            time.sleep(0.002)
+        else:
+            raise _Failed(self.suspect, "leaves a thread (%s) when it is imported" % threads[0])
+        trouble = _find_device() or _find_framework_state()
+        if trouble:
+            raise _Failed("", trouble)
+        self._take_stamps()
+        has_gc = "gc" in sys.modules
+        import gc
+
+        if not has_gc:
+            del sys.modules["gc"]
+        gc.collect()
+        gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
+
+    # ---- checks ----------------------------------------------------------------------------------------------
+
+    def _unknown_threads(self) -> "List[str]":
+        names = []
+        for task in os.listdir("/proc/self/task"):
+            if int(task) != os.getpid():
+                name = _read_text("/proc/self/task/%s/comm" % task).rstrip("\n")
+                if name not in HARMLESS_THREADS:
+                    names.append(name or "?")
+        return names
+
+    def _take_stamps(self) -> None:
+        paths = {os.path.realpath(sys.executable or "/proc/self/exe")}
+        for module in list(sys.modules.values()):
+            path = getattr(getattr(module, "__spec__", None), "origin", None)
+            if isinstance(path, str) and path.startswith("/"):
+                paths.add(path)
+        with open("/proc/self/maps", "rb", 0) as file:
+            for line in file.readall().splitlines():
+                path = os.fsdecode(line[73:])
+                if path.startswith("/") and ".so" in path:
+                    paths.add(path)
+        self.stamps = [
+            (path, stamp) for path, stamp in [(path, _stamp(path)) for path in sorted(paths)] if stamp[1]
+        ]
+
+    def check(self) -> None:
+        """Finds a preloaded file that has changed."""
+        for path, stamp in self.stamps:
+            if _stamp(path) != stamp:
+                self.changed = path
+                break
+        self.checked_s = time.monotonic()
+
+    def _find_trouble(self, base: "Dict[str, str]", ranks: "List[_Rank]") -> str:
+        """Why these ranks must be exec'd, "" for nothing."""
+        if time.monotonic() - self.checked_s > CHECK_HOLDS_S:
+            self.check()
+        if self.changed:
+            return "%s has changed since it was preloaded" % self.changed
+        for rank in ranks:
+            environ = dict(base)
+            environ.update(rank.environ)
+            for name in set(environ) | set(self.start_environ):
+                known = name in PER_RANK or name in READ_LATE
+                if not known and environ.get(name) != self.start_environ.get(name):
+                    return "%s differs from what modules were preloaded with" % name
+        threads = self._unknown_threads()
+        if threads:
+            return "the preloaded process has a thread (%s)" % threads[0]
+        for fd, where in _open_fds().items():
+            if self.fds.get(fd) != where:
+                return "the preloaded process has %s open" % where
+        return _find_device() or _find_framework_state()
+
+    # ---- forking ---------------------------------------------------------------------------------------------
+
+    def serve(self) -> "Call":
+        """Waits for requests; returns in ranks."""
+        while True:
+            fields = self.receive()
+            if fields[0] == "check":
+                self.check()
+            elif fields[0] == "fork":
+                call = self._fork(fields[1:])
+                if call is not None:
+                    return call
+
+    def _fork(self, fields: "List[str]") -> "Optional[Call]":
+        guard_pid, port = int(fields[0]), int(fields[1])
+        count = int(fields[2])
+        base = dict([item.split("=", 1) for item in fields[3 : 3 + count]])
+        rest, ranks = fields[3 + count :], []
+        while rest:
+            ranks.append(_Rank(rest))
+            rest = rest[_Rank.size(rest) :]
+        trouble = self._find_trouble(base, ranks)
+        if trouble:
+            self.send("refused", trouble)
+            return None
+        # Gate 0 opens when the process between is gone, gate 1 when rank 0's store can be there.
+        gate0, gate1 = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(gate1[1])
+            return self._between(guard_pid, base, ranks, gate0, gate1[0], bool(port))
+        for fd in (gate0[0], gate0[1], gate1[0]):
+            os.close(fd)
+        status = os.waitpid(pid, 0)[1]
+        if status and not os.WIFEXITED(status):
+            self.send("refused", "the process that forks them was killed by signal %d" % os.WTERMSIG(status))
+        elif port and len(ranks) > 1 and not status:
+            _await_listener(port, time.monotonic() + MOST_HEAD_START_S)
+        os.close(gate1[1])
+        return None
+
+    def _between(
+        self,
+        guard_pid: int,
+        base: "Dict[str, str]",
+        ranks: "List[_Rank]",
+        gate0: "Tuple[int, int]",
+        gate1: int,
+        staggered: bool,
+    ) -> "Call":
+        """The process between: forks all ranks or none, then ends; returns in the ranks."""
+        between = os.getpid()
+        forked = []  # type: List[Tuple[str, int, int]]
+        try:
+            opened = [(_open_log(rank.stdout), _open_log(rank.stderr)) for rank in ranks]
+            for rank, logs in zip(ranks, opened):
+                pid = os.fork()
+                if pid == 0:
+                    os.close(gate0[1])
+                    first = not staggered or rank.environ.get("RANK") == "0"
+                    return self._be_rank(guard_pid, between, base, rank, logs, gate0[0], -1 if first else gate1)
+                forked.append((rank.key, pid, time.monotonic_ns()))
+            told = []  # type: List[str]
+            for key, pid, time_ns in forked:
+                told += [key, str(pid), str(time_ns)]
+            self.send("forked", *told)
+            os.write(gate0[1], b"g" * len(ranks))
+            os._exit(0)
+        except BaseException as error:
+            if os.getpid() != between:
+                raise
+            for _, pid, _ in forked:
+                os.kill(pid, SIGKILL)
+                os.waitpid(pid, 0)
+            self.send("refused", "they cannot be forked: %s" % _first_line(str(error)))
+            os._exit(1)
+
+    def _be_rank(
+        self,
+        guard_pid: int,
+        between: int,
+        base: "Dict[str, str]",
+        rank: "_Rank",
+        logs: "Tuple[int, int]",
+        gate0: int,
+        gate1: int,
+    ) -> "Call":
+        """In the new rank: becomes what an exec'd one is, waits for its turn, becomes the script."""
+        environ = dict(base)
+        environ.update(rank.environ)
+        is_prepared = False
+        try:
+            self._take_streams(logs, {0, 1, 2, gate0, gate1})
+            self._set_environ(environ)
+            _write_text("/proc/self/comm", self.comm)
+            self._show_as(rank.argv, environ)
+            _renew_streams()
+            _renew_state()
+            sys.path[:] = self._path_of_rank()
+            is_prepared = True
+        except Exception:
+            pass  # what it is will show: it is exec'd
+        if os.read(gate0, 1) != b"g":
+            os._exit(137)  # not all could be forked
+        while os.getppid() == between:
+            os.sched_yield()
+        self.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+        if os.getppid() != guard_pid:
+            os._exit(137)
+        os.close(gate0)
+        if gate1 >= 0:
+            os.read(gate1, 1)
+            os.close(gate1)
+        if not is_prepared:
+            os.execve(rank.argv[0], rank.argv, environ)
+        return self._become(rank)
+
+    def _take_streams(self, logs: "Tuple[int, int]", keep: "Set[int]") -> None:
+        os.setsid()
+        os.dup2(CONSOLE[0], 0)
+        os.dup2(logs[0] if logs[0] >= 0 else CONSOLE[1], 1)
+        os.dup2(logs[1] if logs[1] >= 0 else CONSOLE[2], 2)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in keep:
+                try:
+                    os.close(int(name))
+                except OSError:
+                    pass  # the one that listed the folder
+
+    def _path_of_rank(self) -> "List[str]":
+        """sys.path as an exec'd rank's before it becomes the script, with what imports have changed in it."""
+        posed = self.path0
+        rest = sys.path[len(posed) :] if sys.path[: len(posed)] == posed else sys.path
+        return rest if _is_safe_path() else self.own_path[:1] + rest
+
+    def _become(self, rank: "_Rank") -> "Call":
+        mode, events_file, run_id, node, number, attempt, target = rank.argv[3:10]
+        args = rank.argv[10:]
+        options = rank.argv[:2]
+        inside = self.inside
+        try:
+            call = inside["become"](mode, target, args, options, self.template)
+            inside["install"](inside["Events"](events_file, run_id, node, int(number), int(attempt)))
+            return call  # type: ignore[no-any-return]
+        except Exception:
+            inside["exec_bare"](inside["bare_command"](mode, target, args, options))
+            raise AssertionError
+
+    def _set_environ(self, environ: "Dict[str, str]") -> None:
+        """In the order in which an exec'd rank has it; what imports have set comes last."""
+        os.environ.clear()
+        os.environ.update(environ)
+        for name, value in self.import_changes.items():
+            _put(os.environ, name, value)
+
+    def _show_as(self, argv: "List[str]", environ: "Dict[str, str]") -> None:
+        """/proc/PID/cmdline and environ, where the kernel lets a process say so (CONFIG_CHECKPOINT_RESTORE)."""
+        words = b"".join([os.fsencode(word) + b"\0" for word in argv])
+        pairs = b"".join([os.fsencode("%s=%s" % item) + b"\0" for item in environ.items()])
+        data = words + pairs
+        stat = _read_text("/proc/self/stat").rpartition(")")[2].split()
+        start = self.libc.malloc(len(data))  # for as long as the process lives
+        if not start:
+            return
+        self.libc.memcpy(start, data, len(data))
+        fields = [int(stat[field - 3]) for field in (26, 27, 45, 46, 47)]
+        fields += [self.libc.sbrk(0), int(stat[28 - 3]), start, start + len(words), start + len(words)]
+        fields += [start + len(data), 0, 0xFFFFFFFF << 32]  # no new auxiliary vector, no new file of the program
+        packed = b"".join([field.to_bytes(8, "little") for field in fields])
+        self.libc.prctl(PR_SET_MM, PR_SET_MM_MAP, packed, len(packed), 0)
+
+
+# ---- the state of a process ------------------------------------------------------------------------------------
+
+
+def _load_libc() -> "Any":
+    """The C library through ctypes, whose modules are taken out again: a script may have a ctypes of its own."""
+    before = set(sys.modules)
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    libc.malloc.restype, libc.malloc.argtypes = pointer, [size]
+    libc.memcpy.restype, libc.memcpy.argtypes = pointer, [pointer, ctypes.c_char_p, size]
+    libc.sbrk.restype, libc.sbrk.argtypes = pointer, [ctypes.c_ssize_t]
+    libc.fflush.argtypes = [pointer]
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    return libc
+
+
+def _open_fds() -> "Dict[int, str]":
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink("/proc/self/fd/" + name)
+        except OSError:
+            pass  # the one that listed the folder
+    return found
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _find_device() -> str:
+    """An accelerator or network device that this process has open, as a reason; "" for none."""
+    for where in _open_fds().values():
+        if where.startswith("/dev/") and not where.startswith(HARMLESS_DEVICES):
+            return "the preloaded process has opened %s" % where
+    with open("/proc/self/maps", "rb", 0) as file:
+        maps = file.readall()
+    for device in DEVICES_IN_MAPS:
+        if device in maps:
+            return "the preloaded process has mapped %s" % device.decode()
+    return ""
+
+
+def _find_framework_state() -> str:
+    """State of frameworks that a fork does not survive."""
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and getattr(cuda, "_initialized", False):
+        return "torch.cuda is initialised in the preloaded process"
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and getattr(distributed, "is_available", bool)() and distributed.is_initialized():
+        return "torch.distributed is initialised in the preloaded process"
+    if sys.gettrace() or sys.getprofile():
+        return "a debugger or profiler is active in the preloaded process"
+    return ""
+
+
+def _is_safe_path() -> bool:
+    return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
+
+
+def _stamp(path: str) -> "Tuple[int, int, int]":
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _await_listener(port: int, until_s: float) -> None:
+    """Until somebody listens on `port`: then binding it fails although both sides allow to share it."""
+    before = set(sys.modules)
+    import _socket as socket
+
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    while time.monotonic() < until_s:
+        for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
+            try:
+                probe = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:
+                continue  # no IPv6
+            try:
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno == 98:  # EADDRINUSE
+                    return
+                continue
+            finally:
+                probe.close()
+            break
+        time.sleep(0.001)
+
+
+def _open_log(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) if path else -1
+
+
+# ---- what a fresh interpreter would have ---------------------------------------------------------------------
+
+
+def _renew_streams() -> None:
+    """sys.stdin and its fellows as the interpreter would make them for these descriptors."""
+    io = sys.modules["_io"]  # type: Any
+    for name, fd in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, "__%s__" % name, None)  # type: Any
+        if type(old) is not io.TextIOWrapper:
+            continue
+        raw = io.FileIO(fd, "wb" if fd else "rb", closefd=False)
+        raw.name = "<%s>" % name
+        buffer, newline = (raw, "\n") if fd else (io.BufferedReader(raw), None)
+        new = io.TextIOWrapper(buffer, old.encoding, old.errors, newline, old.line_buffering, old.write_through)
+        new.mode = "w" if fd else "r"
+        if getattr(sys, name, None) is old:
+            setattr(sys, name, new)
+        setattr(sys, "__%s__" % name, new)
+
+
+def _renew_state() -> None:
+    """Seeds, keys and numbers that processes must not share. Modules random, ssl and uuid see to it themselves."""
+    modules = sys.modules  # type: Dict[str, Any]
+    for renew in (_renew_numpy, _renew_torch, _renew_multiprocessing, _renew_threading, _renew_logging):
+        try:
+            renew(modules)
+        except Exception:
+            pass  # a version that keeps it elsewhere
+
+
+def _renew_numpy(modules: "Dict[str, Any]") -> None:
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+
+
+def _renew_torch(modules: "Dict[str, Any]") -> None:
+    if "torch" in modules:
+        modules["torch"].default_generator.seed()
+
+
+def _renew_multiprocessing(modules: "Dict[str, Any]") -> None:
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def _renew_threading(modules: "Dict[str, Any]") -> None:
+    if "threading" in modules:
+        modules["threading"].main_thread()._native_id = os.getpid()
+
+
+def _renew_logging(modules: "Dict[str, Any]") -> None:
+    if "logging" in modules:
+        logging = modules["logging"]
+        logging._startTime = type(logging._startTime)(
+            time.time_ns() if type(logging._startTime) is int else time.time()
+        )
+
+
+# ---- small things --------------------------------------------------------------------------------------------
+
+
+def _put(environ: "Any", name: str, value: "Optional[str]") -> None:
+    if value is None:
+        environ.pop(name, None)
+    else:
+        environ[name] = value
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[0][:200] if lines else ""
+
+
+def _read_text(path: str) -> str:
+    with open(path, "rb", 0) as file:
+        return (file.readall() or b"").decode("utf-8", "replace")
+
+
+def _write_text(path: str, text: str) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode("utf-8", "replace"))
+        finally:
+            os.close(fd)
+    except OSError:
+        pass

@@ -1,0 +1,322 @@
+"""Whether ranks are forked, what is imported before, and what a script says against it. Pure.
+
+In: the flags, the environment, the text of the script, and what was recorded of an earlier start. Out: a plan, a
+list of modules, or the reason to exec. Where it cannot be told it is decided for exec, which is never wrong, only
+slower. preloaded.py checks what really happened while importing; here is only what can be known before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+FRAMEWORKS = frozenset({"torch"})  # worth a preloaded process
+MOST_MODULES = 20_000  # a start with all of transformers has 5,000
+MOST_NAME_CHARS = 200
+_MOST_NAMED = 3  # variables in one reason
+
+
+class ForkMode(Enum):
+    """--fork-ranks."""
+
+    AUTO = "auto"
+    RESTARTS = "restarts"
+    ON = "on"
+    OFF = "off"
+
+
+class ForkPlan(NamedTuple):
+    """How the ranks of this start come into being."""
+
+    first: bool  # fork the first attempt
+    restarts: bool  # fork later attempts; in auto only if `first`, or if this start's own record uses a framework
+    at_once: bool  # start the preloaded process at time zero, not after the first step
+    reason: str  # why they are exec'd, to be printed; "" for nothing to say
+
+
+EXEC = ForkPlan(first=False, restarts=False, at_once=False, reason="")
+FORK = ForkPlan(first=True, restarts=True, at_once=True, reason="")
+FORK_LATER = ForkPlan(first=False, restarts=True, at_once=False, reason="")
+
+
+def plan(
+    mode: ForkMode,
+    obstacle: str,
+    has_accelerator: bool,
+    mentions_framework: bool,
+    record_modules: tuple[str, ...] | None,
+    environ_conflict: str,
+) -> ForkPlan:
+    """Decides.
+
+    Args: obstacle: find_obstacle's; mentions_framework: the script's text has one, or it cannot be looked at (-m);
+        record_modules: what an earlier start imported, None for no record; environ_conflict:
+        find_environ_conflict's, which the user overrules by asking for forks.
+    """
+    if mode is ForkMode.OFF:
+        return EXEC
+    if obstacle:
+        return EXEC if mode is ForkMode.AUTO else EXEC._replace(reason=obstacle)
+    if mode is ForkMode.ON:
+        return FORK
+    if mode is ForkMode.RESTARTS:
+        return FORK_LATER
+    if has_accelerator:
+        return EXEC
+    is_worth_it = mentions_framework if record_modules is None else uses_framework(record_modules)
+    if environ_conflict:
+        return EXEC._replace(reason=environ_conflict if is_worth_it else "")
+    return FORK if is_worth_it else FORK_LATER
+
+
+def uses_framework(modules: Iterable[str]) -> bool:
+    """Whether a start that imported these is one that a preloaded process makes faster."""
+    return not FRAMEWORKS.isdisjoint(modules)
+
+
+def mentions_framework(source: str) -> bool:
+    """Whether a script's text names a framework, in whatever way."""
+    return any(name in source for name in FRAMEWORKS)
+
+
+# ---- what can only be exec'd ---------------------------------------------------------------------------------
+
+# Set for a process that is to be watched from its first instruction on, or each by itself. A forked rank would be
+# watched as part of the preloaded process, or not at all.
+_WATCHERS = {
+    "COVERAGE_PROCESS_START": "coverage",
+    "COVERAGE_PROCESS_CONFIG": "coverage",
+    "COV_CORE_DATAFILE": "coverage",
+    "COV_CORE_SOURCE": "coverage",
+    "DEBUGPY_": "a debugger",
+    "PYDEVD_": "a debugger",
+    "PYCHARM_DEBUG": "a debugger",
+    "PYTHONPROFILEIMPORTTIME": "import times of each rank",
+    "PYTHONVERBOSE": "a line for each import",
+    "PYTHONTRACEMALLOC": "tracing of memory",
+    "PYTHONPERFSUPPORT": "a profiler",
+    "PYTHON_PERF_JIT_SUPPORT": "a profiler",
+    "PYTHONDUMPREFS": "a debug build",
+    "PYTHONINSPECT": "a prompt after the script",
+    "CUDA_INJECTION64_PATH": "a profiler",
+    "NVTX_INJECTION64_PATH": "a profiler",
+    "NSYS_": "a profiler",
+    "NV_NSIGHT_": "a profiler",
+    "NV_SANITIZER_": "a checker",
+    "ROCP_TOOL_LIB": "a profiler",  # also ROCP_TOOL_LIBRARIES
+    "ROCPROF": "a profiler",  # ROCPROFILER_, ROCPROFSYS_
+    "HSA_TOOLS_LIB": "a profiler",
+    "OMNITRACE_": "a profiler",
+    "INTEL_LIBITTNOTIFY": "a profiler",
+    "KINETO_USE_DAEMON": "a profiler",  # a thread that torch starts when it is imported
+    "TORCH_COMPILE_STROBELIGHT": "a profiler",  # likewise
+    "SCALENE": "a profiler",
+    "VIZTRACER": "a profiler",
+    "MEMRAY": "a profiler",
+    "HPCRUN_": "a profiler",
+    "SCOREP_": "a profiler",
+    "EXTRAE_": "a profiler",
+    "CPUPROFILE": "a profiler",
+    "HEAPPROFILE": "a profiler",
+}
+_HARMLESS = {
+    "PYDEVD_DISABLE_FILE_VALIDATION",  # editors set it in all their terminals, without a debugger
+}
+_PRELOADED_WATCHERS = ("scalene", "memray", "heaptrack", "libprofiler", "ToolsInjection", "ittnotify", "rocprof")
+
+
+def find_obstacle(
+    entry_mode: str, target: str, rank_hooks: bool, numa_binding: str | None, environ: Mapping[str, str]
+) -> str:
+    """Why the ranks of this command can only be exec'd, as a clause that names the culprit; "" for none."""
+    if entry_mode == "program":
+        return "--no-python"
+    if not rank_hooks:
+        return "--rank-hooks off"
+    if numa_binding:
+        return f"--numa-binding {numa_binding}"
+    if "$" in target:
+        return f"{target} can be another file for each rank"
+    if entry_mode == "script" and target == "-":
+        return "the script comes from standard input"
+    return find_watcher(environ)
+
+
+def find_watcher(environ: Mapping[str, str]) -> str:
+    """Which variable asks for a debugger, profiler or coverage, as a clause; "" for none."""
+    starts = tuple(_WATCHERS)
+    for name, value in environ.items():
+        if name.startswith(starts) and value not in ("", "0") and name not in _HARMLESS:
+            what = next(what for start, what in _WATCHERS.items() if name.startswith(start))
+            return f"{name} asks for {what}"
+    preloaded = environ.get("LD_PRELOAD", "")
+    for part in _PRELOADED_WATCHERS:
+        if part in preloaded:
+            return f"LD_PRELOAD has a profiler in it ({part})"
+    return ""
+
+
+# ---- what is imported before ---------------------------------------------------------------------------------
+
+# Not imported before a fork because a record names them; what the user names is tried.
+UNSAFE_PACKAGES = frozenset(
+    {
+        # talk to an accelerator or its driver when imported, or on the first look at it
+        *("bitsandbytes", "cudf", "cuml", "cupy", "cupyx", "dask_cuda", "deepspeed", "flash_attn", "flashinfer"),
+        *(
+            "habana_frameworks",
+            "intel_extension_for_pytorch",
+            "numba.cuda",
+            "pycuda",
+            "rmm",
+            "sgl_kernel",
+            "sglang",
+        ),
+        *("torch_geometric", "torch_mlu", "torch_musa", "torch_npu", "torch_neuronx", "torch_xla", "torch_xmlir"),
+        *("libneuronxla", "poptorch", "transformer_engine", "transformer_engine_torch", "triton", "unsloth"),
+        *("vllm", "xformers"),
+        # start threads or processes, or hold locks across a fork
+        *("dgl", "grpc", "horovod", "jax", "jaxlib", "mxnet", "nvidia.dali", "paddle", "pyspark", "ray"),
+        *("tensorflow", "tensorflow_text", "tensorstore"),
+        "mpi4py",  # MPI_Init when imported: a process is one rank for good
+        # change how other modules work, from the moment they are imported
+        *("eventlet", "gevent", "greenlet", "ddtrace", "newrelic", "sitecustomize", "usercustomize"),
+        # watch a process
+        *("coverage", "debugpy", "line_profiler", "memray", "pydevd", "_pydevd_bundle", "scalene", "viztracer"),
+        # for a terminal or a screen
+        *("antigravity", "curses", "idlelib", "IPython", "ipykernel", "readline", "rlcompleter", "this"),
+        *("tkinter", "_tkinter", "turtle", "turtledemo"),
+        # ours, and what stands for the script
+        *("bootseer", "launcher", "_bootseer_rank", "__main__", "__mp_main__"),
+    }
+)
+
+
+def choose_modules(
+    given: tuple[str, ...], default: tuple[str, ...], record: tuple[str, ...], dropped: Collection[str]
+) -> tuple[str, ...]:
+    """What to import before the fork, in this order, each once.
+
+    Args: given: --preload, where a leading `none` means exactly what follows; dropped: what failed earlier; with
+        a package goes all that is in it.
+    """
+    wanted = given[1:] if given[:1] == ("none",) else (*default, *given, *record)
+    chosen = dict.fromkeys(name for name in wanted if is_module_name(name) and not _is_within(name, dropped))
+    return tuple(chosen)[:MOST_MODULES]
+
+
+def filter_hot(listing: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Of the modules that a rank had at its first step (name, file) those that a later start may import before.
+
+    Only files of installed libraries: the user's own are edited between two starts and may count on their
+    order. What is built in or frozen costs nothing to import.
+    """
+    is_library_file = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3\.\d+t?)/").search
+    chosen: dict[str, None] = {}
+    for name, origin in listing:
+        if is_library_file(origin) and is_module_name(name) and not _is_within(name, UNSAFE_PACKAGES):
+            chosen[name] = None
+            if len(chosen) == MOST_MODULES:
+                break
+    return tuple(chosen)
+
+
+def is_module_name(name: str) -> bool:
+    """Whether it is a dotted name of reasonable length."""
+    return len(name) <= MOST_NAME_CHARS and all(part.isidentifier() for part in name.split("."))
+
+
+def _is_within(name: str, packages: Collection[str]) -> bool:
+    """Whether a module is one of these, or in one of these."""
+    while name:
+        if name in packages:
+            return True
+        name = name.rpartition(".")[0]
+    return False
+
+
+# ---- what the script does with its environment -----------------------------------------------------------------
+
+_QUOTED = r"""["'](\w+)["']"""
+# Written out for each way, as a script does it: found in comments as well, which costs a fork and breaks nothing.
+_CHANGES_ONE = (
+    rf"\benvironb?\s*\[\s*b?{_QUOTED}\s*\]\s*\|?=(?!=)"
+    rf"|\bdel\s+(?:\w+\.)?environ\s*\[\s*{_QUOTED}"
+    rf"|\benviron\s*\.\s*(?:setdefault|pop|__setitem__)\s*\(\s*{_QUOTED}"
+    rf"|\b(?:putenv|unsetenv)\s*\(\s*b?{_QUOTED}"
+)
+_CHANGES_SOME = r"\benviron\s*(?:\.\s*update\s*(?=\()|\|=\s*(?=[{(\w]))"
+_NAMES_SOME = rf"""{_QUOTED}\s*:|\b([A-Za-z_]\w*)\s*=(?!=)|\(\s*{_QUOTED}\s*,"""
+
+
+def find_set_variables(source: str) -> tuple[str, ...]:
+    """The variables that a script sets or removes under literal names, in the order of the text."""
+    if "environ" not in source and "putenv" not in source and "unsetenv" not in source:
+        return ()  # spares compiling what follows
+    found: list[tuple[int, str]] = []
+    for match in re.finditer(_CHANGES_ONE, source):
+        found.append((match.start(), match[match.lastindex or 0]))
+    for match in re.finditer(_CHANGES_SOME, source):
+        start = match.end()
+        for name in re.finditer(_NAMES_SOME, source[start : _find_close(source, start)]):
+            found.append((start + name.start(), name[name.lastindex or 0]))
+    return tuple(dict.fromkeys(name for _, name in sorted(found)))
+
+
+def _find_close(source: str, start: int) -> int:
+    """Where the bracket ends that opens at or soon after `start`; brackets within strings are counted too."""
+    depth = 0
+    end = min(len(source), start + 10_000)
+    for index in range(start, end):
+        if source[index] in "([{":
+            depth += 1
+        elif source[index] in ")]}":
+            depth -= 1
+            if depth <= 0:
+                return index + 1
+        elif source[index] == "\n" and depth == 0:
+            return index
+    return end
+
+
+_READ_AT_IMPORT = (
+    # thread pools and maths libraries, by what runs when the library is loaded
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NUMEXPR_", "DNNL_", "ONEDNN_"),
+    *("NPY_", "NUMPY_", "NUMBA_", "SCIPY_", "SKLEARN_", "PANDAS_", "POLARS_", "ARROW_"),
+    # torch: its config modules, and what is kept in static objects
+    *("TORCH", "PYTORCH_", "ATEN_", "KINETO_", "TRITON_", "AOT_", "FX_"),
+    # huggingface_hub.constants, transformers.utils, datasets.config and the like
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DATASETS_", "DIFFUSERS_", "ACCELERATE_", "PEFT_", "XFORMERS_"),
+    *("USE_TORCH", "USE_TF", "USE_FLAX", "USE_JAX"),
+    # come with other libraries although they are never preloaded by themselves
+    *("TF_CPP_", "TF_ENABLE_", "XLA_", "JAX_"),
+    *("KERAS_", "MPL", "TQDM_", "OPENCV_", "GRPC_", "PROTOCOL_BUFFERS_", "MUJOCO_", "PYOPENGL_", "PYGAME_"),
+    # where things are; language and time
+    *("XDG_", "TMPDIR", "LC_", "LANG"),
+)
+_READ_AT_IMPORT_NAMES = frozenset(
+    {"CC", "CXX", "CUDA_HOME", "CUDA_PATH", "ROCM_HOME", "HOME", "TEMP", "TMP", "TZ"}
+)
+
+
+def is_read_at_import(name: str) -> bool:
+    """Whether common libraries read this variable when they are imported, so that setting it later is too late.
+
+    Not those read at first use, which a forked rank sets in time: CUDA_VISIBLE_DEVICES (cuInit), NCCL_, GLOO_,
+    MASTER_ADDR and its like (init_process_group), TOKENIZERS_PARALLELISM, WANDB_. Nor PYTHON and LD_: they are
+    read before the script's first statement, so setting them is without effect on a rank either way.
+    """
+    return name in _READ_AT_IMPORT_NAMES or name.startswith(_READ_AT_IMPORT)
+
+
+def find_environ_conflict(script_name: str, source: str) -> str:
+    """Why a script that sets variables itself is better not forked, as a clause; "" for no reason."""
+    names = [name for name in find_set_variables(source) if is_read_at_import(name)]
+    if not names:
+        return ""
+    shown = ", ".join(names[:_MOST_NAMED])
+    if len(names) > _MOST_NAMED:
+        shown += f" and {len(names) - _MOST_NAMED} more"
+    return f"{script_name} changes {shown} itself, which libraries read when they are imported"

@@ -1,0 +1,270 @@
+"""bootrun's side of the preloaded process: when it is started, what it imports, whether ranks are forked from it.
+
+In: the launch specification, what the guard tells of the process, the first steps of ranks. Out: requests to the
+guard, one line when ranks are exec'd although they were to be forked, the record of hot imports, events.
+The rules are in fork_policy.py. Nothing here can fail a start: whatever goes wrong, ranks are exec'd.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from launcher.guard_client import GuardClient
+from launcher.loop import Cancellable, EventLoop
+from launcher.ranks import fork_policy, hot_imports
+from launcher.ranks.environ import constant_environ
+from launcher.ranks.program import inside_path, preloaded_path
+from launcher.spec import LaunchSpec
+
+DEFAULT_MODULES = ("torch", "torch.distributed")
+# A process for restarts alone is started after the first step of all ranks, or so long after their start.
+LATER_S = 30.0
+# One that fails is started again without what failed, so often.
+MOST_STARTS = 5
+MOST_SCRIPT_BYTES = 1 << 20
+SOCKET_FD = "4"
+
+
+class State(Enum):
+    NONE = "none"
+    LOADING = "loading"
+    READY = "ready"
+    ENDED = "ended"
+
+
+class PreloadSpan(NamedTuple):
+    """One preload, for the events."""
+
+    began_ns: int
+    ended_ns: int
+    modules: int  # that the process has
+    error: str
+    is_part_of_start: bool  # the first ranks waited for it
+
+
+class Preloader:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        guard: GuardClient,
+        spec: LaunchSpec,
+        unset: tuple[str, ...],
+        say_exec: Callable[[str], object],
+        note: Callable[[PreloadSpan], object],
+    ) -> None:
+        """Args: unset: variables that ranks do not get; say_exec: says why ranks are exec'd, not forked."""
+        self._loop = loop
+        self._guard = guard
+        self._spec = spec
+        self._unset = unset
+        self._say_exec = say_exec
+        self._note = note
+        self._plan = fork_policy.EXEC
+        self._state = State.NONE
+        self._starts = 0
+        self._began_ns = 0
+        self._modules: tuple[str, ...] = ()  # what the process imports, or imported
+        self._known: tuple[str, ...] = ()  # recorded hot imports
+        self._dropped: dict[str, str] = {}
+        self._why = ""  # it has ended
+        self._why_timeout = ""  # it was ended for this
+        self._timer: Cancellable | None = None
+        self._later: Cancellable | None = None
+        self._waiting: Callable[[bool], object] | None = None
+        self._key: hot_imports.JobKey | None = None
+        self._cache = ""
+
+    # ---- the start -------------------------------------------------------------------------------------------
+
+    def begin(self, environ: Mapping[str, str]) -> None:
+        """Time zero: makes the plan, and starts the process if the first attempt is to be forked."""
+        spec = self._spec
+        mode = fork_policy.ForkMode(spec.fork_ranks)
+        if mode is fork_policy.ForkMode.OFF:
+            return
+        entry = spec.entry
+        obstacle = fork_policy.find_obstacle(entry.mode, entry.target, spec.rank_hooks, spec.numa_binding, environ)
+        recorded: tuple[str, ...] | None = None
+        source = ""
+        if not obstacle:
+            self._key = hot_imports.make_key(spec.python, entry.mode, entry.target)
+            self._cache = hot_imports.cache_dir(environ)
+            record = hot_imports.read_record(self._cache, self._key)
+            if record is not None:
+                self._dropped = dict(record.dropped)
+                self._known = record.modules
+                recorded = record.modules or None
+            source = _read_source(entry.mode, entry.target)
+        self._plan = fork_policy.plan(
+            mode,
+            obstacle,
+            mode is fork_policy.ForkMode.AUTO and not obstacle and hot_imports.has_accelerator(),
+            entry.mode == "module" or fork_policy.mentions_framework(source),
+            recorded,
+            fork_policy.find_environ_conflict(os.path.basename(entry.target), source),
+        )
+        if self._plan.reason:
+            self._say_exec(self._plan.reason)
+        if self._plan.at_once:
+            self._start()
+
+    def _start(self) -> None:
+        spec = self._spec
+        chosen = fork_policy.choose_modules(spec.preload, DEFAULT_MODULES, self._known, self._dropped)
+        given = set(spec.preload)
+        signs = {name: "!" if name in given else "?" if name in DEFAULT_MODULES else "~" for name in chosen}
+        self._modules = chosen
+        self._starts += 1
+        self._state = State.LOADING
+        self._began_ns = time.monotonic_ns()
+        entry = spec.entry
+        program = preloaded_path(spec.python)
+        argv = [
+            spec.python,
+            "-u",
+            inside_path(spec.python),
+            "preload",
+            program,
+            SOCKET_FD,
+            entry.mode,
+            entry.target,
+        ]
+        self._guard.preload(
+            [*argv, *entry.args],
+            constant_environ(spec, os.environ),
+            self._unset,
+            [signs[name] + name for name in chosen],
+        )
+        self._timer = self._loop.call_later(spec.preload_timeout_s, self._on_timeout)
+
+    def settle(self, is_first: bool, then: Callable[[bool], object]) -> None:
+        """Calls `then` with whether ranks are to be forked: now, or when the process is ready or has failed."""
+        self._waiting = None
+        wanted = self._plan.first if is_first else self._plan.restarts
+        if wanted and self._state is State.LOADING:
+            self._waiting = then
+            return
+        if wanted and self._state is State.ENDED:
+            self._say_exec(self._why)
+        then(wanted and self._state is State.READY)
+
+    def expect_fork(self) -> None:
+        """An attempt ends by a failure: the next one may follow soon."""
+        if self._state is State.READY:
+            self._guard.check()
+
+    # ---- after the start -------------------------------------------------------------------------------------
+
+    def attempt_started(self) -> None:
+        """All ranks run."""
+        if self._later is None and self._plan.restarts:
+            self._later = self._loop.call_later(LATER_S, self._load_for_restarts)
+
+    def first_step_seen(self, events_file: str) -> None:
+        """All ranks of this node have made their first step; `events_file` of local rank 0."""
+        if self._key is None or not events_file.endswith(".jsonl"):
+            return
+        listing = hot_imports.read_listing(events_file[: -len(".jsonl")] + ".imports")
+        hot = fork_policy.filter_hot(listing)
+        if hot:
+            self._known = hot
+            self._remember()
+        if self._plan.restarts:
+            self._load_for_restarts()
+
+    def _load_for_restarts(self) -> None:
+        """Starts the process for restarts, or again with what the first step has shown to be needed."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        spec = self._spec
+        if self._state is State.LOADING or self._starts >= MOST_STARTS:
+            return
+        wanted = fork_policy.choose_modules(spec.preload, DEFAULT_MODULES, self._known, self._dropped)
+        if self._state is State.READY:
+            if set(wanted) <= set(self._modules):
+                return
+        elif spec.fork_ranks == "auto" and not self._plan.first and not fork_policy.uses_framework(self._known):
+            return
+        self._start()
+
+    def _remember(self) -> None:
+        if self._key is not None:
+            # A cache that cannot be written only costs the next start its head start.
+            hot_imports.write_record(self._cache, self._key, hot_imports.Record(self._known, self._dropped))
+
+    # ---- what the guard tells --------------------------------------------------------------------------------
+
+    def on_ready(self, count: int, _absent: list[str]) -> None:
+        if self._state is not State.LOADING:
+            return
+        self._cancel_timer()
+        self._state = State.READY
+        self._note_span(count, "")
+        self._go(True)
+
+    def on_ended(self, module: str, why: str) -> None:
+        """The process has failed or is gone."""
+        was_loading = self._state is State.LOADING
+        if self._state is State.NONE or (why == "" and not was_loading):
+            return
+        self._cancel_timer()
+        self._state = State.ENDED
+        if was_loading and self._why_timeout:
+            why, self._why_timeout = self._why_timeout, ""
+        text = f"{module} {why}" if module else why
+        self._why = text if was_loading else f"the preloaded process has ended: {why}"
+        if was_loading:
+            self._note_span(0, text)
+            if module in self._modules:
+                self._dropped[module] = why
+                self._remember()
+        if self._waiting is not None:
+            self._say_exec(self._why)
+            self._go(False)
+
+    def on_exec_instead(self, why: str) -> None:
+        """Ranks were to be forked, and are exec'd: another process is needed for the next attempt."""
+        self._say_exec(why)
+        if self._state is State.READY:
+            self._state = State.ENDED
+            self._why = why
+            self._guard.unload()
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        self._why_timeout = f"was not imported within {self._spec.preload_timeout_s:g} s (--preload-timeout)"
+        self._guard.unload()
+
+    def _note_span(self, modules: int, error: str) -> None:
+        first = self._plan.at_once and self._starts == 1
+        self._note(PreloadSpan(self._began_ns, time.monotonic_ns(), modules, error, first))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _go(self, fork: bool) -> None:
+        then, self._waiting = self._waiting, None
+        if then is not None:
+            then(fork)
+
+
+def _read_source(mode: str, target: str) -> str:
+    """The text of a script, "" where there is none to be read."""
+    if mode not in ("script", "run-path"):
+        return ""
+    try:
+        if not os.path.isfile(target):
+            return ""
+        with open(target, "rb") as file:
+            return file.read(MOST_SCRIPT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
