@@ -21,6 +21,7 @@ BENCHES = {
     "rendezvous": "thousands of simulated nodes at one coordinator",
     "kill": "SIGKILL of bootrun, its guard and both at random moments: what is left",
     "hosts": "two hosts: one killed, cut off, or with another clock (root)",
+    "fork": "forked ranks: start, restart and memory against torchrun, exec and the floor (best as root)",
     "pressure": "do ranks wait when their output is under pressure (root)",
 }
 

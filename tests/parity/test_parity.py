@@ -1,4 +1,4 @@
-"""Every probe through bootrun, with and without rank hooks, against what torchrun showed when it was recorded.
+"""Every probe through bootrun, with ranks exec'd, forked and without hooks, against what torchrun showed when it was recorded.
 
 Some probes run through torchrun itself each time. A difference that no probe declares is a failure, and so is a
 declared one that is not there any more.
@@ -24,11 +24,16 @@ RECORDED = load(PATH)
 SAME_PYTHON = RECORDED.get("python", "").split(".")[:2] == platform.python_version().split(".")[:2]
 LIVE = [probe for probe in PROBES if probe.live]
 Verdicts = dict[tuple[str, str], Verdict]
+WAYS = {
+    "exec": ["--fork-ranks", "off"],
+    "fork": ["--fork-ranks", "on"],  # torch is preloaded
+    "bare": ["--rank-hooks", "off"],
+}
 
 
 def check(probe: Probe, way: str, theirs: Observation, ours: Observation, verdicts: Verdicts) -> None:
     """Compares, counts and fails with every unexplained fact."""
-    hooks = "off" if way == "off" else "auto"
+    hooks = "off" if way == "bare" else "auto"
     better = [rule for rule in probe.better if rule.hooks in ("", hooks)]
     verdict = compare(theirs, json.loads(json.dumps(ours)), better)
     verdicts[probe.name, way] = verdict
@@ -37,13 +42,13 @@ def check(probe: Probe, way: str, theirs: Observation, ours: Observation, verdic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hooks", ["auto", "off"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
-def test_bootrun_shows_what_torchrun_showed(probe: Probe, hooks: str, verdicts: Verdicts) -> None:
+def test_bootrun_shows_what_torchrun_showed(probe: Probe, way: str, verdicts: Verdicts) -> None:
     if probe.python_bound and not SAME_PYTHON:
         pytest.skip(f"recorded with Python {RECORDED['python']}")
-    ours = run(probe, [BOOTRUN, "--rank-hooks", hooks])
-    check(probe, hooks, RECORDED["probes"][probe.name]["observation"], ours, verdicts)
+    ours = run(probe, [BOOTRUN, *WAYS[way]])
+    check(probe, way, RECORDED["probes"][probe.name]["observation"], ours, verdicts)
 
 
 @pytest.mark.slow
