@@ -388,19 +388,18 @@ class _Guard:
             self._preloaded.kill("it was told to end")
             self._advance_preloaded()
 
-    def _do_check(self) -> None:
-        """A fork may follow soon."""
+    def _do_prepare(self, count: int) -> None:
+        """So many ranks will be asked for soon."""
         if self._preloaded is not None:
-            self._preloaded.ask_check()
-            self._advance_preloaded()
+            self._preloaded.ask_prepare(count)
 
-    def _do_fork(self, port: int, ranks: list[Any]) -> None:
+    def _do_fork(self, port: int, spare: int, ranks: list[Any]) -> None:
         """Starts ranks (each as for `_do_spawn`) from the preloaded process; if that fails they are exec'd."""
         if self._preloaded is None:
             self._exec_instead(ranks, "the preloaded process has ended")
             return
         unset = ranks[0][3]
-        self._preloaded.ask_fork(port, _make_environ({}, unset), ranks)
+        self._preloaded.ask_fork(port, spare, _make_environ({}, unset), ranks)
         self._advance_preloaded()
 
     def _exec_instead(self, ranks: list[Any], reason: str) -> None:
@@ -422,6 +421,8 @@ class _Guard:
             rank = _Rank(key, pid, -1, number.encode())
             self._ranks[key] = self._by_pid[pid] = rank
             self._tell("forked", key, pid, time_ns)
+            if self._kill_at_s is not None:
+                self._signal_rank(pid)
         process.write()
         refused, reason = process.take_refused()
         if process.is_gone:
@@ -502,20 +503,26 @@ class _Guard:
         if self._preloaded is None:
             return False
         children = descendants.list_children(os.getpid())
-        return not self._list_below() if children is None else children == [self._preloaded.pid]
+        return not self._list_below() if children is None else not set(children) - self._list_apart()
+
+    def _list_apart(self) -> set[int]:
+        """The preloaded process and those that wait to become ranks; to be asked after a look at processes, as
+        it tells of these before they become our children."""
+        self._advance_preloaded()
+        return set() if self._preloaded is None else {self._preloaded.pid, *self._preloaded.parked}
 
     def _list_below(self) -> list[Any]:
         """All descendants but the preloaded process and what hangs below it."""
         from launcher import descendants
 
         below = descendants.list_descendants(os.getpid())
-        if self._preloaded is not None:
-            apart = {self._preloaded.pid}
-            for process in below:  # parents come before their children
-                if process.parent in apart:
-                    apart.add(process.pid)
-            below = [process for process in below if process.pid not in apart]
-        return below
+        apart = self._list_apart()
+        if not apart:
+            return below
+        for process in below:  # parents come before their children
+            if process.parent in apart:
+                apart.add(process.pid)
+        return [process for process in below if process.pid not in apart]
 
     def _find_left(self, rank: _Rank) -> list[Any]:
         """Descendants of an ended rank: its session, or started with its RANK and a child of ours by now."""
@@ -523,8 +530,7 @@ class _Guard:
 
         live = {other.pid for other in self._by_pid.values()}
         children = descendants.list_children(os.getpid())
-        known = live if self._preloaded is None else live | {self._preloaded.pid}
-        if children is not None and known.issuperset(children):
+        if children is not None and (live | self._list_apart()).issuperset(children):
             return []  # orphans of the rank would be children of ours; spares a look at all processes
         below = self._list_below()
         if not live:
@@ -567,6 +573,16 @@ class _Guard:
         self._stop_signum = signum
         self._set_kill_time(time.monotonic() + grace_s)
         self._signalled.clear()
+        for pid in self._by_pid:
+            self._signal_rank(pid)  # at once; then all that hangs below them
+
+    def _signal_rank(self, pid: int) -> None:
+        """Passes the signal of the stop to a rank, which is not reaped."""
+        try:
+            os.kill(pid, self._stop_signum)
+            os.kill(pid, signal.SIGCONT)  # a stopped process could not act on it
+        except OSError:
+            pass  # a rank that has changed its user
 
     def _set_kill_time(self, moment_s: float) -> None:
         self._kill_at_s = moment_s
@@ -589,7 +605,7 @@ class _Guard:
                 if process.pid not in self._by_pid:
                     self._killed[process.pid] = process.name
                 descendants.send(process, signal.SIGKILL)
-            elif (process.pid, process.start_ticks) not in self._signalled:
+            elif process.pid not in self._by_pid and (process.pid, process.start_ticks) not in self._signalled:
                 self._signalled.add((process.pid, process.start_ticks))
                 descendants.send(process, self._stop_signum)
                 descendants.send(process, signal.SIGCONT)  # a stopped process could not act on it

@@ -86,16 +86,17 @@ class GuardClient:
         """Ends the preloaded process, if there is one; ranks go on."""
         self._ask("unload")
 
-    def check(self) -> None:
-        """Ranks may be forked soon: the preloaded process looks at its files now."""
-        self._ask("check")
+    def prepare(self, count: int) -> None:
+        """So many ranks may be forked soon: the preloaded process makes ready what it can."""
+        self._ask("prepare", count)
 
-    def fork(self, port: int, ranks: list[SpawnRequest]) -> None:
+    def fork(self, port: int, spare: int, ranks: list[SpawnRequest]) -> None:
         """Starts ranks from the preloaded process, or by exec if that cannot be (`exec_instead`).
 
-        Args: port: the master port when rank 0 is among them (it gets a head start), else 0.
+        Args: port: the master port when rank 0 is among them (it gets a head start), else 0; spare: processes to
+            keep ready for the next attempt.
         """
-        self._ask("fork", port, [tuple(rank) for rank in ranks])
+        self._ask("fork", port, spare, [tuple(rank) for rank in ranks])
 
     def signal(self, keys: list[int], signum: int) -> None:
         """Passes a signal on; the ranks go on."""

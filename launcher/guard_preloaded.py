@@ -56,6 +56,7 @@ class PreloadedProcess:
         self.importing = ""  # the module that is being imported, or whose fault its end was
         self.why = ""
         self.asked: list[Any] = []
+        self.parked: list[int] = []  # processes that wait to become ranks
         self.deadline_s: float | None = None
         self.is_gone = False
         self._exec_fd = exec_fd
@@ -82,12 +83,20 @@ class PreloadedProcess:
         self._outgoing += len(data).to_bytes(4, "little") + data
         self.write()
 
-    def ask_check(self) -> None:
-        self.send("check")
+    def ask_prepare(self, count: int) -> None:
+        """Ranks will be asked for soon."""
+        self.send("prepare", str(count))
 
-    def ask_fork(self, port: int, base: dict[str, str], ranks: list[Any]) -> None:
+    def ask_fork(self, port: int, spare: int, base: dict[str, str], ranks: list[Any]) -> None:
         """Asks for ranks: (key, argv, environ, unset, stdout, stderr) each."""
-        fields = ["fork", str(os.getpid()), str(port), str(len(base)), *(f"{k}={v}" for k, v in base.items())]
+        fields = [
+            "fork",
+            str(os.getpid()),
+            str(port),
+            str(spare),
+            str(len(base)),
+            *(f"{k}={v}" for k, v in base.items()),
+        ]
         for key, argv, environ, _unset, stdout, stderr in ranks:
             pairs = [f"{name}={value}" for name, value in environ.items()]
             fields += [str(key), stdout or "", stderr or "", str(len(argv)), *argv, str(len(pairs)), *pairs]
@@ -150,10 +159,14 @@ class PreloadedProcess:
                 self.kill(fields[2])
             case "refused":
                 self._refusal = fields[1]
+            case "parked":
+                self.parked = [int(pid) for pid in fields[1:]]
+            case "discarded":
+                self.parked = []
             case "forked":
-                numbers = {rank[0]: rank[2].get("RANK", "") for rank in self.asked}
-                for key, pid, time_ns in zip(fields[1::3], fields[2::3], fields[3::3], strict=True):
-                    new.append((int(key), int(pid), int(time_ns), numbers.pop(int(key), "")))
+                for rank, pid, time_ns in zip(self.asked, self.parked, fields[2::2], strict=True):
+                    new.append((rank[0], pid, int(time_ns), rank[2].get("RANK", "")))
+                self.parked = []
                 self._settle()
             case _:
                 raise ValueError(fields[0])

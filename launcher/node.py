@@ -46,6 +46,7 @@ class Node:
         self._events_dir = ""
         self._tailer: Tailer | None = None
         self._record: AttemptRecord | None = None
+        self._over: AttemptRecord | None = None  # of the last attempt
         self._attempt = 0
         self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
@@ -189,6 +190,7 @@ class Node:
 
     def observe_start(self, group: RankGroup) -> None:
         """All ranks run: from now on their first steps are waited for."""
+        self._finish_record()
         self.preloader.attempt_started()
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import agent_event, rank_event
@@ -211,6 +213,11 @@ class Node:
                 lambda: self.preloader.first_step_seen(group.ranks[0].events_file),
             )
 
+    def _finish_record(self) -> None:
+        over, self._over = self._over, None
+        if over is not None:
+            over.finish()
+
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
         """A rank has ended."""
         if self._spec.event_log_handler == "console":
@@ -229,8 +236,9 @@ class Node:
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
         if self._record is not None:
-            self._record.finish()
-            self._record = None
+            # Its files are read when the next attempt runs: nobody waits for that.
+            self._over, self._record = self._record, None
+            self._over.stop()
         if self._tailer is not None:
             self._tailer.end_all()
 
@@ -243,6 +251,7 @@ class Node:
     def report(self, finish: Finish) -> None:
         """The job is over; what there is to say of it comes after the last output of the ranks."""
         self._finish = finish
+        self._finish_record()
 
     def _show_report(self) -> None:
         """The final report, and the error file for a launcher above this one."""
@@ -285,6 +294,7 @@ class Node:
         self.agent.on_drained()
 
     def close(self) -> None:
+        self._finish_record()
         if self._record is not None:
             self._record.finish()
         if self._writer is not None:

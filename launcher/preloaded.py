@@ -3,10 +3,11 @@
 Loaded by inside.py, by path, in the interpreter, environment, folder and sys.path of the ranks; stdlib only, needs
 Python 3.8. In: frames of NUL-joined fields on one socket to the guard (a length of four bytes, then the fields).
     modules SIGN+NAME...       once: "?" may be absent, "!" asked for by the user, "~" recorded at an earlier start
-    check                      look now whether preloaded files have changed, a fork may follow
-    fork GUARD_PID PORT BASE RANKS...
-Out: importing NAME | ready COUNT ABSENT... | failed NAME WHY | forked KEY PID MONO_NS... | refused WHY.
-A rank is a child of a short-lived process between, so that it becomes the guard's child as an exec'd one is.
+    prepare COUNT              ranks will be asked for soon: fork processes that wait to become them (parked)
+    fork GUARD_PID PORT SPARE PAIRS NAME=VALUE... RANK...
+Out: importing NAME | ready COUNT ABSENT... | failed NAME WHY | parked PID... | discarded | forked KEY MONO_NS... |
+refused WHY; ranks are the parked processes in order. They are children of a short-lived process between, so that
+they become the guard's children, as exec'd ranks are.
 """
 
 import os
@@ -15,7 +16,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
     Call = Tuple[Callable[..., object], Tuple[Any, ...]]
 
@@ -44,6 +45,8 @@ DEVICES_IN_MAPS = (b"/dev/nvidia", b"/dev/kfd", b"/dev/dri/", b"/dev/accel", b"/
 SET_WHILE_IMPORTING = {"TORCH_WARM_POOL": "0"}
 CONSOLE = (5, 6, 7)  # the ranks' own standard streams; ours are /dev/null and a bounded file in memory
 CHECK_HOLDS_S = 2.0
+# After a start processes are forked for the next one, so that it need not wait for forks (10 ms each with torch).
+PARK_AFTER_S = 0.25
 START_UP = "the start-up of the interpreter"
 MOST_HEAD_START_S = 0.05  # what other ranks wait for rank 0's store
 PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_MM_MAP, SIGKILL = 1, 35, 14, 9
@@ -82,20 +85,15 @@ class _Failed(Exception):
 
 
 class _Rank:
-    """One rank of a request."""
+    """One rank of a request: KEY STDOUT STDERR WORDS WORD... PAIRS NAME=VALUE..."""
 
     def __init__(self, fields: "List[str]") -> None:
         self.key, self.stdout, self.stderr = fields[:3]
-        words = int(fields[3])
-        self.argv = fields[4 : 4 + words]  # as an exec'd rank's: python -u inside.py MODE ... TARGET ARGS...
-        self.environ = dict(
-            [item.split("=", 1) for item in fields[5 + words : 5 + words + int(fields[4 + words])]]
-        )
-
-    @staticmethod
-    def size(fields: "List[str]") -> int:
-        words = int(fields[3])
-        return 5 + words + int(fields[4 + words])
+        pairs = 4 + int(fields[3])
+        end = pairs + 1 + int(fields[pairs])
+        self.argv = fields[4:pairs]  # as an exec'd rank's: python -u inside.py MODE ... TARGET ARGS...
+        self.environ = _to_environ(fields[pairs + 1 : end])
+        self.fields = fields[:end]
 
 
 class _Preloaded:
@@ -128,15 +126,16 @@ class _Preloaded:
         self.tasks = set(os.listdir("/proc/self/task"))
         self.suspect = ""  # imported when a thread appeared last
         self.stamps = []  # type: List[Tuple[str, Tuple[int, int, int]]]
-        self.changed = ""
         self.checked_s = 0.0
+        self.parked = []  # type: List[int]
+        self.spare = 0  # processes to park for the next attempt
+        self.select = _import_apart("select")
         _write_text("/proc/self/comm", "bootrun-preload")
 
     # ---- frames ----------------------------------------------------------------------------------------------
 
     def send(self, *fields: str) -> None:
-        data = b"\0".join([os.fsencode(field.replace("\0", " ")) for field in fields])
-        data = len(data).to_bytes(4, "little") + data
+        data = _pack([field.replace("\0", " ") for field in fields])
         while data:
             data = data[os.write(self.fd, data) :]
 
@@ -274,11 +273,7 @@ class _Preloaded:
         if trouble:
             raise _Failed("", trouble)
         self._take_stamps()
-        has_gc = "gc" in sys.modules
-        import gc
-
-        if not has_gc:
-            del sys.modules["gc"]
+        gc = _import_apart("gc")
         gc.collect()
         gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
 
@@ -308,20 +303,23 @@ class _Preloaded:
             (path, stamp) for path, stamp in [(path, _stamp(path)) for path in sorted(paths)] if stamp[1]
         ]
 
-    def check(self) -> None:
-        """Finds a preloaded file that has changed."""
+    def _find_trouble(self) -> str:
+        """Why nothing may be forked from here, "" for nothing."""
+        self.checked_s = time.monotonic()
         for path, stamp in self.stamps:
             if _stamp(path) != stamp:
-                self.changed = path
-                break
-        self.checked_s = time.monotonic()
+                return "%s has changed since it was preloaded" % path
+        threads = self._unknown_threads()
+        if threads:
+            return "the preloaded process has a thread (%s)" % threads[0]
+        known = set(self.fds.values())
+        for fd, where in _open_fds().items():
+            if self.fds.get(fd) != where and fd not in self.parked and where not in known:
+                return "the preloaded process has %s open" % where
+        return _find_device() or _find_framework_state()
 
-    def _find_trouble(self, base: "Dict[str, str]", ranks: "List[_Rank]") -> str:
+    def _find_difference(self, base: "Dict[str, str]", ranks: "List[_Rank]") -> str:
         """Why these ranks must be exec'd, "" for nothing."""
-        if time.monotonic() - self.checked_s > CHECK_HOLDS_S:
-            self.check()
-        if self.changed:
-            return "%s has changed since it was preloaded" % self.changed
         for rank in ranks:
             environ = dict(base)
             environ.update(rank.environ)
@@ -329,142 +327,173 @@ class _Preloaded:
                 known = name in PER_RANK or name in READ_LATE
                 if not known and environ.get(name) != self.start_environ.get(name):
                     return "%s differs from what modules were preloaded with" % name
-        threads = self._unknown_threads()
-        if threads:
-            return "the preloaded process has a thread (%s)" % threads[0]
-        for fd, where in _open_fds().items():
-            if self.fds.get(fd) != where:
-                return "the preloaded process has %s open" % where
-        return _find_device() or _find_framework_state()
+        return ""
 
     # ---- forking ---------------------------------------------------------------------------------------------
 
     def serve(self) -> "Call":
         """Waits for requests; returns in ranks."""
         while True:
-            fields = self.receive()
-            if fields[0] == "check":
-                self.check()
-            elif fields[0] == "fork":
-                call = self._fork(fields[1:])
-                if call is not None:
-                    return call
+            call = None
+            if self.spare and not self._is_asked():
+                count, self.spare = self.spare, 0
+                call = None if self._find_trouble() else self._park(count)
+            else:
+                fields = self.receive()
+                if fields[0] == "prepare":
+                    call = None if self._find_trouble() else self._park(int(fields[1]))
+                elif fields[0] == "fork":
+                    call = self._fork(fields[1:])
+            if call is not None:
+                return call
 
-    def _fork(self, fields: "List[str]") -> "Optional[Call]":
-        guard_pid, port = int(fields[0]), int(fields[1])
-        count = int(fields[2])
-        base = dict([item.split("=", 1) for item in fields[3 : 3 + count]])
-        rest, ranks = fields[3 + count :], []
-        while rest:
-            ranks.append(_Rank(rest))
-            rest = rest[_Rank.size(rest) :]
-        trouble = self._find_trouble(base, ranks)
-        if trouble:
-            self.send("refused", trouble)
+    def _is_asked(self) -> bool:
+        """Whether a request comes while ranks that have just been started are busiest."""
+        return bool(self.select.select([self.fd], [], [], PARK_AFTER_S)[0])
+
+    def _park(self, count: int) -> "Optional[Call]":
+        """Forks processes that wait to become ranks; returns only in them, when they do."""
+        if len(self.parked) == count:
             return None
-        # Gate 0 opens when the process between is gone, gate 1 when rank 0's store can be there.
-        gate0, gate1 = os.pipe(), os.pipe()
+        self._discard()
+        pipes = [os.pipe() for _ in range(count)]
         pid = os.fork()
         if pid == 0:
-            os.close(gate1[1])
-            return self._between(guard_pid, base, ranks, gate0, gate1[0], bool(port))
-        for fd in (gate0[0], gate0[1], gate1[0]):
-            os.close(fd)
+            return self._between([reading for reading, _ in pipes])
+        for reading, _ in pipes:
+            os.close(reading)
+        self.parked = [writing for _, writing in pipes]
         status = os.waitpid(pid, 0)[1]
-        if status and not os.WIFEXITED(status):
-            self.send("refused", "the process that forks them was killed by signal %d" % os.WTERMSIG(status))
-        elif port and len(ranks) > 1 and not status:
-            _await_listener(port, time.monotonic() + MOST_HEAD_START_S)
-        os.close(gate1[1])
+        if status:
+            self._discard()
         return None
 
-    def _between(
-        self,
-        guard_pid: int,
-        base: "Dict[str, str]",
-        ranks: "List[_Rank]",
-        gate0: "Tuple[int, int]",
-        gate1: int,
-        staggered: bool,
-    ) -> "Call":
-        """The process between: forks all ranks or none, then ends; returns in the ranks."""
+    def _discard(self) -> None:
+        """Parked processes end when their pipes do."""
+        if self.parked:
+            self.send("discarded")
+        for fd in self.parked:
+            os.close(fd)
+        self.parked = []
+
+    def _between(self, pipes: "List[int]") -> "Call":
+        """The process between: forks, then ends, so that the guard is the parent; returns in the ranks."""
         between = os.getpid()
-        forked = []  # type: List[Tuple[str, int, int]]
+        pids = []
         try:
-            opened = [(_open_log(rank.stdout), _open_log(rank.stderr)) for rank in ranks]
-            for rank, logs in zip(ranks, opened):
+            for fd in pipes:
                 pid = os.fork()
                 if pid == 0:
-                    os.close(gate0[1])
-                    first = not staggered or rank.environ.get("RANK") == "0"
-                    return self._be_rank(guard_pid, between, base, rank, logs, gate0[0], -1 if first else gate1)
-                forked.append((rank.key, pid, time.monotonic_ns()))
-            told = []  # type: List[str]
-            for key, pid, time_ns in forked:
-                told += [key, str(pid), str(time_ns)]
-            self.send("forked", *told)
-            os.write(gate0[1], b"g" * len(ranks))
+                    return self._be_parked(fd)
+                pids.append(str(pid))
+            self.send("parked", *pids)
             os._exit(0)
-        except BaseException as error:
+        except OSError:
             if os.getpid() != between:
                 raise
-            for _, pid, _ in forked:
-                os.kill(pid, SIGKILL)
-                os.waitpid(pid, 0)
-            self.send("refused", "they cannot be forked: %s" % _first_line(str(error)))
-            os._exit(1)
+            os._exit(1)  # the pipes' other ends are closed then
 
-    def _be_rank(
-        self,
-        guard_pid: int,
-        between: int,
-        base: "Dict[str, str]",
-        rank: "_Rank",
-        logs: "Tuple[int, int]",
-        gate0: int,
-        gate1: int,
-    ) -> "Call":
-        """In the new rank: becomes what an exec'd one is, waits for its turn, becomes the script."""
-        environ = dict(base)
-        environ.update(rank.environ)
-        is_prepared = False
+    def _fork(self, fields: "List[str]") -> "Optional[Call]":
+        port, spare, count = int(fields[1]), int(fields[2]), int(fields[3])
+        base_fields = fields[3 : 4 + count]
+        base = _to_environ(base_fields[1:])
+        rest, ranks = fields[4 + count :], []
+        while rest:
+            ranks.append(_Rank(rest))
+            rest = rest[len(ranks[-1].fields) :]
+        trouble = self._find_difference(base, ranks)
+        if not trouble and (len(self.parked) != len(ranks) or time.monotonic() - self.checked_s > CHECK_HOLDS_S):
+            trouble = self._find_trouble()
+        for _ in range(2):  # a parked process may have been killed meanwhile
+            if trouble:
+                break
+            call = self._park(len(ranks))
+            if call is not None:
+                return call
+            if len(self.parked) != len(ranks):
+                trouble = "they cannot be forked: no more processes or memory"
+            elif self._is_parked(ranks):
+                self._let_go(fields[0], port, base_fields, ranks)
+                self.spare = spare
+                return None
+            else:
+                self._discard()
+        self._discard()
+        self.send("refused", trouble or "processes made for them were killed")
+        return None
+
+    def _is_parked(self, ranks: "List[_Rank]") -> bool:
+        """Whether a process for each rank waits and its logs can be opened (an exec'd one says why not)."""
+        poll = self.select.poll()
+        for fd in self.parked:
+            poll.register(fd, 0)  # only for its other end being closed: killed meanwhile
         try:
-            self._take_streams(logs, {0, 1, 2, gate0, gate1})
+            for path in [path for rank in ranks for path in (rank.stdout, rank.stderr) if path]:
+                os.close(_open_log(path))
+        except OSError:
+            return False
+        return not poll.poll(0)
+
+    def _let_go(self, guard_pid: str, port: int, base_fields: "List[str]", ranks: "List[_Rank]") -> None:
+        told = []  # type: List[str]
+        for rank in ranks:
+            told += [rank.key, str(time.monotonic_ns())]
+        self.send("forked", *told)
+        waiting = list(zip(self.parked, ranks))
+        self.parked = []
+        if port:
+            waiting.sort(key=lambda each: each[1].environ.get("RANK") != "0")
+        for place, (fd, rank) in enumerate(waiting):
+            data = _pack([guard_pid, *base_fields, *rank.fields])
+            try:
+                while data:
+                    data = data[os.write(fd, data) :]
+            except OSError:
+                pass  # killed meanwhile: the guard reports it as a rank that failed
+            os.close(fd)
+            if port and place == 0 and len(waiting) > 1:
+                _await_listener(port, time.monotonic() + MOST_HEAD_START_S)
+
+    def _be_parked(self, fd: int) -> "Call":
+        """In a new process: becomes what an exec'd rank is, waits for its turn, becomes the script."""
+        os.setsid()
+        for copy, number in zip(CONSOLE, (0, 1, 2)):
+            os.dup2(copy, number)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) != fd:
+                try:
+                    os.close(int(name))
+                except OSError:
+                    pass  # the one that listed the folder
+        _write_text("/proc/self/comm", "bootrun-parked")
+        self.fd = fd
+        try:
+            fields = self.receive()
+        except _GuardGone:
+            os._exit(0)  # not needed
+        os.close(fd)
+        count = int(fields[1])
+        environ = _to_environ(fields[2 : 2 + count])
+        rank = _Rank(fields[2 + count :])
+        environ.update(rank.environ)
+        self.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+        if os.getppid() != int(fields[0]):
+            os._exit(137)
+        try:
+            for path, number in ((rank.stdout, 1), (rank.stderr, 2)):
+                if path:
+                    opened = _open_log(path)
+                    os.dup2(opened, number)
+                    os.close(opened)
             self._set_environ(environ)
             _write_text("/proc/self/comm", self.comm)
             self._show_as(rank.argv, environ)
             _renew_streams()
             _renew_state()
             sys.path[:] = self._path_of_rank()
-            is_prepared = True
         except Exception:
-            pass  # what it is will show: it is exec'd
-        if os.read(gate0, 1) != b"g":
-            os._exit(137)  # not all could be forked
-        while os.getppid() == between:
-            os.sched_yield()
-        self.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
-        if os.getppid() != guard_pid:
-            os._exit(137)
-        os.close(gate0)
-        if gate1 >= 0:
-            os.read(gate1, 1)
-            os.close(gate1)
-        if not is_prepared:
             os.execve(rank.argv[0], rank.argv, environ)
         return self._become(rank)
-
-    def _take_streams(self, logs: "Tuple[int, int]", keep: "Set[int]") -> None:
-        os.setsid()
-        os.dup2(CONSOLE[0], 0)
-        os.dup2(logs[0] if logs[0] >= 0 else CONSOLE[1], 1)
-        os.dup2(logs[1] if logs[1] >= 0 else CONSOLE[2], 2)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) not in keep:
-                try:
-                    os.close(int(name))
-                except OSError:
-                    pass  # the one that listed the folder
 
     def _path_of_rank(self) -> "List[str]":
         """sys.path as an exec'd rank's before it becomes the script, with what imports have changed in it."""
@@ -513,19 +542,24 @@ class _Preloaded:
 
 
 def _load_libc() -> "Any":
-    """The C library through ctypes, whose modules are taken out again: a script may have a ctypes of its own."""
-    before = set(sys.modules)
-    import ctypes
-
+    """The C library."""
+    ctypes = _import_apart("ctypes")
     libc = ctypes.CDLL(None)
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     libc.malloc.restype, libc.malloc.argtypes = pointer, [size]
     libc.memcpy.restype, libc.memcpy.argtypes = pointer, [pointer, ctypes.c_char_p, size]
     libc.sbrk.restype, libc.sbrk.argtypes = pointer, [ctypes.c_ssize_t]
     libc.fflush.argtypes = [pointer]
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
     return libc
+
+
+def _import_apart(name: str) -> "Any":
+    """A module of which, and of what it imports, no trace is left: scripts find only what was preloaded."""
+    before = set(sys.modules)
+    module = __import__(name)
+    for added in set(sys.modules) - before:
+        del sys.modules[added]
+    return module
 
 
 def _open_fds() -> "Dict[int, str]":
@@ -586,11 +620,7 @@ def _stamp(path: str) -> "Tuple[int, int, int]":
 
 def _await_listener(port: int, until_s: float) -> None:
     """Until somebody listens on `port`: then binding it fails although both sides allow to share it."""
-    before = set(sys.modules)
-    import _socket as socket
-
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    socket = _import_apart("_socket")
     while time.monotonic() < until_s:
         for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
             try:
@@ -675,6 +705,15 @@ def _renew_logging(modules: "Dict[str, Any]") -> None:
 
 
 # ---- small things --------------------------------------------------------------------------------------------
+
+
+def _pack(fields: "List[str]") -> bytes:
+    data = b"\0".join([os.fsencode(field) for field in fields])
+    return len(data).to_bytes(4, "little") + data
+
+
+def _to_environ(pairs: "List[str]") -> "Dict[str, str]":
+    return dict([pair.split("=", 1) for pair in pairs])
 
 
 def _put(environ: "Any", name: str, value: "Optional[str]") -> None:

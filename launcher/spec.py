@@ -83,6 +83,11 @@ class LaunchSpec(NamedTuple):
     max_membership_changes: int
     warnings: tuple[str, ...]
 
+    @property
+    def can_restart(self) -> bool:
+        """Whether there can be more than one attempt: after failures, or as nodes come and go."""
+        return self.max_restarts > 0 or self.min_nodes < self.max_nodes
+
     def job_rules(self) -> JobRules:
         """What the job's brain needs of it."""
         from launcher.job import JobRules

@@ -110,20 +110,19 @@ _WATCHERS = {
     "HSA_TOOLS_LIB": "a profiler",
     "OMNITRACE_": "a profiler",
     "INTEL_LIBITTNOTIFY": "a profiler",
-    "KINETO_USE_DAEMON": "a profiler",  # a thread that torch starts when it is imported
+    "KINETO_USE_DAEMON": "a profiler",  # torch begins with it when it is imported
     "TORCH_COMPILE_STROBELIGHT": "a profiler",  # likewise
     "SCALENE": "a profiler",
     "VIZTRACER": "a profiler",
     "MEMRAY": "a profiler",
     "HPCRUN_": "a profiler",
-    "SCOREP_": "a profiler",
-    "EXTRAE_": "a profiler",
+    "SCOREP_ENABLE_": "a profiler",
+    "EXTRAE_CONFIG_FILE": "a profiler",
     "CPUPROFILE": "a profiler",
     "HEAPPROFILE": "a profiler",
 }
-_HARMLESS = {
-    "PYDEVD_DISABLE_FILE_VALIDATION",  # editors set it in all their terminals, without a debugger
-}
+# VS Code sets them in all its terminals, without a debugger.
+_HARMLESS = {"PYDEVD_DISABLE_FILE_VALIDATION", "DEBUGPY_ADAPTER_ENDPOINTS"}
 _PRELOADED_WATCHERS = ("scalene", "memray", "heaptrack", "libprofiler", "ToolsInjection", "ittnotify", "rocprof")
 
 
@@ -165,24 +164,16 @@ UNSAFE_PACKAGES = frozenset(
     {
         # talk to an accelerator or its driver when imported, or on the first look at it
         *("bitsandbytes", "cudf", "cuml", "cupy", "cupyx", "dask_cuda", "deepspeed", "flash_attn", "flashinfer"),
-        *(
-            "habana_frameworks",
-            "intel_extension_for_pytorch",
-            "numba.cuda",
-            "pycuda",
-            "rmm",
-            "sgl_kernel",
-            "sglang",
-        ),
+        *("habana_frameworks", "intel_extension_for_pytorch", "numba.cuda", "pycuda", "rmm"),
+        *("sgl_kernel", "sglang", "triton", "vllm", "xformers"),
         *("torch_geometric", "torch_mlu", "torch_musa", "torch_npu", "torch_neuronx", "torch_xla", "torch_xmlir"),
-        *("libneuronxla", "poptorch", "transformer_engine", "transformer_engine_torch", "triton", "unsloth"),
-        *("vllm", "xformers"),
+        *("libneuronxla", "poptorch", "transformer_engine", "transformer_engine_torch", "unsloth"),
         # start threads or processes, or hold locks across a fork
         *("dgl", "grpc", "horovod", "jax", "jaxlib", "mxnet", "nvidia.dali", "paddle", "pyspark", "ray"),
         *("tensorflow", "tensorflow_text", "tensorstore"),
         "mpi4py",  # MPI_Init when imported: a process is one rank for good
         # change how other modules work, from the moment they are imported
-        *("eventlet", "gevent", "greenlet", "ddtrace", "newrelic", "sitecustomize", "usercustomize"),
+        *("eventlet", "gevent", "ddtrace", "newrelic", "sitecustomize", "usercustomize"),
         # watch a process
         *("coverage", "debugpy", "line_profiler", "memray", "pydevd", "_pydevd_bundle", "scalene", "viztracer"),
         # for a terminal or a screen
@@ -242,7 +233,7 @@ def _is_within(name: str, packages: Collection[str]) -> bool:
 _QUOTED = r"""["'](\w+)["']"""
 # Written out for each way, as a script does it: found in comments as well, which costs a fork and breaks nothing.
 _CHANGES_ONE = (
-    rf"\benvironb?\s*\[\s*b?{_QUOTED}\s*\]\s*\|?=(?!=)"
+    rf"\benvironb?\s*\[\s*b?{_QUOTED}\s*\]\s*\+?=(?!=)"
     rf"|\bdel\s+(?:\w+\.)?environ\s*\[\s*{_QUOTED}"
     rf"|\benviron\s*\.\s*(?:setdefault|pop|__setitem__)\s*\(\s*{_QUOTED}"
     rf"|\b(?:putenv|unsetenv)\s*\(\s*b?{_QUOTED}"
@@ -258,9 +249,11 @@ def find_set_variables(source: str) -> tuple[str, ...]:
     found: list[tuple[int, str]] = []
     for match in re.finditer(_CHANGES_ONE, source):
         found.append((match.start(), match[match.lastindex or 0]))
-    for match in re.finditer(_CHANGES_SOME, source):
+    changes_some, end = re.compile(_CHANGES_SOME), 0
+    while match := changes_some.search(source, end):
         start = match.end()
-        for name in re.finditer(_NAMES_SOME, source[start : _find_close(source, start)]):
+        end = _find_close(source, start)
+        for name in re.finditer(_NAMES_SOME, source[start:end]):
             found.append((start + name.start(), name[name.lastindex or 0]))
     return tuple(dict.fromkeys(name for _, name in sorted(found)))
 
@@ -281,24 +274,32 @@ def _find_close(source: str, start: int) -> int:
     return end
 
 
+# Seen read while importing torch 2.13, numpy, pyarrow, transformers, datasets, accelerate, pandas and matplotlib,
+# by Python (os.environ) or by shared libraries (getenv); and their likes.
 _READ_AT_IMPORT = (
-    # thread pools and maths libraries, by what runs when the library is loaded
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "NUMEXPR_", "DNNL_", "ONEDNN_"),
-    *("NPY_", "NUMPY_", "NUMBA_", "SCIPY_", "SKLEARN_", "PANDAS_", "POLARS_", "ARROW_"),
-    # torch: its config modules, and what is kept in static objects
-    *("TORCH", "PYTORCH_", "ATEN_", "KINETO_", "TRITON_", "AOT_", "FX_"),
+    # thread pools and maths libraries, when the library is loaded
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "MKLDNN_", "DNNL_", "ONEDNN_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_"),
+    *("NVPL_", "GFORTRAN_", "NUMEXPR_", "NPY_", "NUMPY_", "NUMBA_", "SCIPY_", "SKLEARN_", "PANDAS_", "POLARS_"),
+    *("ARROW_", "SYMPY_", "MPMATH_", "NETWORKX_"),
+    # torch: its config modules and what it keeps in static objects
+    *("TORCH", "PYTORCH_", "ATEN_", "KINETO_", "TRITON_", "INDUCTOR_", "AOT_", "AOTINDUCTOR_", "FX_", "PT2_"),
+    *("FAKE_", "PARTITIONER_", "CUTLASS_"),
     # huggingface_hub.constants, transformers.utils, datasets.config and the like
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DATASETS_", "DIFFUSERS_", "ACCELERATE_", "PEFT_", "XFORMERS_"),
-    *("USE_TORCH", "USE_TF", "USE_FLAX", "USE_JAX"),
-    # come with other libraries although they are never preloaded by themselves
+    *("USE_TORCH", "USE_TF", "USE_FLAX", "USE_JAX", "USE_HUB_KERNELS", "FSSPEC_", "TOKENIZERS_LOG", "RUST_LOG"),
+    # packages that are never preloaded by themselves, but come with others, which read these too
     *("TF_CPP_", "TF_ENABLE_", "XLA_", "JAX_"),
-    *("KERAS_", "MPL", "TQDM_", "OPENCV_", "GRPC_", "PROTOCOL_BUFFERS_", "MUJOCO_", "PYOPENGL_", "PYGAME_"),
+    *("KERAS_", "MPL", "MATPLOTLIB", "PILLOW_", "TQDM_", "OPENCV_", "GRPC_", "PROTOCOL_BUFFERS_"),
+    *("MUJOCO_", "PYOPENGL_", "PYGAME_"),
     # where things are; language and time
     *("XDG_", "TMPDIR", "LC_", "LANG"),
 )
 _READ_AT_IMPORT_NAMES = frozenset(
-    {"CC", "CXX", "CUDA_HOME", "CUDA_PATH", "ROCM_HOME", "HOME", "TEMP", "TMP", "TZ"}
+    {"CC", "CXX", "CUDA_HOME", "CUDA_PATH", "CUDNN_HOME", "ROCM_HOME", "HOME", "LOGLEVEL", "TEMP", "TMP", "TZ"}
 )
+# Begin as some of these, but are read when they are needed.
+_READ_LATER = ("TORCH_NCCL_", "TORCH_GLOO_", "TORCHELASTIC_", "TORCH_EXTENSIONS_", "TORCH_FORCE_", "PYTORCH_MPS_")
+_READ_LATER_NAMES = frozenset({"HF_TOKEN", "TORCH_HOME", "TORCH_CUDA_ARCH_LIST", "PYTORCH_ENABLE_MPS_FALLBACK"})
 
 
 def is_read_at_import(name: str) -> bool:
@@ -308,6 +309,8 @@ def is_read_at_import(name: str) -> bool:
     MASTER_ADDR and its like (init_process_group), TOKENIZERS_PARALLELISM, WANDB_. Nor PYTHON and LD_: they are
     read before the script's first statement, so setting them is without effect on a rank either way.
     """
+    if name in _READ_LATER_NAMES or name.startswith(_READ_LATER):
+        return False
     return name in _READ_AT_IMPORT_NAMES or name.startswith(_READ_AT_IMPORT)
 
 

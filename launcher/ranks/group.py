@@ -120,7 +120,8 @@ class RankGroup:
                 SpawnRequest(key, command, environ, list(unset), rank.logs.stdout_path, rank.logs.stderr_path)
             )
         if fork:
-            self._guard.fork(world.master_port if world.first_rank == 0 else 0, requests)
+            spare = len(requests) if spec.can_restart else 0
+            self._guard.fork(world.master_port if world.first_rank == 0 else 0, spare, requests)
             return
         for request in requests:
             self._guard.spawn(request)

@@ -22,6 +22,7 @@ _SUFFIX = ".imports"
 _MOST_BYTES = 1 << 20
 _MOST_LISTING_BYTES = 8 << 20
 _MOST_WHY_CHARS = 300
+_MOST_DROPPED = 500
 _MOST_RECORDS = 256  # scripts in folders of their own for each run would fill the cache
 _DAY_S = 86_400
 _RECORD_AGE_S = 30 * _DAY_S
@@ -53,7 +54,7 @@ def make_key(python: str, mode: str, target: str) -> JobKey:
     path = os.path.join(_working_directory(), target)
     try:
         status = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):
         return JobKey(python, mode, path, "", "")
     return JobKey(python, mode, path, "", f"{status.st_mtime_ns} {status.st_size}")
 
@@ -196,7 +197,7 @@ def _format(directory: str, key: JobKey, record: Record) -> bytes:
     earlier = _read(directory, key)
     known = {} if earlier is None else earlier[1]
     lines = _header(key)
-    for name, why in record.dropped.items():
+    for name, why in list(record.dropped.items())[:_MOST_DROPPED]:
         if is_module_name(name):  # the time of its first failure is kept, or it would never be tried again
             lines.append(f"dropped {name} {known[name][0] if name in known else now} {_plain(why)}")
     size = sum(len(line) for line in lines) * 4

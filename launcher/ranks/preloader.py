@@ -156,8 +156,8 @@ class Preloader:
 
     def expect_fork(self) -> None:
         """An attempt ends by a failure: the next one may follow soon."""
-        if self._state is State.READY:
-            self._guard.check()
+        if self._state is State.READY and self._plan.restarts and self._spec.can_restart:
+            self._guard.prepare(self._spec.nproc)
 
     # ---- after the start -------------------------------------------------------------------------------------
 

@@ -62,8 +62,12 @@ class AttemptRecord:
         """A rank has ended."""
         self._writer.instant(None, RANK_EXITED, rank=rank.rank, mono_ns=time_ns, status=status, cpu_s=rank.cpu_s)
 
+    def stop(self) -> None:
+        """The attempt is over; `finish` follows."""
+        self._watch.stop()
+
     def finish(self) -> None:
-        """The attempt is over."""
+        """The attempt is over: what is still to be said is said."""
         self._watch.finish()
         self._writer.close()
 

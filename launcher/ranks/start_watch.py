@@ -35,14 +35,14 @@ class StartWatch:
                 self._by_watch[self._inotify.watch(path)] = rank
             loop.add_reader(self._inotify.fd, self._on_news)
         except OSError:
-            self._stop_watching()  # the line then comes at the end of the attempt
+            self.stop()  # the line then comes at the end of the attempt
             return
         for rank in list(files):
             self._look(rank)
 
     def finish(self) -> None:
         """The attempt is over: says the line now unless it has been said."""
-        self._stop_watching()
+        self.stop()
         if not self._done:
             self._done = True
             self._tell(not self._waiting)
@@ -68,7 +68,8 @@ class StartWatch:
             if not self._waiting:
                 self.finish()
 
-    def _stop_watching(self) -> None:
+    def stop(self) -> None:
+        """Looks no more."""
         if self._inotify is not None:
             self._loop.remove_reader(self._inotify.fd)
             self._inotify.close()
