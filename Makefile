@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := timeout --foreground --kill-after=30 3600 $(BIN)/python -m pytest
 # Benches that need root are left out for others.
-BENCHES := launch rendezvous kill $(if $(filter 0,$(shell id -u)),hosts pressure)
+BENCHES := launch fork fork_fallbacks restarts rendezvous kill $(if $(filter 0,$(shell id -u)),hosts pressure)
 
 # Tests see what a fresh shell has, whatever this one sets.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS
@@ -34,6 +34,7 @@ lint: setup  ## style, types, and which package may import which
 	$(BIN)/lint-imports
 
 bench: setup  ## all benches, each with its JSON in out/, then checked against its targets
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@failed=; for name in $(BENCHES); do \
 	    echo "== $$name"; \
 	    $(BIN)/python -m bench $$name --json out/$$name.json && $(BIN)/python -m bench check out/$$name.json \
