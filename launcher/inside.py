@@ -140,8 +140,11 @@ class FirstStep:
         lines = []
         for name, module in list(sys.modules.items()):
             spec = getattr(module, "__spec__", None)
-            if spec is not None and getattr(spec, "name", None) == name:
-                lines.append("%s\t%s\n" % (name, getattr(spec, "origin", None) or ""))
+            origin = getattr(spec, "origin", None)
+            # Not what the script finds only by a path that it adds: another file could be imported instead.
+            if name not in known_modules and isinstance(origin, str) and origin.startswith(known_folders):
+                if getattr(spec, "name", None) == name:
+                    lines.append("%s\t%s\n" % (name, origin))
         data = "".join(lines).encode("utf-8", "backslashreplace")
         fd = os.open(path[:-6] + ".imports", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -574,8 +577,10 @@ def _preload(path: str, arguments: "List[str]") -> "Tuple[Callable[..., object],
 
 def install(events: Events) -> None:
     """What a rank gets from us; the first event says that its script begins."""
-    global heartbeat, rank_pid
+    global heartbeat, rank_pid, known_modules, known_folders
     rank_pid = events.pid
+    known_modules = frozenset(sys.modules)
+    known_folders = tuple([folder + "/" for folder in sys.path if folder])
     protect_output(events)
     if events.path:
         first_step = FirstStep(events)
@@ -586,6 +591,8 @@ def install(events: Events) -> None:
 
 heartbeat = None  # type: Optional[Callable[[Any, Dict[str, Any]], None]]
 rank_pid = 0  # children forked by the script are not the rank
+known_modules = frozenset()  # type: Any  # before the script
+known_folders = ()  # type: Tuple[str, ...]
 
 
 def _options(count: int) -> "List[str]":

@@ -210,7 +210,7 @@ class Node:
                 group,
                 self._began_ns,
                 self.say,
-                lambda: self.preloader.first_step_seen(group.ranks[0].events_file),
+                lambda: self.preloader.first_step_seen(group.ranks[0].events_file, group.ranks[0].is_forked),
             )
 
     def _finish_record(self) -> None:

@@ -73,7 +73,7 @@ def plan(
 
 def uses_framework(modules: Iterable[str]) -> bool:
     """Whether a start that imported these is one that a preloaded process makes faster."""
-    return not FRAMEWORKS.isdisjoint(modules)
+    return any(name.partition(".")[0] in FRAMEWORKS for name in modules)
 
 
 def mentions_framework(source: str) -> bool:
@@ -250,8 +250,8 @@ def find_set_variables(source: str) -> tuple[str, ...]:
     for match in re.finditer(_CHANGES_ONE, source):
         found.append((match.start(), match[match.lastindex or 0]))
     changes_some, end = re.compile(_CHANGES_SOME), 0
-    while match := changes_some.search(source, end):
-        start = match.end()
+    while some := changes_some.search(source, end):
+        start = some.end()
         end = _find_close(source, start)
         for name in re.finditer(_NAMES_SOME, source[start:end]):
             found.append((start + name.start(), name[name.lastindex or 0]))

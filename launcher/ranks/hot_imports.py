@@ -116,13 +116,14 @@ def _parse(text: str, key: JobKey) -> tuple[tuple[str, ...], dict[str, tuple[int
     dropped: dict[str, tuple[int, str]] = {}
     for line in lines[len(header) : -2]:
         kind, _, rest = line.partition(" ")
-        if kind == "module" and is_module_name(rest):
-            modules[rest] = None
-        elif kind == "dropped":
-            name, _, rest = rest.partition(" ")
-            when, _, why = rest.partition(" ")
-            is_time = when.isascii() and when.isdigit() and len(when) < 16
-            if is_time and is_module_name(name) and -_DAY_S < now - int(when) < _DROPPED_AGE_S:
+        name, _, rest = rest.partition(" ")
+        when, _, why = rest.partition(" ")
+        if not is_module_name(name):
+            return None
+        if kind == "module" and not rest:
+            modules[name] = None
+        elif kind == "dropped" and when.isascii() and when.isdigit() and len(when) < 16:
+            if -_DAY_S < now - int(when) < _DROPPED_AGE_S:
                 dropped[name] = int(when), _plain(why)
         else:
             return None

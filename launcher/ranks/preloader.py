@@ -166,14 +166,16 @@ class Preloader:
         if self._later is None and self._plan.restarts:
             self._later = self._loop.call_later(LATER_S, self._load_for_restarts)
 
-    def first_step_seen(self, events_file: str) -> None:
+    def first_step_seen(self, events_file: str, is_forked: bool) -> None:
         """All ranks of this node have made their first step; `events_file` of local rank 0."""
         if self._key is None or not events_file.endswith(".jsonl"):
             return
         listing = hot_imports.read_listing(events_file[: -len(".jsonl")] + ".imports")
         hot = fork_policy.filter_hot(listing)
         if hot:
-            self._known = hot
+            # A forked rank lists only what it has imported itself.
+            before = tuple(name for name in self._modules if name not in self._spec.preload) if is_forked else ()
+            self._known = tuple(dict.fromkeys((*before, *hot)))
             self._remember()
         if self._plan.restarts:
             self._load_for_restarts()
