@@ -372,7 +372,7 @@ class _Guard:
         """Starts the preloaded process; one that is there already is ended."""
         from launcher.guard_preloaded import start
 
-        self._do_unload()
+        self._drop_preloaded()
         try:
             self._preloaded = start(
                 modules, lambda fds: self._fork_exec(argv, environ, unset, None, None, fds), self._tell
@@ -381,6 +381,14 @@ class _Guard:
             self._tell("preload_ended", "", f"it cannot be started: {os.strerror(error.errno or 0).lower()}")
             return
         self._poll.register(self._preloaded.fd, self._preloaded.wanted)
+
+    def _drop_preloaded(self) -> None:
+        """Ends the preloaded process for another one, without a word."""
+        process, self._preloaded = self._preloaded, None
+        if process is not None:
+            process.kill("")
+            self._poll.unregister(process.fd)
+            process.close()
 
     def _do_unload(self) -> None:
         """Ends the preloaded process; ranks stay."""

@@ -214,17 +214,20 @@ class Preloader:
     def on_ended(self, module: str, why: str) -> None:
         """The process has failed or is gone."""
         was_loading = self._state is State.LOADING
-        if self._state is State.NONE or (why == "" and not was_loading):
+        if self._state in (State.NONE, State.ENDED):
             return
         self._cancel_timer()
         self._state = State.ENDED
-        if was_loading and self._why_timeout:
+        is_slow = was_loading and self._why_timeout != ""
+        if is_slow:
             why, self._why_timeout = self._why_timeout, ""
+            module = module or "what is to be preloaded"
         text = f"{module} {why}" if module else why
         self._why = text if was_loading else f"the preloaded process has ended: {why}"
         if was_loading:
             self._note_span(0, text)
-            if module in self._modules:
+            # A framework that is slow on a cold node is not at fault.
+            if module in self._modules and not (is_slow and module in DEFAULT_MODULES):
                 self._dropped[module] = why
                 self._remember()
         if self._waiting is not None:
