@@ -22,6 +22,8 @@ BENCHES = {
     "kill": "SIGKILL of bootrun, its guard and both at random moments: what is left",
     "hosts": "two hosts: one killed, cut off, or with another clock (root)",
     "fork": "forked ranks: start, restart and memory against torchrun, exec and the floor (best as root)",
+    "fork_fallbacks": "ranks that were to be forked and are exec'd: each cause, what is printed, that the job ran",
+    "restarts": "hundreds of restarts of a job with forked ranks: what grows",
     "pressure": "do ranks wait when their output is under pressure (root)",
 }
 

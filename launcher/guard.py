@@ -437,11 +437,20 @@ class _Guard:
             self._poll.unregister(process.fd)
             process.close()
             self._preloaded = None
+            self._end_orphans(process.pid)
             self._tell("preload_ended", process.importing, process.why)
         else:
             self._poll.modify(process.fd, process.wanted)
         if refused:
             self._exec_instead(refused, reason)
+
+    def _end_orphans(self, session: int) -> None:
+        """What an import had started before the preloaded process ended: it would be taken for a rank's."""
+        from launcher import descendants
+
+        for process in descendants.list_descendants(os.getpid()):
+            if process.session == session or not self._ranks:
+                descendants.send(process, signal.SIGKILL)
 
     def _do_signal(self, keys: list[int], signum: int) -> None:
         """To the process groups of these ranks, which go on."""

@@ -65,6 +65,7 @@ class PreloadedProcess:
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._at_end = False
+        self._is_garbled = False
         self._refusal = ""
         os.set_blocking(fd, False)
 
@@ -129,11 +130,10 @@ class PreloadedProcess:
             pass
         except OSError:
             self._at_end = True
-        while len(self._incoming) >= 4:
+        while len(self._incoming) >= 4 and not self._is_garbled:
             end = 4 + int.from_bytes(self._incoming[:4], "little")
             if end > MOST_FRAME_BYTES:
-                self._incoming.clear()
-                self.kill("what it said could not be understood")
+                self._note_garbled()
                 break
             if len(self._incoming) < end:
                 break
@@ -142,11 +142,15 @@ class PreloadedProcess:
             try:
                 self._take(fields, new)
             except (ValueError, IndexError):
-                self.kill("what it said could not be understood")
+                self._note_garbled()
         if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
             self.deadline_s = None
-            self.kill(f"it did not answer within {FORK_LIMIT_S:g} s")
+            self.kill(self._blame(f"did not answer within {FORK_LIMIT_S:g} s"))
         return new
+
+    def _note_garbled(self) -> None:
+        self._is_garbled = True  # nothing that follows is believed
+        self.kill(self._blame("said what could not be understood"))
 
     def _take(self, fields: list[str], new: list[tuple[int, int, int, str]]) -> None:
         match fields[0]:
@@ -202,13 +206,18 @@ class PreloadedProcess:
         failed = os.read(self._exec_fd, 4096)
         self.is_gone = True
         if failed:
-            self.why = self.why or "its interpreter cannot be started"
+            why = "its interpreter cannot be started"
         elif status == -signal.SIGKILL and self._at_end:
-            self.why = self.why or f"it was ended by SIGKILL or closed its connection{self._printed()}"
+            why = self._blame(f"was ended by SIGKILL or closed its connection{self._printed()}")
         elif status < 0:
-            self.why = self.why or f"it was ended by {_name(-status)}{self._printed()}"
+            why = self._blame(f"was ended by {_name(-status)}{self._printed()}")
         else:
-            self.why = self.why or f"it ended with status {status}{self._printed()}"
+            why = self._blame(f"ended with status {status}{self._printed()}")
+        self.why = self.why or why
+
+    def _blame(self, what: str) -> str:
+        """The reason for what the process did, as a predicate of the module that it was importing, if it was."""
+        return f"was being imported when the process {what}" if self.importing else f"it {what}"
 
     def _printed(self) -> str:
         """The last line that it printed, for the reason."""

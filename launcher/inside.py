@@ -129,8 +129,8 @@ class FirstStep:
         """Writes the event of the first step, once."""
         if not self.is_done:
             self.is_done = True
+            self._guarded(self._list_imports)  # before the event: who waits for that reads the list then
             self._events.write("first_step", "instant", how)
-            self._guarded(self._list_imports)
 
     def _list_imports(self) -> None:
         """What this start has needed: the next one may have it preloaded."""

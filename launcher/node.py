@@ -5,6 +5,7 @@ The agent says when, this says how. Separate from the agent so that its decision
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from launcher.agent import Agent
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
+
+# bootrun runs without garbage collection; what is left of an attempt goes when the next one is under way.
+COLLECT_AFTER_S = 1.0
 
 
 class Node:
@@ -192,6 +196,8 @@ class Node:
         """All ranks run: from now on their first steps are waited for."""
         self._finish_record()
         self.preloader.attempt_started()
+        if group.world.attempt:
+            self._loop.call_later(COLLECT_AFTER_S, gc.collect)
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import agent_event, rank_event
 

@@ -49,7 +49,7 @@ CHECK_HOLDS_S = 2.0
 PARK_AFTER_S = 0.25
 START_UP = "the start-up of the interpreter"
 MOST_HEAD_START_S = 0.05  # what other ranks wait for rank 0's store
-PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_MM_MAP, SIGKILL = 1, 35, 14, 9
+PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_MM_MAP, PR_SET_CHILD_SUBREAPER, SIGKILL = 1, 35, 14, 36, 9
 
 
 def serve(arguments: "List[str]", inside: "Dict[str, Any]", template: "Dict[str, Any]") -> "Call":
@@ -167,6 +167,9 @@ class _Preloaded:
     def preload(self) -> None:
         """Imports what the first request names; each import is looked at."""
         entries = self.receive()[1:]
+        if os.getsid(0) != os.getpid():
+            raise _Failed("", "PYTHON_EXEC names a program that starts the interpreter as its child")
+        self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # daemons that an import starts are found as well
         self._look(START_UP)
         if sys.gettrace() or sys.getprofile():
             raise _Failed("", "a debugger or profiler is active in the interpreter")
@@ -189,7 +192,7 @@ class _Preloaded:
         self.send("ready", str(len(sys.modules)), *absent)
 
     def _pose_as_rank(self) -> None:
-        """What modules find when they are imported by the script: its arguments, folder and an empty __main__."""
+        """What modules find when they are imported by the script: its arguments, folder and its __main__."""
         bare = self.inside["bare_command"](self.mode, self.target, self.args, [sys.executable, "-u"])
         first = {"script": self.target, "module": "-m", "run-path": self.target}[self.mode]
         self.inside["_set_argv"](first, self.args, bare)
@@ -199,8 +202,16 @@ class _Preloaded:
             path0 = path if self.inside["_find_importer"](path) is not None else None
         self.own_path = list(sys.path)
         self.inside["_set_path0"](self.mode, self.target, path0)
-        self.path0 = sys.path[: len(sys.path) - len(self.own_path) + (not _is_safe_path())]
-        sys.modules["__main__"] = type(sys)("__main__")
+        self.argv = list(sys.argv)
+        self.main = sys.modules["__main__"] = type(sys)("__main__")
+        self.main.__dict__.update(self.template)
+        if self.mode == "script" and path0 is None:
+            self.main.__file__ = path
+            self.main.__loader__ = sys.modules["_frozen_importlib_external"].SourceFileLoader("__main__", path)
+        else:
+            for name in ("__file__", "__cached__"):
+                self.main.__dict__.pop(name, None)
+            self.main.__loader__ = sys.modules["_frozen_importlib"].BuiltinImporter
 
     def _noting(self, encode: "Any") -> "Any":
         def encodekey(name: str) -> "Any":
@@ -218,7 +229,7 @@ class _Preloaded:
             if missing and sign != "!" and (name + ".").startswith(str(error.name) + "."):
                 return False
             if missing:
-                raise _Failed(name, "no module named %s" % error.name)
+                raise _Failed(name, "cannot be imported: no module named %s" % error.name)
             raise _Failed(name, "cannot be imported: %s" % _first_line(str(error)))
         except SystemExit as error:
             raise _Failed(name, "exits when it is imported (%s)" % _first_line(str(error.code)))
@@ -229,29 +240,35 @@ class _Preloaded:
 
     def _look(self, name: str) -> None:
         """Raises when the import of `name` did what each rank would have to do for itself."""
+        when = "" if name == START_UP else " when it is imported"
+        now = _open_fds()
+        for fd, where in self.fds.items():
+            if now.get(fd) != where:
+                raise _Failed(name, "closes or replaces descriptor %d%s" % (fd, when))
         self.libc.fflush(None)
         printed = os.lseek(1, 0, 1)
         if printed:
             text = os.pread(1, min(printed, 200), 0).decode("utf-8", "replace")
-            raise _Failed(name, "prints when it is imported: %s" % _first_line(text))
+            raise _Failed(name, "prints%s: %s" % (when, _first_line(text)))
         if sys.modules["_thread"]._count():
-            raise _Failed(name, "starts a thread when it is imported")
+            raise _Failed(name, "starts a thread%s" % when)
         tasks = set(os.listdir("/proc/self/task"))
         if not tasks <= self.tasks:
             self.suspect = name
         self.tasks = tasks
         if self.rank_reads:
-            raise _Failed(name, "reads %s when it is imported" % self.rank_reads[0])
+            raise _Failed(name, "reads %s%s" % (self.rank_reads[0], when))
         if _has_children():
-            raise _Failed(name, "starts a process when it is imported")
-        for fd, where in _open_fds().items():
-            if self.fds.get(fd) != where:
-                raise _Failed(name, "opens %s when it is imported and keeps it open" % where)
+            raise _Failed(name, "starts a process%s" % when)
+        for fd, where in now.items():
+            if fd not in self.fds:
+                raise _Failed(name, "opens %s%s and keeps it open" % (where, when))
+        if os.getcwd() != self.cwd:
+            raise _Failed(name, "changes the working folder%s" % when)
 
     def _settle(self) -> None:
         """After the last import: what remains must be fit to be forked."""
-        if os.getcwd() != self.cwd:
-            raise _Failed(self.suspect, "an import changed the working folder")
+        self.libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         for key, value in SET_WHILE_IMPORTING.items():
             if os.environ.get(key) == value:
                 _put(os.environ, key, self.start_environ.get(key))
@@ -275,6 +292,15 @@ class _Preloaded:
         self._take_stamps()
         gc = _import_apart("gc")
         gc.collect()
+        kept = {id(vars(module)) for module in list(sys.modules.values()) if isinstance(module, type(sys))}
+        kept.add(id(sys.modules))
+        self.main_places = [  # multiprocessing and dill keep the script's module, say
+            (place, name)
+            for place in gc.get_referrers(self.main)
+            if id(place) in kept
+            for name, value in place.items()
+            if value is self.main
+        ]
         gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
 
     # ---- checks ----------------------------------------------------------------------------------------------
@@ -337,11 +363,11 @@ class _Preloaded:
             call = None
             if self.spare and not self._is_asked():
                 count, self.spare = self.spare, 0
-                call = None if self._find_trouble() else self._park(count)
+                call = self._make_ready(count)
             else:
                 fields = self.receive()
                 if fields[0] == "prepare":
-                    call = None if self._find_trouble() else self._park(int(fields[1]))
+                    call = self._make_ready(int(fields[1]))
                 elif fields[0] == "fork":
                     call = self._fork(fields[1:])
             if call is not None:
@@ -350,6 +376,13 @@ class _Preloaded:
     def _is_asked(self) -> bool:
         """Whether a request comes while ranks that have just been started are busiest."""
         return bool(self.select.select([self.fd], [], [], PARK_AFTER_S)[0])
+
+    def _make_ready(self, count: int) -> "Optional[Call]":
+        """As `_park`; after trouble not even those are used that were forked before it."""
+        if self._find_trouble():
+            self._discard()
+            return None
+        return self._park(count)
 
     def _park(self, count: int) -> "Optional[Call]":
         """Forks processes that wait to become ranks; returns only in them, when they do."""
@@ -470,7 +503,7 @@ class _Preloaded:
         try:
             fields = self.receive()
         except _GuardGone:
-            os._exit(0)  # not needed
+            os._exit(137)  # not needed; or the preloaded process was killed after it had told of this rank
         os.close(fd)
         count = int(fields[1])
         environ = _to_environ(fields[2 : 2 + count])
@@ -490,16 +523,11 @@ class _Preloaded:
             self._show_as(rank.argv, environ)
             _renew_streams()
             _renew_state()
-            sys.path[:] = self._path_of_rank()
+            self.path_now, self.argv_now = list(sys.path), list(sys.argv)
+            sys.path[:] = self.own_path
         except Exception:
             os.execve(rank.argv[0], rank.argv, environ)
         return self._become(rank)
-
-    def _path_of_rank(self) -> "List[str]":
-        """sys.path as an exec'd rank's before it becomes the script, with what imports have changed in it."""
-        posed = self.path0
-        rest = sys.path[len(posed) :] if sys.path[: len(posed)] == posed else sys.path
-        return rest if _is_safe_path() else self.own_path[:1] + rest
 
     def _become(self, rank: "_Rank") -> "Call":
         mode, events_file, run_id, node, number, attempt, target = rank.argv[3:10]
@@ -507,7 +535,14 @@ class _Preloaded:
         options = rank.argv[:2]
         inside = self.inside
         try:
+            imported_path, imported_argv = self.path_now, self.argv_now
             call = inside["become"](mode, target, args, options, self.template)
+            sys.path[:] = imported_path
+            if imported_argv != self.argv and sys.argv == self.argv:
+                sys.argv[:] = imported_argv
+            for place, name in self.main_places:
+                if place.get(name) is self.main:
+                    place[name] = sys.modules["__main__"]
             inside["install"](inside["Events"](events_file, run_id, node, int(number), int(attempt)))
             return call  # type: ignore[no-any-return]
         except Exception:
@@ -604,10 +639,6 @@ def _find_framework_state() -> str:
     if sys.gettrace() or sys.getprofile():
         return "a debugger or profiler is active in the preloaded process"
     return ""
-
-
-def _is_safe_path() -> bool:
-    return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
 
 
 def _stamp(path: str) -> "Tuple[int, int, int]":

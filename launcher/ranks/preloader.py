@@ -97,7 +97,8 @@ class Preloader:
             self._cache = hot_imports.cache_dir(environ)
             record = hot_imports.read_record(self._cache, self._key)
             if record is not None:
-                self._dropped = dict(record.dropped)
+                # What the user names is tried again: it may have been mended, else a line says what is wrong.
+                self._dropped = {name: why for name, why in record.dropped.items() if name not in spec.preload}
                 self._known = record.modules
                 recorded = record.modules or None
             source = _read_source(entry.mode, entry.target)
@@ -226,8 +227,9 @@ class Preloader:
         self._why = text if was_loading else f"the preloaded process has ended: {why}"
         if was_loading:
             self._note_span(0, text)
-            # A framework that is slow on a cold node is not at fault.
-            if module in self._modules and not (is_slow and module in DEFAULT_MODULES):
+            # A framework that is slow on a cold node, or met kill -9 or the end of memory, is not at fault.
+            is_innocent = module in DEFAULT_MODULES and (is_slow or "SIGKILL" in why)
+            if module in self._modules and not is_innocent:
                 self._dropped[module] = why
                 self._remember()
         if self._waiting is not None:

@@ -1,4 +1,4 @@
-"""Every probe through bootrun, with ranks exec'd, forked and without hooks, against what torchrun showed when it was recorded.
+"""Every probe through bootrun, its ranks exec'd, forked or without hooks, against torchrun when it was recorded.
 
 Some probes run through torchrun itself each time. A difference that no probe declares is a failure, and so is a
 declared one that is not there any more.

@@ -1,0 +1,291 @@
+"""When the preloaded process is started and with what, as seen from bootrun: what it asks the guard for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from launcher.cli import parse
+from launcher.guard_client import GuardClient
+from launcher.loop import Loop
+from launcher.ranks import hot_imports
+from launcher.ranks.preloader import MOST_STARTS, Preloader, PreloadSpan
+from launcher.spec import build_spec
+
+OMP = {"OMP_NUM_THREADS": "1"}
+TORCH = ("?torch", "?torch.distributed")
+CULPRIT = "prints when it is imported"
+
+
+class Guard:
+    """Keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, ...]] = []  # modules with their signs, each time
+        self.prepared: list[int] = []
+        self.unloads = 0
+
+    def preload(
+        self, argv: list[str], environ: dict[str, str], unset: tuple[str, ...], modules: list[str]
+    ) -> None:
+        self.loaded.append(tuple(modules))
+
+    def prepare(self, count: int) -> None:
+        self.prepared.append(count)
+
+    def unload(self) -> None:
+        self.unloads += 1
+
+
+class Start:
+    """A bootrun with its preloader, up to the guard."""
+
+    def __init__(self, folder: Path, *flags: str, source: str = "import torch") -> None:
+        self.script = folder / "train.py"
+        if not self.script.exists():
+            self.script.write_text(source)
+        environ = {**OMP, "BOOTSEER_CACHE_DIR": os.fspath(folder / "cache")}
+        self.spec = build_spec(
+            parse(["--nproc-per-node", "2", *flags, os.fspath(self.script)], environ), environ, lambda *_: 1
+        )
+        self.guard = Guard()
+        self.said: list[str] = []
+        self.spans: list[PreloadSpan] = []
+        self.forks: list[bool] = []  # what attempts were told
+        self.folder = folder
+        self.loop = Loop()
+        self.preloader = Preloader(
+            self.loop, cast(GuardClient, self.guard), self.spec, (), self.said.append, self.spans.append
+        )
+        self.preloader.begin(environ)
+
+    def settle(self, is_first: bool = True) -> list[bool]:
+        """Begins an attempt."""
+        self.preloader.settle(is_first, self.forks.append)
+        return self.forks
+
+    def first_step(self, listing: str, is_forked: bool = False) -> None:
+        events = self.folder / "rank0.jsonl"
+        events.with_suffix(".imports").write_text(listing)
+        self.preloader.first_step_seen(os.fspath(events), is_forked)
+
+    @property
+    def record(self) -> hot_imports.Record | None:
+        key = hot_imports.make_key(self.spec.python, "script", os.fspath(self.script))
+        return hot_imports.read_record(os.fspath(self.folder / "cache" / "imports"), key)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Start]:
+    # The machine of the test may have an accelerator.
+    monkeypatch.setattr(hot_imports, "has_accelerator", lambda root="/": False)
+    return lambda *flags, **more: Start(tmp_path, *flags, **more)
+
+
+def library(*names: str) -> str:
+    """What a rank lists of modules of installed libraries."""
+    return "".join(f"{name}\t/usr/lib/python3.11/site-packages/{name}.py\n" for name in names)
+
+
+# ---- the first attempt ---------------------------------------------------------------------------------------
+
+
+def test_a_ready_process_is_forked_from(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on")
+    assert job.guard.loaded == [TORCH]
+    assert job.settle() == []  # waits
+    job.preloader.on_ready(900, [])
+    assert job.forks == [True]
+    assert [(span.modules, span.error, span.is_part_of_start) for span in job.spans] == [(900, "", True)]
+    assert job.said == []
+
+
+def test_a_process_that_fails_is_no_obstacle(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--preload", "noisy")
+    job.settle()
+    job.preloader.on_ended("noisy", CULPRIT)
+    assert job.forks == [False]
+    assert job.said == [f"noisy {CULPRIT}"]
+    assert [span.error for span in job.spans] == job.said
+
+
+def test_one_that_has_failed_before_it_is_needed_is_told_once(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--preload", "noisy")
+    job.preloader.on_ended("noisy", CULPRIT)
+    assert job.said == []
+    assert job.settle() == [False]
+    assert job.said == [f"noisy {CULPRIT}"]
+
+
+def test_its_end_before_the_first_attempt(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on")
+    job.preloader.on_ready(900, [])
+    job.preloader.on_ended("", "it was ended by SIGKILL")
+    assert job.settle() == [False]
+    assert job.said == ["the preloaded process has ended: it was ended by SIGKILL"]
+
+
+def test_too_slow(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--preload", "slow", "--preload-timeout", "0")
+    job.settle()
+    job.loop.run_once(0.01)
+    assert job.guard.unloads == 1
+    job.preloader.on_ended("slow", "it was told to end")
+    assert job.said == ["slow was not imported within 0 s (--preload-timeout)"]
+    assert job.forks == [False]
+
+
+@pytest.mark.parametrize(
+    ("flags", "source"),
+    [
+        (("--fork-ranks", "off"), "import torch"),
+        (("--fork-ranks", "restarts"), "import torch"),
+        ((), "print()"),
+    ],
+)
+def test_no_process_at_time_zero(start: Callable[..., Start], flags: tuple[str, ...], source: str) -> None:
+    job = start(*flags, source=source)
+    assert job.settle() == [False]
+    assert job.guard.loaded == [] and job.said == []
+
+
+def test_an_accelerator_means_exec_without_a_word(
+    start: Callable[..., Start], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_imports, "has_accelerator", lambda root="/": True)
+    job = start()
+    job.preloader.attempt_started()
+    job.first_step(library("torch"))
+    assert job.settle() == [False]
+    assert job.guard.loaded == [] and job.said == []
+
+
+# ---- later attempts ------------------------------------------------------------------------------------------
+
+
+def test_restarts_loads_after_the_first_step(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "restarts", "--max-restarts", "1")
+    job.settle()
+    job.preloader.attempt_started()
+    job.first_step(library("torch._dynamo"))
+    assert job.guard.loaded == [(*TORCH, "~torch._dynamo")]
+    job.preloader.on_ready(900, [])
+    job.preloader.expect_fork()
+    assert job.guard.prepared == [2]
+    assert job.settle(is_first=False) == [False, True]
+
+
+def test_a_process_that_loads_is_waited_for(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "restarts", "--max-restarts", "1")
+    job.settle()
+    job.first_step(library("torch"))
+    assert job.settle(is_first=False) == [False]
+    job.preloader.on_ready(900, [])
+    assert job.forks == [False, True]
+
+
+def test_nothing_is_prepared_when_no_restart_is_left(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on")
+    job.preloader.on_ready(900, [])
+    job.preloader.expect_fork()
+    assert job.guard.prepared == []
+
+
+def test_auto_loads_later_only_for_a_framework(start: Callable[..., Start]) -> None:
+    job = start(source="print()")
+    job.preloader.attempt_started()
+    job.first_step(library("numpy"))
+    assert job.guard.loaded == []
+    job.first_step(library("numpy", "torch"))
+    assert job.guard.loaded == [(*TORCH, "~numpy")]
+
+
+def test_what_the_first_step_shows_is_loaded_for_the_next(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--max-restarts", "1")
+    job.preloader.on_ready(900, [])
+    job.settle()
+    job.first_step(library("torch._dynamo"), is_forked=True)
+    assert job.guard.loaded == [TORCH, (*TORCH, "~torch._dynamo")]
+    job.preloader.on_ready(1700, [])
+    job.first_step(library("torch._dynamo"), is_forked=True)
+    assert len(job.guard.loaded) == 2  # has it
+
+
+def test_what_has_failed_is_left_out_next_time(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--preload", "noisy,json", "--max-restarts", "1")
+    job.settle()
+    job.preloader.on_ended("noisy", CULPRIT)
+    job.preloader.attempt_started()
+    job.first_step(library("torch"))
+    assert job.guard.loaded[1:] == [(*TORCH, "!json")]
+    job.preloader.on_ready(900, [])
+    assert job.settle(is_first=False) == [False, True]
+
+
+def test_ranks_that_could_not_be_forked_mean_another_process(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--max-restarts", "9")
+    job.preloader.on_ready(900, [])
+    job.settle()
+    job.preloader.on_exec_instead("a file has changed since it was preloaded")
+    assert job.said == ["a file has changed since it was preloaded"]
+    assert job.guard.unloads == 1
+    job.preloader.on_ended("", "it was told to end")
+    job.first_step(library("torch"))
+    assert len(job.guard.loaded) == 2
+
+
+def test_a_process_that_fails_again_and_again_is_given_up(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--max-restarts", "99")
+    for _ in range(MOST_STARTS + 3):
+        job.preloader.on_ended("", "it was ended by SIGKILL")
+        job.first_step(library("torch"))
+    assert len(job.guard.loaded) == MOST_STARTS
+
+
+# ---- the next bootrun ----------------------------------------------------------------------------------------
+
+
+def test_a_recorded_failure_is_left_out_by_the_next_bootrun(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on")
+    job.first_step(library("torch", "hot", "noisy"))
+    job.preloader.on_ready(900, [])
+    job = start("--fork-ranks", "on")
+    assert job.guard.loaded == [(*TORCH, "~hot", "~noisy")]
+    job.preloader.on_ended("noisy", CULPRIT)
+    job = start("--fork-ranks", "on")
+    assert job.guard.loaded == [(*TORCH, "~hot")]
+    assert job.record is not None and job.record.dropped == {"noisy": CULPRIT}
+
+
+def test_what_the_user_names_is_tried_each_time(start: Callable[..., Start]) -> None:
+    """It may have been mended, or just been killed; and if not, one line says why ranks are exec'd again."""
+    for _ in range(2):
+        job = start("--fork-ranks", "on", "--preload", "noisy")
+        assert job.guard.loaded == [(*TORCH, "!noisy")]
+        job.settle()
+        job.preloader.on_ended("noisy", CULPRIT)
+        assert job.said == [f"noisy {CULPRIT}"]
+
+
+def test_a_framework_is_not_held_at_fault_for_a_killed_process(start: Callable[..., Start]) -> None:
+    """Out of memory once, or kill -9, must not cost a week of preloading."""
+    job = start("--fork-ranks", "on")
+    job.settle()
+    job.preloader.on_ended("torch", "was being imported when the process was ended by SIGKILL")
+    assert start("--fork-ranks", "on").guard.loaded == [TORCH]
+
+
+def test_an_edited_script_is_another_job(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on")
+    job.first_step(library("hot"))
+    job.script.write_text("import torch  # edited")
+    assert start("--fork-ranks", "on").guard.loaded == [TORCH]
+
+
+def test_a_record_decides_what_the_text_does_not_show(start: Callable[..., Start]) -> None:
+    start(source="import mine").first_step(library("torch"))
+    assert start().guard.loaded == [TORCH]
