@@ -138,14 +138,16 @@ class FirstStep:
         if os.getpid() != self._events.pid or not path.endswith(".jsonl") or os.environ.get("LOCAL_RANK") != "0":
             return
         lines = []
-        for name, module in list(sys.modules.items()):
-            spec = getattr(module, "__spec__", None)
+        # From the newest on: in a forked rank even a look at a preloaded module would copy the memory it is in.
+        names = reversed(sys.modules)
+        for name in [next(names) for _ in range(len(sys.modules) - len(known_modules))]:
+            spec = getattr(sys.modules[name], "__spec__", None)
             origin = getattr(spec, "origin", None)
             # Not what the script finds only by a path that it adds: another file could be imported instead.
             if name not in known_modules and isinstance(origin, str) and origin.startswith(known_folders):
                 if getattr(spec, "name", None) == name:
                     lines.append("%s\t%s\n" % (name, origin))
-        data = "".join(lines).encode("utf-8", "backslashreplace")
+        data = "".join(reversed(lines)).encode("utf-8", "backslashreplace")
         fd = os.open(path[:-6] + ".imports", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, data)
@@ -579,7 +581,7 @@ def install(events: Events) -> None:
     """What a rank gets from us; the first event says that its script begins."""
     global heartbeat, rank_pid, known_modules, known_folders
     rank_pid = events.pid
-    known_modules = frozenset(sys.modules)
+    known_modules = known_modules or frozenset(sys.modules)
     known_folders = tuple([folder + "/" for folder in sys.path if folder])
     protect_output(events)
     if events.path:
@@ -591,7 +593,7 @@ def install(events: Events) -> None:
 
 heartbeat = None  # type: Optional[Callable[[Any, Dict[str, Any]], None]]
 rank_pid = 0  # children forked by the script are not the rank
-known_modules = frozenset()  # type: Any  # before the script
+known_modules = frozenset()  # type: Any  # before the script, set in the preloaded process already
 known_folders = ()  # type: Tuple[str, ...]
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
 
-# bootrun runs without garbage collection; what is left of an attempt goes when the next one is under way.
-COLLECT_AFTER_S = 1.0
+# What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
+TIDY_AFTER_S = 1.0
 
 
 class Node:
@@ -194,10 +194,9 @@ class Node:
 
     def observe_start(self, group: RankGroup) -> None:
         """All ranks run: from now on their first steps are waited for."""
-        self._finish_record()
         self.preloader.attempt_started()
         if group.world.attempt:
-            self._loop.call_later(COLLECT_AFTER_S, gc.collect)
+            self._loop.call_later(TIDY_AFTER_S, self._tidy)
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import agent_event, rank_event
 
@@ -218,6 +217,10 @@ class Node:
                 self.say,
                 lambda: self.preloader.first_step_seen(group.ranks[0].events_file, group.ranks[0].is_forked),
             )
+
+    def _tidy(self) -> None:
+        self._finish_record()
+        gc.collect()  # bootrun runs without
 
     def _finish_record(self) -> None:
         over, self._over = self._over, None
@@ -242,6 +245,7 @@ class Node:
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
         if self._record is not None:
+            self._finish_record()
             # Its files are read when the next attempt runs: nobody waits for that.
             self._over, self._record = self._record, None
             self._over.stop()

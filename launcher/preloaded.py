@@ -49,6 +49,7 @@ CHECK_HOLDS_S = 2.0
 PARK_AFTER_S = 0.25
 START_UP = "the start-up of the interpreter"
 MOST_HEAD_START_S = 0.05  # what other ranks wait for rank 0's store
+MADV_DONTNEED = 4
 PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_MM_MAP, PR_SET_CHILD_SUBREAPER, SIGKILL = 1, 35, 14, 36, 9
 
 
@@ -290,6 +291,8 @@ class _Preloaded:
         if trouble:
             raise _Failed("", trouble)
         self._take_stamps()
+        self._release_files()
+        self.inside["known_modules"] = frozenset(sys.modules)
         gc = _import_apart("gc")
         gc.collect()
         kept = {id(vars(module)) for module in list(sys.modules.values()) if isinstance(module, type(sys))}
@@ -302,6 +305,21 @@ class _Preloaded:
             if value is self.main
         ]
         gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
+
+    def _release_files(self) -> None:
+        """Unmaps what was read of libraries for the imports: ranks map what they need, the page cache has it."""
+        with open("/proc/self/smaps", "rb", 0) as file:
+            lines = file.readall().splitlines()
+        place = None  # type: Optional[Tuple[int, int]]
+        for line in lines:
+            words = line.split()
+            if not words[0].endswith(b":"):
+                low, _, high = words[0].partition(b"-")
+                is_file = words[1] in (b"r--p", b"r-xp") and len(words) > 5 and words[5].startswith(b"/")
+                place = (int(low, 16), int(high, 16)) if is_file else None
+            elif words[0] == b"Anonymous:" and words[1] == b"0" and place is not None:
+                # Nothing in it was written to, so nothing is lost.
+                self.libc.madvise(place[0], place[1] - place[0], MADV_DONTNEED)
 
     # ---- checks ----------------------------------------------------------------------------------------------
 
@@ -585,6 +603,7 @@ def _load_libc() -> "Any":
     libc.memcpy.restype, libc.memcpy.argtypes = pointer, [pointer, ctypes.c_char_p, size]
     libc.sbrk.restype, libc.sbrk.argtypes = pointer, [ctypes.c_ssize_t]
     libc.fflush.argtypes = [pointer]
+    libc.madvise.argtypes = [pointer, size, ctypes.c_int]
     return libc
 
 

@@ -75,8 +75,9 @@ class AttemptRecord:
         from bootseer.startup import start_line, summarise_start
 
         world = self._group.world
+        attempt = f"attempt {world.attempt}: " if world.attempt else ""
         where = f"node {world.group_rank} of {world.group_world_size}: " if world.group_world_size > 1 else ""
-        self._say(where + start_line(summarise_start(self._read(), world.attempt)))
+        self._say(attempt + where + start_line(summarise_start(self._read(), world.attempt)))
         if all_made_step:
             self._first_step_seen()
 
