@@ -42,8 +42,9 @@ def _end_by_signals() -> None:
 
 def _leave(status: int) -> NoReturn:
     # Nothing of ours needs the interpreter's tear-down, which costs milliseconds of each start.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed from the start
+            stream.flush()
     os._exit(status)
 
 

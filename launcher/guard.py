@@ -40,6 +40,12 @@ class Pipes(NamedTuple):
 
 def start_guard() -> Pipes:
     """Forks sentinel and guard; to be called before anything heavy is imported and before any thread starts."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # Closed: our pipes must not take its place. Ranks find it closed, as it is not inherited.
+            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     requests_read, requests_write = os.pipe2(os.O_CLOEXEC)
     events_read, events_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -200,9 +206,12 @@ class _Guard:
                     self._advance_preloaded()
                 else:
                     self._read_exec(fd)
-            no_children = self._reap()
             self._advance_preloaded()
-            self._advance(no_children and not self._is_forking())
+            no_children = self._reap()
+            # Before it is heard again: ranks that it tells of now have not been looked for.
+            no_children = no_children and not self._is_forking()
+            self._advance_preloaded()
+            self._advance(no_children)
             if self._ending and self._kill_at_s is None:
                 self._flush_at_end()
                 return
@@ -368,33 +377,42 @@ class _Guard:
 
     # ---- the preloaded process -------------------------------------------------------------------------------
 
-    def _do_preload(self, argv: list[str], environ: dict[str, str], unset: list[str], modules: list[str]) -> None:
+    def _do_preload(
+        self, number: int, argv: list[str], environ: dict[str, str], unset: list[str], modules: list[str]
+    ) -> None:
         """Starts the preloaded process; one that is there already is ended."""
         from launcher.guard_preloaded import start
 
         self._drop_preloaded()
+        closed = [name for fd, name in enumerate(("stdin", "stdout", "stderr")) if not os.get_inheritable(fd)]
+        if closed:
+            self._tell("preload_ended", number, "", f"{closed[0]} is closed", False)
+            return
         try:
             self._preloaded = start(
-                modules, lambda fds: self._fork_exec(argv, environ, unset, None, None, fds), self._tell
+                number, modules, lambda fds: self._fork_exec(argv, environ, unset, None, None, fds), self._tell
             )
         except OSError as error:
-            self._tell("preload_ended", "", f"it cannot be started: {os.strerror(error.errno or 0).lower()}")
+            why = f"it cannot be started: {os.strerror(error.errno or 0).lower()}"
+            self._tell("preload_ended", number, "", why, False)
             return
         self._poll.register(self._preloaded.fd, self._preloaded.wanted)
 
     def _drop_preloaded(self) -> None:
-        """Ends the preloaded process for another one, without a word."""
+        """Ends the preloaded process; it may take its time to die, nothing it says is heard any more."""
         process, self._preloaded = self._preloaded, None
-        if process is not None:
-            process.kill("")
-            self._poll.unregister(process.fd)
-            process.close()
+        if process is None:
+            return
+        process.kill("")
+        self._poll.unregister(process.fd)
+        process.close()
+        self._tell("preload_ended", process.number, process.importing, "it was told to end", False)
+        if process.asked:
+            self._exec_instead(process.asked, "the preloaded process was told to end")
 
     def _do_unload(self) -> None:
         """Ends the preloaded process; ranks stay."""
-        if self._preloaded is not None:
-            self._preloaded.kill("it was told to end")
-            self._advance_preloaded()
+        self._drop_preloaded()
 
     def _do_prepare(self, count: int) -> None:
         """So many ranks will be asked for soon."""
@@ -438,7 +456,7 @@ class _Guard:
             process.close()
             self._preloaded = None
             self._end_orphans(process.pid)
-            self._tell("preload_ended", process.importing, process.why)
+            self._tell("preload_ended", process.number, process.importing, process.why, process.is_to_blame)
         else:
             self._poll.modify(process.fd, process.wanted)
         if refused:
@@ -470,11 +488,11 @@ class _Guard:
     # ---- exits -----------------------------------------------------------------------------------------------
 
     def _read_exec(self, fd: int) -> None:
-        data = os.read(fd, 65536)
-        self._poll.unregister(fd)
-        os.close(fd)
         for rank in self._ranks.values():
             if rank.exec_fd == fd:
+                data = os.read(fd, 65536)
+                self._poll.unregister(fd)
+                os.close(fd)
                 rank.exec_fd = -1
                 if data:
                     number, what = marshal.loads(data)  # noqa: S302 (from our own fork)
@@ -628,6 +646,8 @@ class _Guard:
                 descendants.send(process, signal.SIGCONT)  # a stopped process could not act on it
 
     def _end_stop(self, stuck: list[tuple[int, str, str]]) -> None:
+        if self._is_forking():
+            self._drop_preloaded()  # it was given up: ranks of this attempt must not come later
         self._kill_at_s = None
         self._ranks.clear()
         self._by_pid.clear()
@@ -656,7 +676,7 @@ def _close_others(keep: set[int]) -> None:
 def _copy_above(fd: int) -> int:
     import fcntl
 
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64)
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 8)
 
 
 def _kill_group(leader: int, signum: int) -> None:

@@ -46,8 +46,8 @@ class GuardEvents(NamedTuple):
     tree_ended: Callable[[int, list[tuple[int, str]]], object]  # key, what had to be killed
     stopped: Callable[[list[tuple[int, str]], list[tuple[int, str, str]]], object]  # killed; stuck
     gone: Callable[[], object]  # the guard died
-    preload_ready: Callable[[int, list[str]], object]  # number of modules, names that were not found
-    preload_ended: Callable[[str, str], object]  # the module at fault or "", why
+    preload_ready: Callable[[int, int, list[str]], object]  # which one, modules it has, names that were not found
+    preload_ended: Callable[[int, str, str, bool], object]  # which one, what it imported or "", why, its fault
     forked: Callable[[int, int, int], object]  # key, pid, monotonic ns: as `spawned`
     exec_instead: Callable[[str], object]  # ranks that were to be forked are exec'd, why
 
@@ -78,9 +78,11 @@ class GuardClient:
         """Starts a rank."""
         self._ask("spawn", *rank)
 
-    def preload(self, argv: list[str], environ: dict[str, str], unset: Iterable[str], modules: list[str]) -> None:
+    def preload(
+        self, number: int, argv: list[str], environ: dict[str, str], unset: Iterable[str], modules: list[str]
+    ) -> None:
         """Starts the preloaded process (preloaded.py says what `modules` are): `preload_ready` or `_ended`."""
-        self._ask("preload", argv, environ, list(unset), modules)
+        self._ask("preload", number, argv, environ, list(unset), modules)
 
     def unload(self) -> None:
         """Ends the preloaded process, if there is one; ranks go on."""

@@ -20,13 +20,19 @@ from typing import Any
 FORK_LIMIT_S = 10.0
 MOST_FRAME_BYTES = 1 << 20
 OUTPUT_BYTES = 64 * 1024  # what imports can print before they fail
+# Signals that say nothing about what was being imported: an operator, a scheduler, the end of memory.
+FROM_OUTSIDE = {getattr(signal, "SIG" + name) for name in ("TERM", "KILL", "HUP", "INT", "QUIT", "XCPU", "PIPE")}
 SOCKET_FD, CONSOLE_FDS = 4, (5, 6, 7)  # as preloaded.py expects them
 
 ForkExec = Callable[[Sequence[tuple[int, int]]], tuple[int, int]]
 
 
-def start(modules: list[str], fork_exec: ForkExec, tell: Callable[..., object]) -> PreloadedProcess:
-    """Starts the process; `fork_exec` takes descriptors and gives its pid and the pipe of a failed exec."""
+def start(number: int, modules: list[str], fork_exec: ForkExec, tell: Callable[..., object]) -> PreloadedProcess:
+    """Starts the process.
+
+    Args: number: tells it from earlier ones; fork_exec: takes descriptors, gives its pid and the pipe that tells
+        of a failed exec.
+    """
     ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
     output = os.memfd_create("preload-output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(output, OUTPUT_BYTES)
@@ -42,7 +48,7 @@ def start(modules: list[str], fork_exec: ForkExec, tell: Callable[..., object]) 
     finally:
         os.close(null)
         theirs.close()
-    process = PreloadedProcess(pid, ours.detach(), exec_fd, output, tell)
+    process = PreloadedProcess(number, pid, ours.detach(), exec_fd, output, tell)
     process.send("modules", *modules)
     return process
 
@@ -50,7 +56,10 @@ def start(modules: list[str], fork_exec: ForkExec, tell: Callable[..., object]) 
 class PreloadedProcess:
     """The process as the guard sees it. `asked`: the ranks of a request that is not answered."""
 
-    def __init__(self, pid: int, fd: int, exec_fd: int, output_fd: int, tell: Callable[..., object]) -> None:
+    def __init__(
+        self, number: int, pid: int, fd: int, exec_fd: int, output_fd: int, tell: Callable[..., object]
+    ) -> None:
+        self.number = number
         self.pid = pid
         self.fd = fd
         self.importing = ""  # the module that is being imported, or whose fault its end was
@@ -59,6 +68,7 @@ class PreloadedProcess:
         self.parked: list[int] = []  # processes that wait to become ranks
         self.deadline_s: float | None = None
         self.is_gone = False
+        self.is_to_blame = False  # `importing` has failed by itself
         self._exec_fd = exec_fd
         self._output_fd = output_fd
         self._tell = tell
@@ -66,6 +76,7 @@ class PreloadedProcess:
         self._outgoing = bytearray()
         self._at_end = False
         self._is_garbled = False
+        self._is_killed = False  # by us
         self._refusal = ""
         os.set_blocking(fd, False)
 
@@ -157,9 +168,10 @@ class PreloadedProcess:
             case "importing":
                 self.importing = fields[1]
             case "ready":
-                self._tell("preload_ready", int(fields[1]), fields[2:])
+                self._tell("preload_ready", self.number, int(fields[1]), fields[2:])
             case "failed":
                 self.importing = fields[1]
+                self.is_to_blame = True
                 self.kill(fields[2])
             case "refused":
                 self._refusal = fields[1]
@@ -168,6 +180,8 @@ class PreloadedProcess:
             case "discarded":
                 self.parked = []
             case "forked":
+                if len(self.asked) != len(self.parked) or len(fields) != 1 + 2 * len(self.asked):
+                    raise ValueError(fields)
                 for rank, pid, time_ns in zip(self.asked, self.parked, fields[2::2], strict=True):
                     new.append((rank[0], pid, int(time_ns), rank[2].get("RANK", "")))
                 self.parked = []
@@ -197,6 +211,7 @@ class PreloadedProcess:
         self.why = self.why or why
         if self.is_gone:
             return
+        self._is_killed = True
         for process in descendants.list_descendants(self.pid):
             descendants.send(process, signal.SIGKILL)
         os.kill(self.pid, signal.SIGKILL)  # not reaped, so nobody else's pid
@@ -204,6 +219,7 @@ class PreloadedProcess:
     def note_exit(self, status: int) -> None:
         """It has been reaped."""
         failed = os.read(self._exec_fd, 4096)
+        self.is_to_blame |= -status not in FROM_OUTSIDE and not self._is_killed
         self.is_gone = True
         if failed:
             why = "its interpreter cannot be started"

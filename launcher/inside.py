@@ -148,7 +148,12 @@ class FirstStep:
                 if getattr(spec, "name", None) == name:
                     lines.append("%s\t%s\n" % (name, origin))
         data = "".join(reversed(lines)).encode("utf-8", "backslashreplace")
-        fd = os.open(path[:-6] + ".imports", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        path = path[:-6] + ".imports"
+        try:
+            os.unlink(path)  # of an earlier run in the same folder
+        except OSError:
+            pass
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, data)
         finally:

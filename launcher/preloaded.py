@@ -708,8 +708,8 @@ def _renew_streams() -> None:
             continue
         raw = io.FileIO(fd, "wb" if fd else "rb", closefd=False)
         raw.name = "<%s>" % name
-        buffer, newline = (raw, "\n") if fd else (io.BufferedReader(raw), None)
-        new = io.TextIOWrapper(buffer, old.encoding, old.errors, newline, old.line_buffering, old.write_through)
+        buffer = raw if fd else io.BufferedReader(raw)
+        new = io.TextIOWrapper(buffer, old.encoding, old.errors, "\n", old.line_buffering, old.write_through)
         new.mode = "w" if fd else "r"
         if getattr(sys, name, None) is old:
             setattr(sys, name, new)

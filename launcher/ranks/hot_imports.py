@@ -159,10 +159,8 @@ def _read_all(fd: int, most_bytes: int) -> bytes:
 def read_listing(path: str) -> list[tuple[str, str]]:
     """The modules that a rank had at its first step: name and file; empty for no such list."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open_ours(path, 0)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return []
             data = _read_all(fd, _MOST_LISTING_BYTES)
         finally:
             os.close(fd)

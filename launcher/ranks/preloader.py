@@ -137,6 +137,7 @@ class Preloader:
             entry.target,
         ]
         self._guard.preload(
+            self._starts,
             [*argv, *entry.args],
             constant_environ(spec, os.environ),
             self._unset,
@@ -164,7 +165,7 @@ class Preloader:
 
     def attempt_started(self) -> None:
         """All ranks run."""
-        if self._later is None and self._plan.restarts:
+        if self._later is None and self._plan.restarts and self._spec.can_restart:
             self._later = self._loop.call_later(LATER_S, self._load_for_restarts)
 
     def first_step_seen(self, events_file: str, is_forked: bool) -> None:
@@ -178,7 +179,7 @@ class Preloader:
             before = tuple(name for name in self._modules if name not in self._spec.preload) if is_forked else ()
             self._known = tuple(dict.fromkeys((*before, *hot)))
             self._remember()
-        if self._plan.restarts:
+        if self._plan.restarts and self._spec.can_restart:
             self._load_for_restarts()
 
     def _load_for_restarts(self) -> None:
@@ -204,18 +205,19 @@ class Preloader:
 
     # ---- what the guard tells --------------------------------------------------------------------------------
 
-    def on_ready(self, count: int, _absent: list[str]) -> None:
-        if self._state is not State.LOADING:
+    def on_ready(self, number: int, count: int, _absent: list[str]) -> None:
+        if number != self._starts or self._state is not State.LOADING:
             return
         self._cancel_timer()
+        self._why_timeout = ""
         self._state = State.READY
         self._note_span(count, "")
         self._go(True)
 
-    def on_ended(self, module: str, why: str) -> None:
+    def on_ended(self, number: int, module: str, why: str, is_its_fault: bool) -> None:
         """The process has failed or is gone."""
         was_loading = self._state is State.LOADING
-        if self._state in (State.NONE, State.ENDED):
+        if number != self._starts or self._state in (State.NONE, State.ENDED):
             return
         self._cancel_timer()
         self._state = State.ENDED
@@ -227,9 +229,9 @@ class Preloader:
         self._why = text if was_loading else f"the preloaded process has ended: {why}"
         if was_loading:
             self._note_span(0, text)
-            # A framework that is slow on a cold node, or met kill -9 or the end of memory, is not at fault.
-            is_innocent = module in DEFAULT_MODULES and (is_slow or "SIGKILL" in why)
-            if module in self._modules and not is_innocent:
+            # A framework that is slow on a cold node is not at fault.
+            is_its_fault |= is_slow and module not in DEFAULT_MODULES
+            if module in self._modules and is_its_fault:
                 self._dropped[module] = why
                 self._remember()
         if self._waiting is not None:

@@ -61,3 +61,16 @@ def test_the_reason_is_an_event(tmp_path: Path) -> None:
 def test_names_of_cases_differ() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
     assert not [case.name for case in CASES if re.search(r"[|\n]", case.name)]
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_a_closed_stdin_is_closed_in_ranks(mode: str, program: support.Programs, tmp_path: Path) -> None:
+    """It was once the pipe on which bootrun asks its guard: the rank read the request to stop, and the job hung."""
+    script = tmp_path / "reads.py"
+    text = "f'stdin {sys.stdin} {os.path.exists(\"/proc/self/fd/0\")}\\n'"
+    script.write_text(f"import os, sys\nos.write(1, {text}.encode())")
+    command = [support.BOOTRUN, "--nproc-per-node", "2", "--fork-ranks", mode, "--preload", "none", str(script)]
+    run = program("sh", "-c", 'exec "$@" <&-', "sh", *command)
+    assert run.status == 0, run.stderr
+    assert run.stdout.count("stdin None False\n") == 2
+    assert ("ranks are exec'd, not forked: stdin is closed" in run.stderr) == (mode == "on")

@@ -27,7 +27,7 @@ else:
             time.sleep(0.01)
     assert peer.recv(1) == b""
     peer.close()
-print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "port", address[1], flush=True)
+os.write(1, f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']} port {address[1]}\\n".encode())
 sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 0)
 """
 TAKES_THE_LOG_DIR = """

@@ -30,8 +30,9 @@ class Guard:
         self.unloads = 0
 
     def preload(
-        self, argv: list[str], environ: dict[str, str], unset: tuple[str, ...], modules: list[str]
+        self, number: int, argv: list[str], environ: dict[str, str], unset: tuple[str, ...], modules: list[str]
     ) -> None:
+        self.number = number
         self.loaded.append(tuple(modules))
 
     def prepare(self, count: int) -> None:
@@ -73,6 +74,12 @@ class Start:
         events.with_suffix(".imports").write_text(listing)
         self.preloader.first_step_seen(os.fspath(events), is_forked)
 
+    def ready(self, count: int) -> None:
+        self.preloader.on_ready(self.guard.number, count, [])
+
+    def end(self, module: str, why: str, is_its_fault: bool = True) -> None:
+        self.preloader.on_ended(self.guard.number, module, why, is_its_fault)
+
     @property
     def record(self) -> hot_imports.Record | None:
         key = hot_imports.make_key(self.spec.python, "script", os.fspath(self.script))
@@ -98,7 +105,7 @@ def test_a_ready_process_is_forked_from(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on")
     assert job.guard.loaded == [TORCH]
     assert job.settle() == []  # waits
-    job.preloader.on_ready(900, [])
+    job.ready(900)
     assert job.forks == [True]
     assert [(span.modules, span.error, span.is_part_of_start) for span in job.spans] == [(900, "", True)]
     assert job.said == []
@@ -107,7 +114,7 @@ def test_a_ready_process_is_forked_from(start: Callable[..., Start]) -> None:
 def test_a_process_that_fails_is_no_obstacle(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", "--preload", "noisy")
     job.settle()
-    job.preloader.on_ended("noisy", CULPRIT)
+    job.end("noisy", CULPRIT)
     assert job.forks == [False]
     assert job.said == [f"noisy {CULPRIT}"]
     assert [span.error for span in job.spans] == job.said
@@ -115,7 +122,7 @@ def test_a_process_that_fails_is_no_obstacle(start: Callable[..., Start]) -> Non
 
 def test_one_that_has_failed_before_it_is_needed_is_told_once(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", "--preload", "noisy")
-    job.preloader.on_ended("noisy", CULPRIT)
+    job.end("noisy", CULPRIT)
     assert job.said == []
     assert job.settle() == [False]
     assert job.said == [f"noisy {CULPRIT}"]
@@ -123,8 +130,8 @@ def test_one_that_has_failed_before_it_is_needed_is_told_once(start: Callable[..
 
 def test_its_end_before_the_first_attempt(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on")
-    job.preloader.on_ready(900, [])
-    job.preloader.on_ended("", "it was ended by SIGKILL")
+    job.ready(900)
+    job.end("", "it was ended by SIGKILL")
     assert job.settle() == [False]
     assert job.said == ["the preloaded process has ended: it was ended by SIGKILL"]
 
@@ -134,7 +141,7 @@ def test_too_slow(start: Callable[..., Start]) -> None:
     job.settle()
     job.loop.run_once(0.01)
     assert job.guard.unloads == 1
-    job.preloader.on_ended("slow", "it was told to end")
+    job.end("slow", "it was told to end")
     assert job.said == ["slow was not imported within 0 s (--preload-timeout)"]
     assert job.forks == [False]
 
@@ -173,7 +180,7 @@ def test_restarts_loads_after_the_first_step(start: Callable[..., Start]) -> Non
     job.preloader.attempt_started()
     job.first_step(library("torch._dynamo"))
     assert job.guard.loaded == [(*TORCH, "~torch._dynamo")]
-    job.preloader.on_ready(900, [])
+    job.ready(900)
     job.preloader.expect_fork()
     assert job.guard.prepared == [2]
     assert job.settle(is_first=False) == [False, True]
@@ -184,19 +191,19 @@ def test_a_process_that_loads_is_waited_for(start: Callable[..., Start]) -> None
     job.settle()
     job.first_step(library("torch"))
     assert job.settle(is_first=False) == [False]
-    job.preloader.on_ready(900, [])
+    job.ready(900)
     assert job.forks == [False, True]
 
 
 def test_nothing_is_prepared_when_no_restart_is_left(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on")
-    job.preloader.on_ready(900, [])
+    job.ready(900)
     job.preloader.expect_fork()
     assert job.guard.prepared == []
 
 
 def test_auto_loads_later_only_for_a_framework(start: Callable[..., Start]) -> None:
-    job = start(source="print()")
+    job = start("--max-restarts", "1", source="print()")
     job.preloader.attempt_started()
     job.first_step(library("numpy"))
     assert job.guard.loaded == []
@@ -206,11 +213,11 @@ def test_auto_loads_later_only_for_a_framework(start: Callable[..., Start]) -> N
 
 def test_what_the_first_step_shows_is_loaded_for_the_next(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", "--max-restarts", "1")
-    job.preloader.on_ready(900, [])
+    job.ready(900)
     job.settle()
     job.first_step(library("torch._dynamo"), is_forked=True)
     assert job.guard.loaded == [TORCH, (*TORCH, "~torch._dynamo")]
-    job.preloader.on_ready(1700, [])
+    job.ready(1700)
     job.first_step(library("torch._dynamo"), is_forked=True)
     assert len(job.guard.loaded) == 2  # has it
 
@@ -218,22 +225,22 @@ def test_what_the_first_step_shows_is_loaded_for_the_next(start: Callable[..., S
 def test_what_has_failed_is_left_out_next_time(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", "--preload", "noisy,json", "--max-restarts", "1")
     job.settle()
-    job.preloader.on_ended("noisy", CULPRIT)
+    job.end("noisy", CULPRIT)
     job.preloader.attempt_started()
     job.first_step(library("torch"))
     assert job.guard.loaded[1:] == [(*TORCH, "!json")]
-    job.preloader.on_ready(900, [])
+    job.ready(900)
     assert job.settle(is_first=False) == [False, True]
 
 
 def test_ranks_that_could_not_be_forked_mean_another_process(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", "--max-restarts", "9")
-    job.preloader.on_ready(900, [])
+    job.ready(900)
     job.settle()
     job.preloader.on_exec_instead("a file has changed since it was preloaded")
     assert job.said == ["a file has changed since it was preloaded"]
     assert job.guard.unloads == 1
-    job.preloader.on_ended("", "it was told to end")
+    job.end("", "it was told to end")
     job.first_step(library("torch"))
     assert len(job.guard.loaded) == 2
 
@@ -241,7 +248,7 @@ def test_ranks_that_could_not_be_forked_mean_another_process(start: Callable[...
 def test_a_process_that_fails_again_and_again_is_given_up(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", "--max-restarts", "99")
     for _ in range(MOST_STARTS + 3):
-        job.preloader.on_ended("", "it was ended by SIGKILL")
+        job.end("", "it was ended by SIGKILL")
         job.first_step(library("torch"))
     assert len(job.guard.loaded) == MOST_STARTS
 
@@ -252,10 +259,10 @@ def test_a_process_that_fails_again_and_again_is_given_up(start: Callable[..., S
 def test_a_recorded_failure_is_left_out_by_the_next_bootrun(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on")
     job.first_step(library("torch", "hot", "noisy"))
-    job.preloader.on_ready(900, [])
+    job.ready(900)
     job = start("--fork-ranks", "on")
     assert job.guard.loaded == [(*TORCH, "~hot", "~noisy")]
-    job.preloader.on_ended("noisy", CULPRIT)
+    job.end("noisy", CULPRIT)
     job = start("--fork-ranks", "on")
     assert job.guard.loaded == [(*TORCH, "~hot")]
     assert job.record is not None and job.record.dropped == {"noisy": CULPRIT}
@@ -267,7 +274,7 @@ def test_what_the_user_names_is_tried_each_time(start: Callable[..., Start]) -> 
         job = start("--fork-ranks", "on", "--preload", "noisy")
         assert job.guard.loaded == [(*TORCH, "!noisy")]
         job.settle()
-        job.preloader.on_ended("noisy", CULPRIT)
+        job.end("noisy", CULPRIT)
         assert job.said == [f"noisy {CULPRIT}"]
 
 
@@ -275,8 +282,26 @@ def test_a_framework_is_not_held_at_fault_for_a_killed_process(start: Callable[.
     """Out of memory once, or kill -9, must not cost a week of preloading."""
     job = start("--fork-ranks", "on")
     job.settle()
-    job.preloader.on_ended("torch", "was being imported when the process was ended by SIGKILL")
+    job.end("torch", "was being imported when the process was ended by SIGKILL", False)
     assert start("--fork-ranks", "on").guard.loaded == [TORCH]
+
+
+def test_nothing_is_loaded_for_restarts_that_cannot_be(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "restarts")
+    job.preloader.attempt_started()
+    job.first_step(library("torch"))
+    assert job.guard.loaded == []
+
+
+def test_news_of_an_earlier_process_is_not_taken_for_that_of_the_present_one(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--max-restarts", "1")
+    job.ready(900)
+    first = job.guard.number
+    job.first_step(library("torch._dynamo"), is_forked=True)
+    assert job.guard.number != first
+    job.preloader.on_ended(first, "", "it was told to end", False)
+    job.ready(1700)
+    assert job.settle(is_first=False) == [True]
 
 
 def test_an_edited_script_is_another_job(start: Callable[..., Start]) -> None:
