@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 # After SIGKILL a process can only stay because it waits in the kernel (state D); then it is reported, not awaited.
 UNKILLABLE_AFTER_S = 5.0
+# Descendants of ranks are looked for a little after the ranks have got their signal, as that takes milliseconds of
+# CPU in which most ranks have ended, and again so long after anything has happened.
+LOOK_AFTER_S = 0.01
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # Python ignores these in itself; programs expect the default, as subprocess restores it.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -181,6 +184,7 @@ class _Guard:
         self._stop_signum = 0
         self._kill_at_s: float | None = None  # a stop is under way; SIGKILL from then on
         self._give_up_at_s = 0.0
+        self._look_at_s: float | None = None  # during a stop
         self._signalled: set[tuple[int, int]] = set()
         self._killed: dict[int, str] = {}
         self._preloaded: PreloadedProcess | None = None
@@ -195,7 +199,10 @@ class _Guard:
         self._poll.register(self._requests_fd, select.POLLIN)
         self._poll.register(wakeup_read, select.POLLIN)
         while True:
-            for fd, _ in self._poll.poll(self._wait_ms()):
+            ready = self._poll.poll(self._wait_ms())
+            if ready and self._look_at_s is None:
+                self._look_at_s = time.monotonic() + LOOK_AFTER_S
+            for fd, _ in ready:
                 if fd == self._requests_fd:
                     self._read_requests()
                 elif fd == wakeup_read:
@@ -227,6 +234,8 @@ class _Guard:
         if self._kill_at_s is not None:
             # While killing, /proc is looked at again and again: a dying parent hands its children to us.
             moments.append(self._kill_at_s if now_s < self._kill_at_s else now_s + 0.01)
+            if self._look_at_s is not None:
+                moments.append(self._look_at_s)
         if self._preloaded is not None and (deadline_s := self._preloaded.deadline_s) is not None:
             moments.append(deadline_s)
         if not moments:
@@ -607,6 +616,7 @@ class _Guard:
             rank.linger_until_s = None
         self._stop_signum = signum
         self._set_kill_time(time.monotonic() + grace_s)
+        self._look_at_s = time.monotonic() + LOOK_AFTER_S
         self._signalled.clear()
         for pid in self._by_pid:
             self._signal_rank(pid)  # at once; then all that hangs below them
@@ -631,6 +641,9 @@ class _Guard:
             self._end_stop([])
             return
         killing = now_s >= self._kill_at_s
+        if not killing and (self._look_at_s is None or now_s < self._look_at_s):
+            return
+        self._look_at_s = None
         below = self._list_below()
         if now_s >= self._give_up_at_s:
             self._end_stop([(p.pid, p.name, descendants.waits_in(p.pid)) for p in below])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
 TIDY_AFTER_S = 1.0
+RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
 
 
 class Node:
@@ -51,6 +52,7 @@ class Node:
         self._tailer: Tailer | None = None
         self._record: AttemptRecord | None = None
         self._over: AttemptRecord | None = None  # of the last attempt
+        self._unrecorded: RankGroup | None = None  # has just started
         self._attempt = 0
         self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
@@ -205,18 +207,25 @@ class Node:
             for rank in group.ranks:
                 self._console.show(rank_event(self._spec, self.host, group.world, rank, "START", None) + "\n")
         if self._events_dir:
-            from launcher.ranks.record import AttemptRecord
+            self._unrecorded = group
+            self._loop.call_later(RECORD_AFTER_S, self._make_record)
 
-            self._record = AttemptRecord(
-                self._loop,
-                self._events_dir,
-                self._spec.run_id,
-                self.host,
-                group,
-                self._began_ns,
-                self.say,
-                lambda: self.preloader.first_step_seen(group.ranks[0].events_file, group.ranks[0].is_forked),
-            )
+    def _make_record(self) -> None:
+        group, self._unrecorded = self._unrecorded, None
+        if group is None:
+            return
+        from launcher.ranks.record import AttemptRecord
+
+        self._record = AttemptRecord(
+            self._loop,
+            self._events_dir,
+            self._spec.run_id,
+            self.host,
+            group,
+            self._began_ns,
+            self.say,
+            lambda: self.preloader.first_step_seen(group.ranks[0].events_file, group.ranks[0].is_forked),
+        )
 
     def _tidy(self) -> None:
         self._finish_record()
@@ -229,6 +238,7 @@ class Node:
 
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
         """A rank has ended."""
+        self._make_record()
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import rank_event, state_of
 
@@ -244,6 +254,7 @@ class Node:
 
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
+        self._make_record()
         if self._record is not None:
             self._finish_record()
             # Its files are read when the next attempt runs: nobody waits for that.

@@ -495,15 +495,22 @@ class _Preloaded:
         if port:
             waiting.sort(key=lambda each: each[1].environ.get("RANK") != "0")
         for place, (fd, rank) in enumerate(waiting):
-            data = _pack([guard_pid, *base_fields, *rank.fields])
-            try:
-                while data:
-                    data = data[os.write(fd, data) :]
-            except OSError:
-                pass  # killed meanwhile: the guard reports it as a rank that failed
+            self._write(fd, _pack([guard_pid, *base_fields, *rank.fields]))
+            if not (port and place):
+                self._write(fd, b"!")
+        if port and len(waiting) > 1:
+            _await_listener(port, time.monotonic() + MOST_HEAD_START_S)
+            for fd, _ in waiting[1:]:
+                self._write(fd, b"!")
+        for fd, _ in waiting:
             os.close(fd)
-            if port and place == 0 and len(waiting) > 1:
-                _await_listener(port, time.monotonic() + MOST_HEAD_START_S)
+
+    def _write(self, fd: int, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        except OSError:
+            pass  # killed meanwhile: the guard reports it as a rank that failed
 
     def _be_parked(self, fd: int) -> "Call":
         """In a new process: becomes what an exec'd rank is, waits for its turn, becomes the script."""
@@ -522,7 +529,6 @@ class _Preloaded:
             fields = self.receive()
         except _GuardGone:
             os._exit(137)  # not needed; or the preloaded process was killed after it had told of this rank
-        os.close(fd)
         count = int(fields[1])
         environ = _to_environ(fields[2 : 2 + count])
         rank = _Rank(fields[2 + count :])
@@ -530,6 +536,7 @@ class _Preloaded:
         self.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
         if os.getppid() != int(fields[0]):
             os._exit(137)
+        is_prepared = False
         try:
             for path, number in ((rank.stdout, 1), (rank.stderr, 2)):
                 if path:
@@ -543,7 +550,13 @@ class _Preloaded:
             _renew_state()
             self.path_now, self.argv_now = list(sys.path), list(sys.argv)
             sys.path[:] = self.own_path
+            is_prepared = True
         except Exception:
+            pass  # what it is will show: it is exec'd
+        if not os.read(fd, 1):
+            os._exit(137)
+        os.close(fd)
+        if not is_prepared:
             os.execve(rank.argv[0], rank.argv, environ)
         return self._become(rank)
 

@@ -65,7 +65,7 @@ def test_names_of_cases_differ() -> None:
 
 @pytest.mark.parametrize("mode", ["on", "off"])
 def test_a_closed_stdin_is_closed_in_ranks(mode: str, program: support.Programs, tmp_path: Path) -> None:
-    """It was once the pipe on which bootrun asks its guard: the rank read the request to stop, and the job hung."""
+    """It was once the pipe on which bootrun asks its guard: a rank read the request to stop, the job hung."""
     script = tmp_path / "reads.py"
     text = "f'stdin {sys.stdin} {os.path.exists(\"/proc/self/fd/0\")}\\n'"
     script.write_text(f"import os, sys\nos.write(1, {text}.encode())")
