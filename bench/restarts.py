@@ -10,6 +10,7 @@ Case `bare` preloads one small module, case `torch` what a job with torch does; 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -91,6 +92,15 @@ def read_sample(pid: int) -> Sample:
     return Sample(anonymous_mib, len(os.listdir(f"/proc/{pid}/fd")), int(values["Threads"][0]))
 
 
+def count_watches(pid: int) -> int:
+    """Descriptors with which a process watches files; those of past attempts are closed a second later."""
+    folder, count = f"/proc/{pid}/fd", 0
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            count += os.readlink(os.path.join(folder, name)).endswith("inotify")
+    return count
+
+
 def take(job: Job, restart_s: float) -> Moment:
     """Looks at all processes of the job."""
     bootrun = job.programs[0].pid
@@ -121,6 +131,8 @@ def run_job(case: str, count: int, window: int, folder: str) -> list[Moment]:
                 job.wait_until(lambda wanted=wanted: job.preloads() >= wanted, "it is preloaded")  # type: ignore[misc]
                 if attempt:
                     job.wait_until(job.has_parked, "processes are parked")
+                bootrun = job.programs[0].pid
+                job.wait_until(lambda pid=bootrun: count_watches(pid) <= 1, "the last attempt is tidied up")  # type: ignore[misc]
                 moments.append(take(job, restart_s))
             job.write(f"go-{attempt}")
             told_s = time.monotonic()

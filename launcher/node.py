@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
 TIDY_AFTER_S = 1.0
+EXPECT_AFTER_S = 0.002  # the ranks that go on have got their signal
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
 
 
@@ -250,7 +251,7 @@ class Node:
         if (exited.status or group.is_stopping) and not self._end_began:
             self._end_began = True
             self._began_ns = exited.time_ns  # the next start, if there is one, begins with this
-            self.preloader.expect_fork()
+            self._loop.call_later(EXPECT_AFTER_S, self.preloader.expect_fork)
 
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""

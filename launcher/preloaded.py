@@ -45,6 +45,8 @@ DEVICES_IN_MAPS = (b"/dev/nvidia", b"/dev/kfd", b"/dev/dri/", b"/dev/accel", b"/
 SET_WHILE_IMPORTING = {"TORCH_WARM_POOL": "0"}
 CONSOLE = (5, 6, 7)  # the ranks' own standard streams; ours are /dev/null and a bounded file in memory
 CHECK_HOLDS_S = 2.0
+STAMP_BYTES = 24
+MASK = (1 << 64) - 1
 # After a start processes are forked for the next one, so that it need not wait for forks (10 ms each with torch).
 PARK_AFTER_S = 0.25
 START_UP = "the start-up of the interpreter"
@@ -126,7 +128,9 @@ class _Preloaded:
         self.rank_reads = []  # type: List[str]
         self.tasks = set(os.listdir("/proc/self/task"))
         self.suspect = ""  # imported when a thread appeared last
-        self.stamps = []  # type: List[Tuple[str, Tuple[int, int, int]]]
+        # Of each file. Two objects, as looking at thousands would copy the pages they are in.
+        self.stamp_paths = b""
+        self.stamps = b""
         self.checked_s = 0.0
         self.parked = []  # type: List[int]
         self.spare = 0  # processes to park for the next attempt
@@ -293,6 +297,7 @@ class _Preloaded:
         self._take_stamps()
         self._release_files()
         self.inside["known_modules"] = frozenset(sys.modules)
+        self.socket = _import_apart("_socket")
         gc = _import_apart("gc")
         gc.collect()
         kept = {id(vars(module)) for module in list(sys.modules.values()) if isinstance(module, type(sys))}
@@ -343,16 +348,18 @@ class _Preloaded:
                 path = os.fsdecode(line[73:])
                 if path.startswith("/") and ".so" in path:
                     paths.add(path)
-        self.stamps = [
-            (path, stamp) for path, stamp in [(path, _stamp(path)) for path in sorted(paths)] if stamp[1]
-        ]
+        stamps = {path: _stamp(path) for path in map(os.fsencode, sorted(paths)) if b"\0" not in path}
+        self.stamp_paths = b"\0".join([path for path, stamp in stamps.items() if stamp])
+        self.stamps = b"".join(stamps.values())
 
     def _find_trouble(self) -> str:
         """Why nothing may be forked from here, "" for nothing."""
         self.checked_s = time.monotonic()
-        for path, stamp in self.stamps:
-            if _stamp(path) != stamp:
-                return "%s has changed since it was preloaded" % path
+        at = 0
+        for path in self.stamp_paths.split(b"\0"):
+            if _stamp(path) != self.stamps[at : at + STAMP_BYTES]:
+                return "%s has changed since it was preloaded" % os.fsdecode(path)
+            at += STAMP_BYTES
         threads = self._unknown_threads()
         if threads:
             return "the preloaded process has a thread (%s)" % threads[0]
@@ -382,6 +389,7 @@ class _Preloaded:
             if self.spare and not self._is_asked():
                 count, self.spare = self.spare, 0
                 call = self._make_ready(count)
+                self.checked_s = 0.0  # long before they are needed
             else:
                 fields = self.receive()
                 if fields[0] == "prepare":
@@ -499,7 +507,7 @@ class _Preloaded:
             if not (port and place):
                 self._write(fd, b"!")
         if port and len(waiting) > 1:
-            _await_listener(port, time.monotonic() + MOST_HEAD_START_S)
+            _await_listener(self.socket, port, time.monotonic() + MOST_HEAD_START_S)
             for fd, _ in waiting[1:]:
                 self._write(fd, b"!")
         for fd, _ in waiting:
@@ -673,17 +681,18 @@ def _find_framework_state() -> str:
     return ""
 
 
-def _stamp(path: str) -> "Tuple[int, int, int]":
+def _stamp(path: bytes) -> bytes:
+    """What changes with a file, in STAMP_BYTES; b"" where there is none."""
     try:
         found = os.stat(path)
     except OSError:
-        return 0, 0, 0
-    return found.st_mtime_ns, found.st_ino, found.st_size
+        return b""
+    numbers = found.st_mtime_ns, found.st_ino, found.st_size
+    return b"".join([(number & MASK).to_bytes(8, "little") for number in numbers])
 
 
-def _await_listener(port: int, until_s: float) -> None:
+def _await_listener(socket: "Any", port: int, until_s: float) -> None:
     """Until somebody listens on `port`: then binding it fails although both sides allow to share it."""
-    socket = _import_apart("_socket")
     while time.monotonic() < until_s:
         for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
             try:
@@ -702,7 +711,7 @@ def _await_listener(port: int, until_s: float) -> None:
             finally:
                 probe.close()
             break
-        time.sleep(0.001)
+        time.sleep(0.0005)
 
 
 def _open_log(path: str) -> int:
