@@ -26,3 +26,60 @@ class UsageError(ConfigError):
 
 class LaunchError(BootseerError):
     """A job could not be started or kept running."""
+
+
+class StorageError(BootseerError):
+    """Bytes could not be read from or written to a store.
+
+    `read_bytes`: how much of a range had arrived, in order from its start, when it failed. A retry goes on there.
+    """
+
+    def __init__(self, message: str, *, read_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.read_bytes = read_bytes
+
+
+class NotFound(StorageError):
+    """There is no such file or folder."""
+
+
+class AlreadyExists(StorageError):
+    """Something has that name already and was to be created."""
+
+
+class PermissionDenied(StorageError):
+    """The store refuses us this file."""
+
+
+class Unavailable(StorageError):
+    """The store or the network fails; another try may succeed."""
+
+    retryable = True
+
+
+class StorageTimeout(Unavailable):
+    """No progress within the deadline."""
+
+
+class IntegrityError(BootseerError):
+    """Data is not what it should be; none of it is handed out."""
+
+
+class DigestMismatch(IntegrityError):
+    """The sum of some bytes differs from the recorded one."""
+
+
+class Truncated(IntegrityError):
+    """A file is shorter than it should be, or a range lies past its end."""
+
+
+class SourceChanged(IntegrityError):
+    """A file was replaced while it was being read."""
+
+
+class FormatVersion(IntegrityError):
+    """Written in a format, or by a newer version of it, that this Bootseer does not know."""
+
+
+class CheckpointError(BootseerError):
+    """A checkpoint cannot be found, read or written."""

@@ -1,0 +1,1 @@
+"""Checkpoints: striped and plain, written in parallel, read once per node."""

@@ -1,0 +1,1 @@
+"""The commands of the `bootseer` program, one file a group."""

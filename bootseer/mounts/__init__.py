@@ -1,0 +1,1 @@
+"""The kernel side: FUSE mounts."""

@@ -1,0 +1,1 @@
+"""Bytes by URL and range: one protocol, many kinds of stores."""

@@ -1,0 +1,1 @@
+"""Fakes, suites and servers for tests of Bootseer and of what is built on it."""
