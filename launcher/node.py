@@ -230,6 +230,9 @@ class Node:
 
     def _tidy(self) -> None:
         self._finish_record()
+        # What the next failure needs; its restart need not wait for imports then.
+        from launcher.ranks import cause, errorfile  # noqa: F401
+
         gc.collect()  # bootrun runs without
 
     def _finish_record(self) -> None:
