@@ -198,8 +198,7 @@ class Node:
     def observe_start(self, group: RankGroup) -> None:
         """All ranks run: from now on their first steps are waited for."""
         self.preloader.attempt_started()
-        if group.world.attempt:
-            self._loop.call_later(TIDY_AFTER_S, self._tidy)
+        self._loop.call_later(TIDY_AFTER_S, self._tidy)
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import agent_event, rank_event
 
