@@ -32,11 +32,13 @@ class StorageError(BootseerError):
     """Bytes could not be read from or written to a store.
 
     `read_bytes`: how much of a range had arrived, in order from its start, when it failed. A retry goes on there.
+    `retry_after_s`: how long the store asks us to wait before the next try (HTTP's Retry-After), 0 if it does not.
     """
 
-    def __init__(self, message: str, *, read_bytes: int = 0) -> None:
+    def __init__(self, message: str, *, read_bytes: int = 0, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.read_bytes = read_bytes
+        self.retry_after_s = retry_after_s
 
 
 class NotFound(StorageError):

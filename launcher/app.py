@@ -70,6 +70,7 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
             preload_ended=node.preloader.on_ended,
             forked=agent.on_forked,
             exec_instead=node.preloader.on_exec_instead,
+            service_ended=node.on_service_ended,
         )
     )
     guard.set_grace(spec.shutdown_timeout_s)
@@ -77,7 +78,7 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
     networked: Networked | None = None
     try:
         node.make_run_dir()
-        node.preloader.begin(os.environ)
+        node.begin()
         networked = connect(loop, console, spec, agent, guard, node)
         while not agent.is_ended:
             loop.run_once()
@@ -132,11 +133,11 @@ def connect(
     if not spec.is_single:
         from launcher.networked import Networked
 
-        return Networked(loop, console, spec, agent, guard, join)
+        return Networked(loop, console, spec, agent, guard, join, node.resolve)
     from launcher.job import Job
     from launcher.rendezvous.host import JobHost, LocalLink
 
-    link = LocalLink(loop, JobHost(loop, Job(spec.job_rules())), agent.on_message)
+    link = LocalLink(loop, JobHost(loop, Job(spec.job_rules()), resolve=node.resolve), agent.on_message)
     agent.connect(guard, link)
     link.send(join)
     return None

@@ -174,6 +174,24 @@ FLAGS: tuple[Flag, ...] = (
         default=120.0,
         metavar="S",
     ),
+    _ours(
+        "--load-checkpoint",
+        "a checkpoint, or a folder whose newest complete one each attempt takes; ranks find it as a path in "
+        "BOOTSEER_CHECKPOINT",
+        metavar="URL",
+    ),
+    _ours(
+        "--checkpoint-memory",
+        "memory that a node may keep it in, as 200GiB; 0 for none (default: a quarter of what there is)",
+        metavar="SIZE",
+    ),
+    _ours("--keep-arena", "keep it there after the ranks have loaded it", kind=None),
+    _ours(
+        "--arena-bytes",
+        "memory in which a save may leave its bytes for the next attempt, as 50GiB (default 0)",
+        default="0",
+        metavar="SIZE",
+    ),
     _ours("--allow-mixed-environments", "start although nodes have different Python environments", kind=None),
     _ours("--restart-refill", "a failure after so many seconds gives the restarts back", kind=float, metavar="S"),
     _ours(

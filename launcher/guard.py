@@ -167,6 +167,17 @@ class _Rank:
         self.linger_until_s: float | None = None  # succeeded; its descendants have until then
 
 
+class _Service:
+    """A process that serves the job on this node and is no rank: stops do not touch it, it ends with the job."""
+
+    __slots__ = ("exec_fd", "number", "pid")
+
+    def __init__(self, number: int, pid: int, exec_fd: int) -> None:
+        self.number = number
+        self.pid = pid
+        self.exec_fd = exec_fd
+
+
 class _Guard:
     """State and loop of the guard process."""
 
@@ -188,6 +199,7 @@ class _Guard:
         self._signalled: set[tuple[int, int]] = set()
         self._killed: dict[int, str] = {}
         self._preloaded: PreloadedProcess | None = None
+        self._services: dict[int, _Service] = {}  # by pid
 
     # ---- loop ------------------------------------------------------------------------------------------------
 
@@ -250,6 +262,9 @@ class _Guard:
             self._poll.unregister(self._requests_fd)
             self._ending = True
             self._do_unload()
+            for service in self._services.values():
+                os.close(service.exec_fd)
+            self._services.clear()  # stopped with all that is left
             earlier_s = self._kill_at_s
             self._begin_stop(signal.SIGTERM, self._grace_s)
             if earlier_s is not None:
@@ -471,11 +486,44 @@ class _Guard:
         if refused:
             self._exec_instead(refused, reason)
 
+    # ---- services --------------------------------------------------------------------------------------------
+
+    def _do_serve(
+        self, number: int, argv: list[str], environ: dict[str, str], unset: list[str], address: bytes
+    ) -> None:
+        """Starts a service; its standard input and output are a connection to the Unix socket `address`."""
+        from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket
+
+        try:
+            connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+            try:
+                connection.connect(address)
+                fd = connection.fileno()
+                pid, exec_read = self._fork_exec(argv, environ, unset, None, None, [(fd, 0), (fd, 1)])
+            finally:
+                connection.close()
+        except OSError as error:
+            self._tell("service_ended", number, f"it cannot be started: {os.strerror(error.errno or 0).lower()}")
+            return
+        self._services[pid] = _Service(number, pid, exec_read)
+
+    def _note_service_exit(self, service: _Service, status: int) -> None:
+        failed = os.read(service.exec_fd, 4096)
+        os.close(service.exec_fd)
+        if failed:
+            number, what = marshal.loads(failed)  # noqa: S302 (from our own fork)
+            why = f"{what} cannot be started: {os.strerror(number).lower()}"
+        else:
+            why = f"it ended with status {status}" if status >= 0 else f"it was ended by signal {-status}"
+        self._tell("service_ended", service.number, why)
+
     def _end_orphans(self, session: int) -> None:
         """What an import had started before the preloaded process ended: it would be taken for a rank's."""
         from launcher import descendants
 
         for process in descendants.list_descendants(os.getpid()):
+            if process.session in self._services:
+                continue
             if process.session == session or not self._ranks:
                 descendants.send(process, signal.SIGKILL)
 
@@ -518,9 +566,12 @@ class _Guard:
             except ChildProcessError:
                 return True
             if not pid:
-                return self._only_preloaded()
+                return self._only_apart()
             if self._preloaded is not None and pid == self._preloaded.pid:
                 self._preloaded.note_exit(os.waitstatus_to_exitcode(status))
+                continue
+            if (service := self._services.pop(pid, None)) is not None:
+                self._note_service_exit(service, os.waitstatus_to_exitcode(status))
                 continue
             if self._is_forking() and pid not in self._by_pid:
                 self._advance_preloaded()  # a rank that ended at once; its pid was told before
@@ -540,23 +591,26 @@ class _Guard:
             if code == 0 and (left := self._find_left(rank)):
                 self._tell("lingering", rank.key, [(p.pid, p.name) for p in left])
 
-    def _only_preloaded(self) -> bool:
-        """Whether the preloaded process is all that is left below."""
+    def _only_apart(self) -> bool:
+        """Whether the preloaded process and services are all that is left below."""
         from launcher import descendants
 
-        if self._preloaded is None:
+        if self._preloaded is None and not self._services:
             return False
         children = descendants.list_children(os.getpid())
         return not self._list_below() if children is None else not set(children) - self._list_apart()
 
     def _list_apart(self) -> set[int]:
-        """The preloaded process and those that wait to become ranks; to be asked after a look at processes, as
-        it tells of these before they become our children."""
+        """Services, the preloaded process and those that wait to become ranks; to be asked after a look at
+        processes, as it tells of these before they become our children."""
         self._advance_preloaded()
-        return set() if self._preloaded is None else {self._preloaded.pid, *self._preloaded.parked}
+        apart = set(self._services)
+        if self._preloaded is not None:
+            apart.update((self._preloaded.pid, *self._preloaded.parked))
+        return apart
 
     def _list_below(self) -> list[Any]:
-        """All descendants but the preloaded process and what hangs below it."""
+        """All descendants but those apart and what hangs below them."""
         from launcher import descendants
 
         below = descendants.list_descendants(os.getpid())

@@ -50,6 +50,7 @@ class GuardEvents(NamedTuple):
     preload_ended: Callable[[int, str, str, bool], object]  # which one, what it imported or "", why, its fault
     forked: Callable[[int, int, int], object]  # key, pid, monotonic ns: as `spawned`
     exec_instead: Callable[[str], object]  # ranks that were to be forked are exec'd, why
+    service_ended: Callable[[int, str], object]  # which one, why
 
 
 class GuardClient:
@@ -99,6 +100,13 @@ class GuardClient:
             keep ready for the next attempt.
         """
         self._ask("fork", port, spare, [tuple(rank) for rank in ranks])
+
+    def serve(
+        self, number: int, argv: list[str], environ: dict[str, str], unset: Iterable[str], address: bytes
+    ) -> None:
+        """Starts a process that ends with the job; the guard connects its standard input and output to the Unix
+        socket `address`. `service_ended` when it ends before."""
+        self._ask("serve", number, argv, environ, list(unset), address)
 
     def signal(self, keys: list[int], signum: int) -> None:
         """Passes a signal on; the ranks go on."""

@@ -232,6 +232,12 @@ class Job:
                     self._drop(number, "did not stop its ranks in time", now_s, now_s)
         return self._take_orders()
 
+    def fail(self, reason: str) -> list[Order]:
+        """The job cannot go on."""
+        if self._phase is not Phase.FINISHED:
+            self._finish(1, reason)
+        return self._take_orders()
+
     # ---- joining ---------------------------------------------------------------------------------------------
 
     def _on_join(self, number: int, join: Join, now_s: float) -> None:

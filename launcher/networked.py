@@ -12,7 +12,7 @@ from launcher.guard_client import GuardClient
 from launcher.job import Job
 from launcher.loop import EventLoop
 from launcher.ranks.console import Console
-from launcher.rendezvous.host import JobHost
+from launcher.rendezvous.host import JobHost, Resolve
 from launcher.rendezvous.identity import IdentityProbe
 from launcher.rendezvous.member import Member, RendezvousSettings, open_link
 from launcher.rendezvous.messages import Environment, FromCoordinator, Join, WantEnvironment
@@ -31,6 +31,7 @@ class Networked:
         agent: Agent,
         guard: GuardClient,
         join: Join,
+        resolve: Resolve | None,
     ) -> None:
         self._agent = agent
         secret = find_secret(os.environ, spec.conf.get("secret_file"))
@@ -49,7 +50,7 @@ class Networked:
             loop,
             settings,
             join,
-            lambda: JobHost(loop, Job(rules)),
+            lambda: JobHost(loop, Job(rules), resolve=resolve),
             self._on_message,
             agent.on_lost,
             console.say,

@@ -23,8 +23,10 @@ from launcher.spec import LaunchSpec
 if TYPE_CHECKING:
     from bootseer.events import EventWriter
     from launcher.agent import Agent
+    from launcher.checkpoint import NodeCheckpoint
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
+    from launcher.rendezvous.host import Resolve
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
 TIDY_AFTER_S = 1.0
@@ -48,6 +50,7 @@ class Node:
         self.host = os.uname().nodename
         self._writer: EventWriter | None = None
         self.preloader = Preloader(loop, guard, spec, SECRET_VARIABLES, self._say_exec_instead, self._note_preload)
+        self.checkpoint: NodeCheckpoint | None = None
         self._run_dir = ""
         self._events_dir = ""
         self._tailer: Tailer | None = None
@@ -84,6 +87,25 @@ class Node:
                 self.say(f"no events are written: {self._events_dir}: {error.strerror}")
                 self._events_dir = ""
 
+    def begin(self) -> None:
+        """Time zero: starts what can run before the nodes have met."""
+        if self._spec.load_checkpoint:
+            from launcher.checkpoint import NodeCheckpoint
+
+            self.checkpoint = NodeCheckpoint(self._loop, self._guard, self._spec, SECRET_VARIABLES, self.say)
+            self.checkpoint.begin()
+        self.preloader.begin(os.environ)
+
+    @property
+    def resolve(self) -> Resolve | None:
+        """Finds the version of the checkpoint that an attempt loads, if it is to load one."""
+        return None if self.checkpoint is None else self.checkpoint.resolve
+
+    def on_service_ended(self, number: int, why: str) -> None:
+        """A process that serves this node is gone."""
+        if self.checkpoint is not None:
+            self.checkpoint.on_service_ended(number, why)
+
     # ---- attempts --------------------------------------------------------------------------------------------
 
     def prepare(self, world: World) -> RankGroup:
@@ -107,11 +129,20 @@ class Node:
         """Starts the ranks of a prepared group, and the copies of their output."""
         self._copy_output(group)
 
-        def start(fork: bool) -> None:
-            if not group.is_stopping:
-                group.spawn(SECRET_VARIABLES, self._numa_prefix, self._visible_devices, fork)
+        def begin(checkpoint: dict[str, str]) -> None:
+            def start(fork: bool) -> None:
+                if not group.is_stopping:
+                    group.spawn(SECRET_VARIABLES, self._numa_prefix, self._visible_devices, checkpoint, fork)
 
-        self.preloader.settle(group.world.attempt == 0, start)
+            if not group.is_stopping:
+                self.preloader.settle(group.world.attempt == 0, start)
+
+        if self.checkpoint is not None:
+            self.checkpoint.load(group.world, begin)
+            return
+        if group.world.checkpoint is not None:
+            self.say("the job loads a checkpoint, but this node was started without --load-checkpoint")
+        begin({})
 
     def _rank_events_file(self, world: World, local_rank: int) -> str:
         if not self._events_dir:
@@ -224,8 +255,14 @@ class Node:
             group,
             self._began_ns,
             self.say,
-            lambda: self.preloader.first_step_seen(group.ranks[0].events_file, group.ranks[0].is_forked),
+            lambda: self._on_first_step(group.ranks[0]),
         )
+
+    def _on_first_step(self, rank: Rank) -> None:
+        """All ranks of this node have made theirs; `rank` is local rank 0."""
+        if self.checkpoint is not None:
+            self.checkpoint.first_step_seen()
+        self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
     def _tidy(self) -> None:
         self._finish_record()
@@ -318,6 +355,8 @@ class Node:
         self.agent.on_drained()
 
     def close(self) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.close()
         self._finish_record()
         if self._record is not None:
             self._record.finish()

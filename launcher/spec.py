@@ -69,6 +69,10 @@ class LaunchSpec(NamedTuple):
     fork_ranks: str  # auto | restarts | on | off
     preload: tuple[str, ...]  # as given
     preload_timeout_s: float
+    load_checkpoint: str  # URL, "" for none
+    checkpoint_memory_bytes: int | None  # None: a quarter of what there is
+    keep_arena: bool
+    arena_bytes: int
     allow_mixed: bool
     restart_refill_s: float | None
     restart_backoff_s: float
@@ -165,6 +169,10 @@ def build_spec(
         fork_ranks=args.fork_ranks,
         preload=_preload(args.preload),
         preload_timeout_s=_not_negative(args.preload_timeout, "--preload-timeout") or 0.0,
+        load_checkpoint=_checkpoint(args.load_checkpoint),
+        checkpoint_memory_bytes=_size(args.checkpoint_memory, "--checkpoint-memory"),
+        keep_arena=args.keep_arena,
+        arena_bytes=_size(args.arena_bytes, "--arena-bytes") or 0,
         allow_mixed=args.allow_mixed_environments,
         restart_refill_s=_not_negative(args.restart_refill, "--restart-refill"),
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
@@ -291,6 +299,30 @@ def _grace_s(given: int | None, environ: Mapping[str, str]) -> float:
     if not text.strip().isdecimal():
         raise ConfigError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: give whole seconds, 0 or more")
     return float(text)
+
+
+def _checkpoint(url: str | None) -> str:
+    if url is None:
+        return ""
+    if not url or "\0" in url or "\n" in url:
+        raise UsageError(
+            f"--load-checkpoint {url!r}: give a path or a URL, as in hdfs://namenode/run1/checkpoints"
+        )
+    # Ranks and helpers may run in other folders.
+    return url if "://" in url or "::" in url else os.path.abspath(url)
+
+
+def _size(text: str | None, flag: str) -> int | None:
+    """Bytes from 4096, 512MiB, 1.5GiB, 200GB."""
+    if text is None:
+        return None
+    import re
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text)
+    if found is None:
+        raise UsageError(f"{flag} {text!r}: give bytes, or a number with a unit, as in 512MiB or 200GB")
+    power = " KMGT".index(found[2] or " ")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 def _preload(names: list[str]) -> tuple[str, ...]:

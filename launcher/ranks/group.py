@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -92,10 +92,15 @@ class RankGroup:
         unset: tuple[str, ...],
         prefix: Callable[[int], list[str]],
         devices: Callable[[int], str | None],
+        checkpoint: Mapping[str, str],
         fork: bool = False,
     ) -> None:
-        """Starts all ranks; `prefix` gives the words before a rank's command (numactl), `devices` its
-        CUDA_VISIBLE_DEVICES when it gets one of its own; `fork`: from the preloaded process if that can be."""
+        """Starts all ranks.
+
+        Args: unset: variables that they do not get; prefix: gives the words before a rank's command (numactl);
+            devices: its CUDA_VISIBLE_DEVICES when it gets one of its own; checkpoint: variables that say where
+            it is; fork: from the preloaded process if that can be.
+        """
         spec, world = self._spec, self.world
         inside = inside_path(spec.python) if spec.rank_hooks else ""
         self.spawn_began_ns = time.monotonic_ns()
@@ -115,6 +120,7 @@ class RankGroup:
             environ = rank_environ(
                 spec, world, rank.local_rank, rank.logs.error_file, devices(rank.local_rank), os.environ
             )
+            environ.update(checkpoint)
             command = prefix(rank.local_rank) + argv
             requests.append(
                 SpawnRequest(key, command, environ, list(unset), rank.logs.stdout_path, rank.logs.stderr_path)

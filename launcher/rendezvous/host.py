@@ -7,20 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher.job import Job, Listen, Order
+from launcher.job import Job, Listen, Order, Send
 from launcher.loop import Cancellable, EventLoop
-from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Refused
+from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Pinned, Refused, World
 
 Deliver = Callable[[FromCoordinator], object]
+# Finds the version of the checkpoint for an attempt and calls back with it (None: it cannot be pinned), or with
+# why the job cannot go on.
+Resolve = Callable[[Callable[[Pinned | None, str], object]], object]
 
 
 class JobHost:
-    """Owns the Job of this coordinator."""
+    """Owns the Job of this coordinator.
 
-    def __init__(self, loop: EventLoop, job: Job, on_listen: Callable[[bool], object] | None = None) -> None:
+    With a checkpoint to load, an attempt's Worlds wait, and all that comes after them, until its version is known:
+    once for the job, so that no two nodes load different ones.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        job: Job,
+        on_listen: Callable[[bool], object] | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
         self._loop = loop
         self.job = job
         self.on_listen = on_listen
+        self._resolve = resolve
+        self._held: list[Order] | None = None  # orders that wait for the version
+        self._is_resolving = False
         self._deliver: dict[int, Deliver] = {}
         self._next_node = 0
         self._timer: Cancellable | None = None
@@ -49,16 +65,41 @@ class JobHost:
 
     def _carry_out(self, orders: list[Order]) -> None:
         for order in orders:
-            if isinstance(order, Listen):
-                if self.on_listen is not None:
-                    self.on_listen(order.on)
-                continue
-            deliver = self._deliver.get(order.node)
-            if deliver is not None:
-                if isinstance(order.message, Refused | Finish):
-                    # Its connection ends by this: what comes of it later is no news to the Job.
-                    del self._deliver[order.node]
-                deliver(order.message)
+            if self._held is not None:
+                self._held.append(order)
+            elif self._resolve is not None and isinstance(order, Send) and isinstance(order.message, World):
+                self._held = [order]
+            else:
+                self._do(order)
+        if self._held is not None and not self._is_resolving and self._resolve is not None:
+            self._is_resolving = True
+            self._resolve(self._on_resolved)
+        self._plan_tick()
+
+    def _do(self, order: Order) -> None:
+        if isinstance(order, Listen):
+            if self.on_listen is not None:
+                self.on_listen(order.on)
+            return
+        deliver = self._deliver.get(order.node)
+        if deliver is not None:
+            if isinstance(order.message, Refused | Finish):
+                # Its connection ends by this: what comes of it later is no news to the Job.
+                del self._deliver[order.node]
+            deliver(order.message)
+
+    def _on_resolved(self, pinned: Pinned | None, error: str) -> None:
+        held, self._held, self._is_resolving = self._held or [], None, False
+        if error:
+            # Nobody has started: of what waited only the end of the job counts.
+            held = [order for order in held if isinstance(order, Send) and isinstance(order.message, Finish)]
+            held += self.job.fail(error)
+            pinned = None
+        for order in held:
+            if isinstance(order, Send) and isinstance(order.message, World):
+                self._do(order._replace(message=order.message._replace(checkpoint=pinned)))
+            else:
+                self._do(order)
         self._plan_tick()
 
     def _plan_tick(self) -> None:

@@ -140,6 +140,13 @@ class WantEnvironment(NamedTuple):
     """Send your Environment: the nodes differ and a table is to be printed."""
 
 
+class Pinned(NamedTuple):
+    """The version of the checkpoint that all ranks of an attempt load; empty strings: there is none yet."""
+
+    version: str
+    digest: str  # of its manifest, or of names, sizes and etags of its files
+
+
 class World(NamedTuple):
     """Start attempt `attempt` with these ranks."""
 
@@ -153,6 +160,7 @@ class World(NamedTuple):
     role_world_size: int
     master_addr: str
     master_port: int
+    checkpoint: Pinned | None = None  # without --load-checkpoint
 
 
 class Spare(NamedTuple):
