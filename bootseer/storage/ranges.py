@@ -1,0 +1,369 @@
+"""Many ranges of a store at once, each into its caller's memory: the engine above `Store`.
+
+In: ranges with their targets. Out: all targets full, or one error and nobody writing to any of them any more.
+How many reads are in flight follows the measured throughput (pace), neighbours are read together (coalesce), each
+read has a deadline, failed ones go on from their last byte after a random wait, and a straggler gets a second read
+by another way (hedge) into memory of our own. Demand goes before prefetch. One reader belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from bootseer.errors import BootseerError, StorageError, StorageTimeout, Unavailable
+from bootseer.storage.bounce import BouncePool, Buffer
+from bootseer.storage.coalesce import MAX_GAP_BYTES, PIECE_BYTES, Piece, Wanted, plan_pieces
+from bootseer.storage.gate import Gate
+from bootseer.storage.hedge import Patience, may_hedge
+from bootseer.storage.pace import Pace, backoff_s
+from bootseer.storage.protocol import Store
+
+TRIES = 4  # in a row that bring nothing
+MOST_CALLS = 8  # times as many, however much they bring
+LOOK_S = 0.1  # between looks for stragglers
+LOOK_AHEAD = 32  # pieces among which the file with fewest reads in flight is preferred
+COALESCING_BUFFERS = 8
+HEDGING_BUFFERS = 4
+COUNTS = ("requests", "read_bytes", "retries", "timeouts", "hedges", "hedge_wins", "coalesced", "wasted_bytes")
+
+OnPiece = Callable[[int, int, int], None]  # index of a request, offset from its start, length: right in the target
+
+
+class RangeRequest(NamedTuple):
+    """Bytes of a file and the memory that they belong in."""
+
+    path: str
+    offset: int  # bytes
+    target: memoryview  # bytes, writable, contiguous; its length says how many
+    etag: str = ""  # of the only version that will do
+
+
+class RangeReader:
+    """Reads ranges of one store; any number of `read` calls at the same time share its width and its experience.
+
+    `hedges`: whether stragglers get a second read; by default where the store has another way to the bytes.
+    `jitter` gives numbers from 0 to 1.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        pace: Pace | None = None,
+        piece_bytes: int = PIECE_BYTES,
+        max_gap_bytes: int = MAX_GAP_BYTES,
+        tries: int = TRIES,
+        hedges: bool | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        if piece_bytes < 1 or tries < 1:
+            raise ValueError(f"piece_bytes {piece_bytes} and tries {tries} must be at least 1")
+        self.store = store
+        self._pace = Pace() if pace is None else pace
+        self._piece_bytes, self._max_gap_bytes, self._tries = piece_bytes, max_gap_bytes, tries
+        self._hedges = store.features.has_replicas if hedges is None else hedges
+        self._jitter = jitter
+        self._gate = Gate(lambda: self._pace.width)
+        self._patience = Patience()
+        self._coalescing = BouncePool(piece_bytes, COALESCING_BUFFERS)
+        self._hedging = BouncePool(piece_bytes, HEDGING_BUFFERS)
+        self._counts = dict.fromkeys(COUNTS, 0)
+
+    async def read(
+        self,
+        requests: Sequence[RangeRequest],
+        *,
+        is_demand: bool = True,
+        on_piece: OnPiece | None = None,
+        attempt: int = 0,
+    ) -> None:
+        """Fills all targets. Raises the first error; then, as when cancelled, nothing writes to a target any more.
+
+        Targets must not overlap. `on_piece` is called when bytes are right in their target, once for each byte.
+        `attempt` > 0 asks for another way to the bytes, for those that turned out to be wrong.
+        """
+        pieces = plan_pieces(
+            [_check(request) for request in requests],
+            piece_bytes=self._piece_bytes,
+            max_gap_bytes=self._max_gap_bytes,
+        )
+        if not pieces:
+            return
+        job = _Job(requests, pieces, on_piece, attempt)
+        self._gate.announce(len(pieces), is_demand=is_demand)
+        failure: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(self._watch(job, group))
+                while job.pending:
+                    await self._gate.enter(is_demand=is_demand)
+                    flight = job.take()
+                    task = group.create_task(self._fetch(job, flight))
+                    # Not in the task: it may be cancelled before its first step.
+                    task.add_done_callback(partial(self._leave, job, flight))
+                await job.is_done.wait()
+                watcher.cancel()
+        except BaseExceptionGroup as failures:
+            failure = failures.exceptions[0]
+        finally:
+            self._gate.withdraw(len(job.pending), is_demand=is_demand)
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame
+
+    def statistics(self) -> dict[str, int]:
+        """Counts since it was made, and the width now.
+
+        `requests`: reads asked of the store. `coalesced`: ranges that shared a read. `wasted_bytes`: at most so
+        many were read for nobody: in gaps, by the losers of hedges, by reads that ended at their deadline.
+        """
+        return {**self._counts, "width": self._pace.width, "in_flight": self._gate.in_use + self._gate.lent}
+
+    # ---- one piece -----------------------------------------------------------------------------------------
+
+    async def _fetch(self, job: _Job, flight: _Flight) -> None:
+        piece = flight.piece
+        if piece.is_direct:
+            part = piece.parts[0]
+            target = job.requests[part.request].target
+            await self._fill(flight, target[part.request_offset : part.request_offset + part.length])
+        else:
+            async with self._coalescing.lease() as buffer:
+                view = buffer.view(piece.offset, piece.length)
+                await self._fill(flight, view)
+                for part in piece.parts:
+                    target = job.requests[part.request].target
+                    target[part.request_offset : part.request_offset + part.length] = view[
+                        part.piece_offset : part.piece_offset + part.length
+                    ]
+            self._counts["coalesced"] += len(piece.parts)
+            self._counts["wasted_bytes"] += piece.gap_bytes
+        self._counts["read_bytes"] += piece.length
+        self._pace.done(flight.started_s, _now_s(), piece.length, is_full=self._gate.is_wanted)
+        job.land(piece)
+
+    def _leave(self, job: _Job, flight: _Flight, _task: asyncio.Task[None]) -> None:
+        del job.flights[flight]
+        job.in_flight[flight.piece.path] -= 1
+        self._gate.leave(is_lent=flight.is_lent)
+
+    async def _fill(self, flight: _Flight, target: memoryview) -> None:
+        """Reads until `target` is full, by as many calls as it takes and the tries allow."""
+        in_a_row = 0
+        while True:
+            before = flight.have
+            try:
+                await self._call(flight, target)
+                return
+            except StorageError as error:
+                if not error.retryable:
+                    raise
+                in_a_row = 1 if flight.have > before else in_a_row + 1
+                if in_a_row >= self._tries or flight.calls >= self._tries * MOST_CALLS:
+                    kind = StorageTimeout if isinstance(error, StorageTimeout) else Unavailable
+                    raise kind(f"{error} (given up after {flight.calls} tries)") from error
+                self._counts["retries"] += 1
+                wait_s = backoff_s(in_a_row, self._jitter(), error.retry_after_s)
+            await asyncio.sleep(wait_s)
+
+    async def _call(self, flight: _Flight, target: memoryview) -> None:
+        """One call for all that is missing; a hedge may be faster. Raises what the call ended with."""
+        piece, offset = flight.piece, flight.piece.offset + flight.have
+        rest = target[flight.have :]
+        flight.begin(_now_s(), rest)
+        attempt = flight.take_attempt()
+        self._counts["requests"] += 1
+        failure: StorageError | None = None
+        try:
+            async with asyncio.timeout(self._patience.deadline_s(len(rest), flight.timeouts)) as flight.scope:
+                await self.store.read_into(piece.path, offset, rest, etag=piece.etag, attempt=attempt)
+            flight.is_filled = True
+        except TimeoutError as error:
+            failure = StorageTimeout(
+                f"{self.store.url}: bytes {offset} to {offset + len(rest)} of {piece.path!r} did not arrive"
+                f" within {_now_s() - flight.started_s:.1f} s"
+            )
+            failure.__cause__ = error
+        except StorageError as error:
+            if not error.retryable:
+                raise
+            failure = error
+        finally:
+            flight.end()
+        if flight.hedge is not None:
+            if flight.is_filled:
+                flight.hedge.cancel()  # it writes nowhere but to its own memory
+            else:
+                await asyncio.wait({flight.hedge})
+        if flight.is_filled or flight.is_hedge_won:
+            flight.have = len(target)
+            self._patience.took(len(rest), _now_s() - flight.started_s)
+            return
+        assert failure is not None
+        self._note_failure(flight, failure, len(rest))
+        if flight.have == len(target):
+            return  # all had come before it failed
+        try:
+            raise failure
+        finally:
+            del failure  # it holds this frame, and that the target
+
+    def _note_failure(self, flight: _Flight, failure: StorageError, length: int) -> None:
+        now_s = _now_s()
+        flight.have += min(max(0, failure.read_bytes), length)
+        self._pace.failed(flight.started_s, now_s)
+        if isinstance(failure, StorageTimeout):
+            flight.timeouts += 1
+            self._counts["timeouts"] += 1
+            self._counts["wasted_bytes"] += length - failure.read_bytes
+            self._patience.took(length, now_s - flight.started_s)
+
+    # ---- stragglers ----------------------------------------------------------------------------------------
+
+    async def _watch(self, job: _Job, group: asyncio.TaskGroup) -> None:
+        """Lets overdue reads lend their place, and sends hedges for them."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = _now_s()
+            for flight in job.flights:
+                if flight.scope is None or flight.hedge is not None:
+                    continue  # it waits for its next try, or has a hedge
+                if now_s - flight.started_s < self._patience.overdue_s(len(flight.rest)):
+                    continue
+                if not flight.is_lent:
+                    flight.is_lent = self._gate.try_lend()
+                if self._hedges and may_hedge(
+                    pieces=job.pieces, done=job.done, hedges=job.hedges, in_flight=self._gate.in_use
+                ):
+                    buffer = self._hedging.try_take()
+                    if buffer is not None:
+                        self._send_hedge(job, flight, buffer, group)
+
+    def _send_hedge(self, job: _Job, flight: _Flight, buffer: Buffer, group: asyncio.TaskGroup) -> None:
+        job.hedges += 1
+        self._counts["hedges"] += 1
+        self._counts["requests"] += 1
+        self._counts["wasted_bytes"] += len(flight.rest)  # by one of the two
+        flight.hedge = group.create_task(self._hedge(flight, buffer))
+        flight.hedge.add_done_callback(lambda _: self._hedging.give_back(buffer))
+
+    async def _hedge(self, flight: _Flight, buffer: Buffer) -> None:
+        """The same bytes another way. Writes to the target only once the first read has ended without success."""
+        rest, piece = flight.rest, flight.piece
+        offset = piece.offset + flight.have
+        view = buffer.view(offset, len(rest))
+        try:
+            async with asyncio.timeout(self._patience.deadline_s(len(rest), flight.timeouts)):
+                await self.store.read_into(
+                    piece.path, offset, view, etag=piece.etag, attempt=flight.take_attempt()
+                )
+        except (BootseerError, TimeoutError):
+            return  # the first read, or its next try, tells what is wrong
+        flight.stop()
+        await flight.is_over.wait()
+        assert not flight.is_filled, "a call that brings all cancels its hedge"
+        rest[:] = view
+        flight.is_hedge_won = True
+        self._counts["hedge_wins"] += 1
+
+
+class _Flight:
+    """A piece on its way."""
+
+    def __init__(self, piece: Piece, first_attempt: int) -> None:
+        self.piece = piece
+        self.have = 0  # bytes from its start that are right
+        self.calls = 0  # begun
+        self.timeouts = 0  # calls that ended so
+        self.is_lent = False  # its place at the gate
+        self.is_filled = False  # by a call of its own
+        self.is_hedge_won = False
+        self.hedge: asyncio.Task[None] | None = None
+        self.scope: asyncio.Timeout | None = None  # of the call under way
+        self.is_over = asyncio.Event()  # the call
+        self._next_attempt = first_attempt
+
+    def take_attempt(self) -> int:
+        """The next way to the bytes: none is taken twice."""
+        self._next_attempt += 1
+        return self._next_attempt - 1
+
+    def begin(self, now_s: float, rest: memoryview) -> None:
+        """A call begins, for `rest`."""
+        self.calls += 1
+        self.started_s = now_s
+        self.rest = rest
+        self.hedge = None
+        self.is_over.clear()
+
+    def stop(self) -> None:
+        """Ends the call under way."""
+        if self.scope is not None and not self.scope.expired():
+            self.scope.reschedule(_now_s())
+
+    def end(self) -> None:
+        """The call has ended: it writes nothing any more."""
+        self.scope = None
+        self.is_over.set()
+
+
+class _Job:
+    """What one `read` has to do."""
+
+    def __init__(
+        self, requests: Sequence[RangeRequest], pieces: list[Piece], on_piece: OnPiece | None, attempt: int
+    ) -> None:
+        self.requests = requests
+        self.pending = deque(pieces)
+        self.pieces = len(pieces)
+        self.done = self.hedges = 0
+        self.flights: dict[_Flight, None] = {}  # the oldest first
+        self.in_flight: dict[str, int] = {}  # pieces, by path
+        self.is_done = asyncio.Event()
+        self._on_piece = on_piece
+        self._attempt = attempt
+
+    def take(self) -> _Flight:
+        """The next piece: of the first ones that of the file with fewest in flight, so that all servers work."""
+        best, fewest = 0, self.in_flight.get(self.pending[0].path, 0)
+        for place in range(1, min(LOOK_AHEAD, len(self.pending)) if fewest else 1):
+            count = self.in_flight.get(self.pending[place].path, 0)
+            if count < fewest:
+                best, fewest = place, count
+                if not count:
+                    break
+        piece = self.pending[best]
+        del self.pending[best]
+        self.in_flight[piece.path] = fewest + 1
+        flight = _Flight(piece, self._attempt)
+        self.flights[flight] = None
+        return flight
+
+    def land(self, piece: Piece) -> None:
+        """A piece is right in its targets."""
+        self.done += 1
+        if self._on_piece is not None:
+            for part in piece.parts:
+                self._on_piece(part.request, part.request_offset, part.length)
+        if self.done == self.pieces:
+            self.is_done.set()
+
+
+def _check(request: RangeRequest) -> Wanted:
+    target = request.target
+    if target.readonly or target.format != "B" or target.ndim != 1 or not target.c_contiguous:
+        raise ValueError(f"target for {request.path!r} must be writable, contiguous bytes")
+    if request.offset < 0:
+        raise ValueError(f"offset {request.offset} of {request.path!r} is negative")
+    return Wanted(request.path, request.etag, request.offset, len(target))
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
