@@ -1,16 +1,36 @@
 """The manifest of a striped version: what docs/formats.md describes, as records.
 
-A manifest comes from a store and is not trusted: sizes are bounded, names cannot leave the version's folder, and
-what it says must add up before anybody acts on it.
+In: bytes from a store, which are not trusted. Out: records whose sizes are bounded, whose names stay in the
+version's folder, and whose numbers add up; or one error that names the culprit. Nothing is read or written here.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+
 import msgspec
+
+from bootseer.checkpoint.layout import Layout
+from bootseer.errors import FormatVersion, IntegrityError
 
 FORMAT = "bootseer-stripe/1"
 MANIFEST_NAME = "manifest.json"
 POINTER_NAME = "LATEST"
+FOLDER_PREFIX = "v-"
+
+MOST_MANIFEST_BYTES = 256 << 20
+MOST_FILES = 1 << 20
+MOST_STRIPES = 1024
+MOST_PATH_BYTES = 1024
+LEAST_UNIT_BYTES = 4096
+MOST_UNIT_BYTES = 1 << 30
+MOST_FILE_BYTES = 1 << 50
+MOST_UNITS = 1 << 24  # of all files together
+
+_VERSION = re.compile(r"[0-9]{20}-[0-9a-f]{12}")
+_STRIPE = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
+_FORMAT_FAMILY = re.compile(r"bootseer-stripe/([0-9]{1,6})")
 
 
 class StripedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -22,6 +42,10 @@ class StripedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     stripes: list[str]  # names of the stripe files in the version's folder; unit i is in stripes[i % len(stripes)]
     sums: list[int]  # CRC32C of each unit, in order
 
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.size, self.unit_bytes, len(self.stripes))
+
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One complete version; it is written last, under a name of its own, and never changed."""
@@ -32,3 +56,138 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     step: int | None  # training step, if the saver said it
     writer: str  # program and version that wrote it
     files: list[StripedFile]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+class _Head(msgspec.Struct):
+    """What every version of the format begins with."""
+
+    format: str
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes that are stored; raises IntegrityError for a manifest that no reader would take."""
+    _check(manifest, "this manifest")
+    body = msgspec.json.encode(manifest)
+    return body + _trailer(body)
+
+
+def decode(data: bytes, where: str) -> Manifest:
+    """A manifest that can be acted on.
+
+    Args: where: names it in errors.
+
+    Raises: FormatVersion for another format or a newer version of it; IntegrityError for everything else.
+    """
+    if len(data) > MOST_MANIFEST_BYTES:
+        raise IntegrityError(f"{where}: {len(data)} bytes; no manifest is larger than {MOST_MANIFEST_BYTES}")
+    body, _, _ = data.partition(b"\n")
+    try:
+        head = msgspec.json.decode(body, type=_Head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise IntegrityError(f"{where}: is no manifest, or damaged: {error}") from error
+    if head.format != FORMAT:
+        family = _FORMAT_FAMILY.fullmatch(head.format)
+        if family is None:
+            raise FormatVersion(f"{where}: has format {head.format[:80]!r}, not {FORMAT}")
+        raise FormatVersion(f"{where}: has format {head.format}; this Bootseer reads {FORMAT}: take a newer one")
+    if data[len(body) :] != _trailer(body):
+        raise IntegrityError(f"{where}: is damaged: its SHA-256 is not the one in its second line")
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise IntegrityError(f"{where}: is damaged: {error}") from error
+    _check(manifest, where)
+    return manifest
+
+
+def _trailer(body: bytes) -> bytes:
+    return b'\n{"sha256":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, hex, by which all nodes of a job mean the same manifest."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_version(name: str) -> bool:
+    """Whether a name is that of a version, without the prefix of its folder."""
+    return _VERSION.fullmatch(name) is not None
+
+
+def folder_of(version: str) -> str:
+    return FOLDER_PREFIX + version
+
+
+def version_of(folder: str) -> str:
+    """The version whose folder has this name, "" if it is none."""
+    name = folder.removeprefix(FOLDER_PREFIX)
+    return name if name != folder and is_version(name) else ""
+
+
+def is_file_path(path: str) -> bool:
+    """Whether a file of a checkpoint may have this path: relative, inside, the same on all systems."""
+    if not path or len(path.encode("utf-8", "surrogatepass")) > MOST_PATH_BYTES:
+        return False
+    if any(char in path for char in "\0\\\n\r") or any(0xD800 <= ord(char) < 0xE000 for char in path):
+        return False
+    return all(name not in ("", ".", "..") for name in path.split("/"))
+
+
+def _check(manifest: Manifest, where: str) -> None:
+    """Raises IntegrityError unless all numbers and names add up."""
+
+    def wrong(what: str) -> IntegrityError:
+        return IntegrityError(f"{where}: {what}")
+
+    if manifest.format != FORMAT:
+        raise FormatVersion(f"{where}: has format {manifest.format[:80]!r}, not {FORMAT}")
+    if not is_version(manifest.version):
+        raise wrong(f"version {manifest.version[:80]!r} is none")
+    if manifest.created_ns != int(manifest.version[:20]):
+        raise wrong(f"created_ns {manifest.created_ns} is not that of version {manifest.version}")
+    if manifest.step is not None and not 0 <= manifest.step < 1 << 62:
+        raise wrong(f"step {manifest.step} cannot be")
+    if len(manifest.writer) > 200:
+        raise wrong("writer is too long")
+    if len(manifest.files) > MOST_FILES:
+        raise wrong(f"has {len(manifest.files)} files; at most {MOST_FILES}")
+    paths: set[str] = set()
+    stripes: set[str] = set()
+    units = 0
+    for file in manifest.files:
+        name = repr(file.path[:80])
+        if not is_file_path(file.path):
+            raise wrong(f"file path {name} is not allowed")
+        if file.path in paths:
+            raise wrong(f"file {name} is there twice")
+        paths.add(file.path)
+        if not 0 <= file.size <= MOST_FILE_BYTES:
+            raise wrong(f"size {file.size} of {name} cannot be")
+        if not LEAST_UNIT_BYTES <= file.unit_bytes <= MOST_UNIT_BYTES or file.unit_bytes % LEAST_UNIT_BYTES:
+            raise wrong(f"unit_bytes {file.unit_bytes} of {name} cannot be: a multiple of {LEAST_UNIT_BYTES}")
+        if not 1 <= len(file.stripes) <= MOST_STRIPES:
+            raise wrong(f"{name} has {len(file.stripes)} stripes; 1 to {MOST_STRIPES}")
+        for stripe in file.stripes:
+            if _STRIPE.fullmatch(stripe) is None or stripe == MANIFEST_NAME:
+                raise wrong(f"stripe name {stripe[:80]!r} of {name} is not allowed")
+            if stripe in stripes:
+                raise wrong(f"stripe {stripe} belongs to two files")
+            stripes.add(stripe)
+        expected = file.layout.units
+        units += expected
+        if units > MOST_UNITS:
+            raise wrong(f"has more than {MOST_UNITS} units")
+        if len(file.sums) != expected:
+            raise wrong(f"{name} has {expected} units and {len(file.sums)} sums")
+        if any(not 0 <= each < 1 << 32 for each in file.sums):
+            raise wrong(f"a sum of {name} is no CRC32C")
+    for path in paths:
+        parts = path.split("/")
+        for count in range(1, len(parts)):
+            if "/".join(parts[:count]) in paths:
+                raise wrong(f"{path[:80]!r} lies below a file")

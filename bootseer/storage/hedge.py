@@ -32,7 +32,7 @@ class Patience:
         self._classes: dict[int, _Durations] = {}
 
     def took(self, length_bytes: int, seconds: float) -> None:
-        """A read took so long, or was given up after so long."""
+        """A read brought its bytes in so long."""
         key = _class_of(length_bytes)
         if key not in self._classes:
             self._classes[key] = _Durations()

@@ -40,7 +40,7 @@ class RangeRequest(NamedTuple):
     path: str
     offset: int  # bytes
     target: memoryview  # bytes, writable, contiguous; its length says how many
-    etag: str = ""  # of the only version that will do
+    etag: str = ""  # of the only version that will do; without it bytes may come from several
 
 
 class RangeReader:
@@ -181,11 +181,13 @@ class RangeReader:
         attempt = flight.take_attempt()
         self._counts["requests"] += 1
         failure: StorageError | None = None
+        is_late = False
         try:
             async with asyncio.timeout(self._patience.deadline_s(len(rest), flight.timeouts)) as flight.scope:
                 await self.store.read_into(piece.path, offset, rest, etag=piece.etag, attempt=attempt)
             flight.is_filled = True
         except TimeoutError as error:
+            is_late = True
             failure = StorageTimeout(
                 f"{self.store.url}: bytes {offset} to {offset + len(rest)} of {piece.path!r} did not arrive"
                 f" within {_now_s() - flight.started_s:.1f} s"
@@ -202,28 +204,24 @@ class RangeReader:
                 flight.hedge.cancel()  # it writes nowhere but to its own memory
             else:
                 await asyncio.wait({flight.hedge})
+        if flight.is_filled:  # others say nothing about what is usual: one that hangs must not make us patient
+            self._patience.took(len(rest), _now_s() - flight.started_s)
         if flight.is_filled or flight.is_hedge_won:
             flight.have = len(target)
-            self._patience.took(len(rest), _now_s() - flight.started_s)
             return
         assert failure is not None
-        self._note_failure(flight, failure, len(rest))
+        flight.have += min(max(0, failure.read_bytes), len(rest))
+        self._pace.failed(flight.started_s, _now_s())
+        if is_late:
+            flight.timeouts += 1
+            self._counts["timeouts"] += 1
+            self._counts["wasted_bytes"] += len(rest)
         if flight.have == len(target):
             return  # all had come before it failed
         try:
             raise failure
         finally:
             del failure  # it holds this frame, and that the target
-
-    def _note_failure(self, flight: _Flight, failure: StorageError, length: int) -> None:
-        now_s = _now_s()
-        flight.have += min(max(0, failure.read_bytes), length)
-        self._pace.failed(flight.started_s, now_s)
-        if isinstance(failure, StorageTimeout):
-            flight.timeouts += 1
-            self._counts["timeouts"] += 1
-            self._counts["wasted_bytes"] += length - failure.read_bytes
-            self._patience.took(length, now_s - flight.started_s)
 
     # ---- stragglers ----------------------------------------------------------------------------------------
 
@@ -232,15 +230,20 @@ class RangeReader:
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = _now_s()
-            for flight in job.flights:
-                if flight.scope is None or flight.hedge is not None:
-                    continue  # it waits for its next try, or has a hedge
-                if now_s - flight.started_s < self._patience.overdue_s(len(flight.rest)):
-                    continue
-                if not flight.is_lent:
+            overdue = [
+                flight
+                for flight in job.flights
+                if flight.scope is not None  # else it waits for memory or for its next try
+                and now_s - flight.started_s >= self._patience.overdue_s(len(flight.rest))
+            ]
+            for flight in overdue:
+                # Until it is known what is usual a slow store would be given more to do.
+                if not flight.is_lent and self._patience.p95_s(len(flight.rest)) is not None:
                     flight.is_lent = self._gate.try_lend()
-                if self._hedges and may_hedge(
-                    pieces=job.pieces, done=job.done, hedges=job.hedges, in_flight=self._gate.in_use
+            in_flight = self._gate.in_use - sum(not flight.is_lent for flight in overdue)
+            for flight in overdue if self._hedges else ():
+                if flight.hedge is None and may_hedge(
+                    pieces=job.pieces, done=job.done, hedges=job.hedges, in_flight=in_flight
                 ):
                     buffer = self._hedging.try_take()
                     if buffer is not None:
@@ -281,7 +284,7 @@ class _Flight:
         self.piece = piece
         self.have = 0  # bytes from its start that are right
         self.calls = 0  # begun
-        self.timeouts = 0  # calls that ended so
+        self.timeouts = 0  # calls that ended at their deadline
         self.is_lent = False  # its place at the gate
         self.is_filled = False  # by a call of its own
         self.is_hedge_won = False

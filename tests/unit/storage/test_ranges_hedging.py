@@ -58,6 +58,32 @@ def test_first_read_of_all_is_hedged_as_well() -> None:
     run(main())
 
 
+def test_hanging_reads_are_not_in_the_way_of_a_hedge() -> None:
+    async def main() -> None:
+        store = make_store(Fault(Kind.STALL, attempts={0}))
+        reader = make_reader(store)
+        requests = [request()]
+        await reader.read(requests)
+        assert_right(requests)
+        hedge = next(call for call in store.calls if call.attempt == 1)
+        assert hedge.offset == 0
+        assert reader.statistics()["hedges"] == 1
+        assert elapsed_s() < 70.0, "the others were read again after their first deadline"
+
+    run(main())
+
+
+def test_slow_store_is_not_given_more_to_do_before_it_is_known() -> None:
+    async def main() -> None:
+        store = make_store(rate=10.0)  # a read takes 10 s
+        requests = [request()]
+        await make_reader(store, width=4).read(requests)
+        assert_right(requests)
+        assert store.most_under_way <= 5, "the width and one hedge"
+
+    run(main())
+
+
 def test_not_sent_where_there_is_no_other_way() -> None:
     async def main() -> None:
         _, reader = await practised(Fault(Kind.STALL, calls={4}), has_replicas=False)

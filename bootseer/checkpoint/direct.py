@@ -1,0 +1,265 @@
+"""A Source over a store: striped versions, and plain files as they are, read by many ranges at once.
+
+In: which stored files make up each file (`StoredFile`), and how to open the store. Units of striped files whose
+sums are known are checked as they arrive: none of their bytes is handed out before. A plain file is pinned to the
+version that it had when it was opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from bootseer import aio
+from bootseer.checkpoint.layout import Layout
+from bootseer.checkpoint.memory import allocate
+from bootseer.checkpoint.source import Request, SourceFile
+from bootseer.checkpoint.sums import crc32c
+from bootseer.errors import ConfigError, DigestMismatch, NotFound, Truncated
+from bootseer.storage.protocol import Store
+from bootseer.storage.ranges import RangeReader, RangeRequest
+
+UNITS = "units"  # every unit that is read whole
+SAMPLED = "sampled"  # one in SAMPLE_EVERY of these: for stores that have sums of their own
+FULL = "full"  # every byte: of a unit that is asked for in part, the whole is read
+NONE = "none"
+POLICIES = (UNITS, SAMPLED, FULL, NONE)
+SAMPLE_EVERY = 16
+CHECKERS = 2  # sums run at memory speed: more threads only take the reads' time
+
+
+class StoredFile(NamedTuple):
+    """One file of a checkpoint and where its bytes are."""
+
+    path: str  # in the checkpoint
+    layout: Layout
+    stripes: tuple[str, ...]  # paths in the store
+    sums: Sequence[int] = ()  # CRC32C of each unit; empty where they are not known
+    etag: str = ""  # of the only stripe of a plain file
+
+
+class _Unit(NamedTuple):
+    """A unit that is being read whole."""
+
+    file: StoredFile
+    index: int  # type: ignore[assignment]
+    memory: memoryview
+
+
+class _Copy(NamedTuple):
+    """Bytes of a unit that was read only for a part of it."""
+
+    unit: int  # index in the list of units
+    offset: int  # bytes, within the unit
+    target: memoryview
+
+
+class _Plan(NamedTuple):
+    """What one call reads: ranges, the unit that each belongs to (or None), and what is copied at the end."""
+
+    ranges: list[RangeRequest]
+    unit_of: list[int | None]
+    units: list[_Unit]
+    copies: list[_Copy]
+
+
+class DirectSource:
+    """Reads for this process alone. Threads and forked children may share it.
+
+    `verify`: one of POLICIES. `open_store` is called once a process, on the background loop.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        files: Mapping[str, StoredFile],
+        open_store: Callable[[], Store],
+        *,
+        version: str = "",
+        digest: str = "",
+        verify: str = UNITS,
+    ) -> None:
+        if verify not in POLICIES:
+            raise ConfigError(f"verify={verify!r}: it has to be one of {', '.join(POLICIES)}")
+        self.url = url
+        self.version = version
+        self.digest = digest
+        self.files: Mapping[str, SourceFile] = {
+            name: SourceFile(name, file.layout.size) for name, file in files.items()
+        }
+        self._stored = files
+        self._open_store = open_store
+        self._verify = verify
+        self._salt = random.randrange(SAMPLE_EVERY)  # noqa: S311  another unit on every node
+        self._lock = threading.Lock()
+        self._reader: RangeReader | None = None
+        self._pid = 0
+        self._past: dict[str, int] = {}  # counts of readers that are closed
+        self._checked = 0
+
+    def read(self, requests: Sequence[Request]) -> None:
+        plan = self._plan(requests)
+        if plan.ranges:
+            aio.run_sync(self._read(plan))
+
+    def map(self, path: str, offset: int, length: int) -> memoryview | None:
+        self._check(path, offset, length)
+        return None
+
+    def close(self) -> None:
+        if self._pid != os.getpid():
+            return  # never used by this process; what its parent opened is the parent's
+        with self._lock:
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                self._past = self._counts(reader)
+        if reader is not None:
+            aio.run_sync(reader.store.aclose())
+
+    def statistics(self) -> dict[str, int]:
+        with self._lock:
+            counts = self._past if self._reader is None else self._counts(self._reader)
+            return {"requests": 0, "read_bytes": 0, **counts, "checked_units": self._checked}
+
+    # ---- what to read -----------------------------------------------------------------------------------------
+
+    def _plan(self, requests: Sequence[Request]) -> _Plan:
+        plan = _Plan([], [], [], [])
+        borrowed: dict[tuple[str, int], int] = {}  # units that are read for a part of them
+        for request in requests:
+            file = self._check(request.path, request.offset, len(request.target))
+            for index, offset, target in _cut(file.layout, request):
+                is_whole = len(target) == file.layout.unit_length(index)
+                if self._verify == FULL and file.sums and not is_whole:
+                    key = (file.path, index)
+                    if key not in borrowed:
+                        memory = allocate(file.layout.unit_length(index), "a unit to check")
+                        borrowed[key] = self._add_unit(plan, file, index, memory)
+                    plan.copies.append(_Copy(borrowed[key], offset, target))
+                elif is_whole and self._is_checked(file, index):
+                    self._add_unit(plan, file, index, target)
+                else:
+                    start = index * file.layout.unit_bytes + offset
+                    self._add_ranges(plan, file, start, target, None)
+        return plan
+
+    def _add_unit(self, plan: _Plan, file: StoredFile, index: int, memory: memoryview) -> int:
+        plan.units.append(_Unit(file, index, memory))
+        self._add_ranges(plan, file, index * file.layout.unit_bytes, memory, len(plan.units) - 1)
+        return len(plan.units) - 1
+
+    def _add_ranges(self, plan: _Plan, file: StoredFile, start: int, target: memoryview, unit: int | None) -> None:
+        for piece in file.layout.pieces(start, len(target)):
+            part = target[piece.offset - start : piece.offset - start + piece.length]
+            plan.ranges.append(RangeRequest(file.stripes[piece.stripe], piece.stripe_offset, part, file.etag))
+            plan.unit_of.append(unit)
+
+    def _is_checked(self, file: StoredFile, index: int) -> bool:
+        if not file.sums or self._verify == NONE:
+            return False
+        return self._verify != SAMPLED or (index + self._salt) % SAMPLE_EVERY == 0
+
+    def _check(self, path: str, offset: int, length: int) -> StoredFile:
+        file = self._stored.get(path)
+        if file is None:
+            raise NotFound(f"{self.url}: has no file {path}")
+        if offset < 0 or offset + length > file.layout.size:
+            raise Truncated(
+                f"{self.url}: bytes {offset} to {offset + length} of {path}, which has {file.layout.size}"
+            )
+        return file
+
+    # ---- on the background loop -------------------------------------------------------------------------------
+
+    async def _read(self, plan: _Plan) -> None:
+        reader = self._get_reader()
+        if not plan.units:
+            await reader.read(plan.ranges)
+            return
+        left = [len(unit.memory) for unit in plan.units]
+        arrived: asyncio.Queue[int | None] = asyncio.Queue()
+
+        def on_piece(index: int, offset: int, length: int) -> None:
+            del offset
+            unit = plan.unit_of[index]
+            if unit is not None:
+                left[unit] -= length
+                if not left[unit]:
+                    arrived.put_nowait(unit)
+
+        async def check() -> None:
+            while (unit := await arrived.get()) is not None:
+                await self._check_sum(reader, plan.units[unit])
+
+        failure: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(CHECKERS):
+                    group.create_task(check())
+                await reader.read(plan.ranges, on_piece=on_piece)
+                for _ in range(CHECKERS):
+                    arrived.put_nowait(None)
+        except BaseExceptionGroup as failures:
+            failure = failures.exceptions[0]
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame
+        for copy in plan.copies:
+            copy.target[:] = plan.units[copy.unit].memory[copy.offset : copy.offset + len(copy.target)]
+
+    async def _check_sum(self, reader: RangeReader, unit: _Unit) -> None:
+        """A sum that is wrong is given one more chance, by another way to the bytes."""
+        file, index, memory = unit
+        start = index * file.layout.unit_bytes
+        for attempt in range(2):
+            if attempt:
+                ranges: _Plan = _Plan([], [], [], [])
+                self._add_ranges(ranges, file, start, memory, None)
+                await reader.read(ranges.ranges, attempt=attempt)
+            found = await aio.run_io(crc32c, memory)
+            if found == file.sums[index]:
+                self._checked += 1
+                return
+        piece = next(file.layout.pieces(start, len(memory)))
+        raise DigestMismatch(
+            f"{self.url}: {file.path}: unit {index} is damaged: bytes {piece.stripe_offset} to "
+            f"{piece.stripe_offset + len(memory)} of {file.stripes[piece.stripe]} have the sum {found:08x}, not "
+            f"{file.sums[index]:08x}; load another version, and find the extent with: bootseer ckpt verify"
+        )
+
+    def _get_reader(self) -> RangeReader:
+        if self._pid != os.getpid():  # a forked child: connections and locks are the parent's
+            self._lock = threading.Lock()
+            self._reader = None
+            self._pid = os.getpid()
+        with self._lock:
+            if self._reader is None:
+                self._reader = RangeReader(self._open_store())
+            return self._reader
+
+    def _counts(self, reader: RangeReader) -> dict[str, int]:
+        counts = dict(self._past)
+        for name, value in reader.statistics().items():
+            counts[name] = counts.get(name, 0) + value
+        return counts
+
+
+def plain_file(path: str, size: int, etag: str, stored: str) -> StoredFile:
+    """A file that is stored as it is."""
+    return StoredFile(path, Layout(size, max(1, size), 1), (stored,), (), etag)
+
+
+def _cut(layout: Layout, request: Request) -> Iterator[tuple[int, int, memoryview]]:
+    """A request by units: which one, where in it, and the memory for that part."""
+    offset, done = request.offset, 0
+    while done < len(request.target):
+        index, within = divmod(offset + done, layout.unit_bytes)
+        count = min(layout.unit_length(index) - within, len(request.target) - done)
+        yield index, within, request.target[done : done + count]
+        done += count

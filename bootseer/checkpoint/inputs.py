@@ -1,0 +1,117 @@
+"""What a writer takes its bytes from: memory, files of this machine, files of a store, or a stream.
+
+All but a stream can be read at any offset, several ranges at once, and again after a failure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from bootseer import aio
+from bootseer.errors import NotFound, PermissionDenied, SourceChanged, StorageError, Truncated
+from bootseer.storage.ranges import RangeReader, RangeRequest
+
+
+class Input(Protocol):
+    """Bytes of known number."""
+
+    size: int  # bytes
+
+    async def read_into(self, offset: int, target: memoryview) -> None:
+        """Fills `target` from `offset` on."""
+
+
+class Stream(NamedTuple):
+    """Bytes of unknown number, once, in order."""
+
+    chunks: AsyncIterator[bytes | memoryview]
+
+
+class MemoryInput:
+    """Buffers one after the other, as those of tensors; they must not change until they are written."""
+
+    def __init__(self, buffers: Sequence[memoryview | bytes | bytearray]) -> None:
+        self._views = [memoryview(each).cast("B") for each in buffers]
+        self.size = sum(len(view) for view in self._views)
+
+    async def read_into(self, offset: int, target: memoryview) -> None:
+        if offset + len(target) > self.size:
+            raise Truncated(f"bytes {offset} to {offset + len(target)} of {self.size} in memory")
+        await aio.run_io(self._copy, offset, target)
+
+    def _copy(self, offset: int, target: memoryview) -> None:
+        at = done = 0
+        for view in self._views:
+            start = max(0, offset + done - at)
+            if start < len(view) and done < len(target):
+                count = min(len(view) - start, len(target) - done)
+                target[done : done + count] = view[start : start + count]
+                done += count
+            at += len(view)
+            if done == len(target):
+                return
+
+
+class FileInput:
+    """A file of this machine; it must not change while it is read."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise NotFound(f"{path}: no such file") from error
+        except PermissionError as error:
+            raise PermissionDenied(f"{path}: permission denied") from error
+        except OSError as error:
+            raise StorageError(f"{path}: {os.strerror(error.errno or 0).lower()}") from error
+        found = os.fstat(self._fd)
+        self.size = found.st_size
+        self._mark = (found.st_mtime_ns, found.st_size)
+
+    async def read_into(self, offset: int, target: memoryview) -> None:
+        await aio.run_io(self._read, offset, target)
+
+    def _read(self, offset: int, target: memoryview) -> None:
+        done = 0
+        while done < len(target):
+            try:
+                got = os.preadv(self._fd, [target[done:]], offset + done)
+            except OSError as error:
+                raise StorageError(f"{self._path}: {os.strerror(error.errno or 0).lower()}") from error
+            if not got:
+                raise Truncated(f"{self._path}: became shorter while it was read")
+            done += got
+
+    def close(self) -> None:
+        """Raises SourceChanged if the file is not what it was."""
+        found = os.fstat(self._fd)
+        os.close(self._fd)
+        if (found.st_mtime_ns, found.st_size) != self._mark:
+            raise SourceChanged(f"{self._path}: was written to while it was read")
+
+
+class StoreInput:
+    """A file of a store, pinned to one version of it."""
+
+    def __init__(self, reader: RangeReader, path: str, size: int, etag: str) -> None:
+        self._reader, self._path, self._etag = reader, path, etag
+        self.size = size
+
+    async def read_into(self, offset: int, target: memoryview) -> None:
+        await self._reader.read([RangeRequest(self._path, offset, target, self._etag)])
+
+
+class PartInput:
+    """A part of another input."""
+
+    def __init__(self, whole: Input, offset: int, size: int) -> None:
+        self._whole, self._offset, self.size = whole, offset, size
+
+    async def read_into(self, offset: int, target: memoryview) -> None:
+        await self._whole.read_into(self._offset + offset, target)
+
+
+Progress = Callable[[int], None]  # bytes that have been written since the last call

@@ -1,0 +1,23 @@
+"""What a store has done, counted from any thread."""
+
+from __future__ import annotations
+
+import threading
+
+NAMES = ("requests", "read_bytes", "written_bytes", "retries")
+
+
+class Counts:
+    """Named numbers that only grow."""
+
+    def __init__(self, *more: str) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys((*NAMES, *more), 0)
+
+    def add(self, name: str, count: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += count
+
+    def to_dict(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)

@@ -1,0 +1,183 @@
+"""Files in the memory of this process, for tests and small things: `memory://NAME` is the same place everywhere.
+
+Publishing, creating and joining are single steps, also between threads. A fork copies what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+from urllib.parse import quote
+
+from bootseer.errors import AlreadyExists, NotFound, SourceChanged, StorageError, Truncated
+from bootseer.storage.counts import Counts
+from bootseer.storage.landing import copy_bytes
+from bootseer.storage.paths import check_offset, check_path, join
+from bootseer.storage.protocol import Entry, Features, Stat
+
+_PIECE_BYTES = 8 << 20
+
+
+class _File(NamedTuple):
+    data: bytes
+    etag: str
+    mtime_s: float
+
+
+class _Place:
+    """All files below one name."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, _File] = {}
+        self.lock = threading.Lock()
+        self._versions = 0
+
+    def put(self, path: str, data: bytes, *, is_new: bool) -> _File:
+        """With the lock held."""
+        if is_new and path in self.files:
+            raise FileExistsError
+        self._versions += 1
+        file = self.files[path] = _File(data, str(self._versions), time.time())
+        return file
+
+
+class MemoryStore:
+    """Implements `Store`. It has no folders: those that files stand in are there as long as the files."""
+
+    features = Features(creates_if_absent=True, concatenates=False, has_replicas=False)
+
+    def __init__(self, name: str, folder: str = "") -> None:
+        self.url = "memory://" + quote(join(name, folder) if folder else name)
+        with _places_lock:
+            self._place = _places.setdefault(name, _Place())
+        self._prefix = f"{folder}/" if folder else ""
+        self._counts = Counts()
+
+    async def stat(self, path: str) -> Stat:
+        self._counts.add("requests")
+        file = self._get(path)
+        return Stat(len(file.data), file.etag)
+
+    async def read_into(
+        self, path: str, offset: int, target: memoryview, *, etag: str = "", attempt: int = 0
+    ) -> None:
+        del attempt
+        self._counts.add("requests")
+        file = self._get(path)
+        check_offset(self.url, path, offset)
+        if etag and file.etag != etag:
+            raise SourceChanged(f"{self.url}: {path!r} is another version than the one that is being read")
+        if offset + len(target) > len(file.data):
+            raise Truncated(
+                f"{self.url}: bytes {offset} to {offset + len(target)} of {path!r}, which has {len(file.data)}"
+            )
+        for start in range(0, len(target), _PIECE_BYTES):
+            part = target[start : start + _PIECE_BYTES]
+            copy_bytes(part, memoryview(file.data)[offset + start : offset + start + len(part)])
+            await asyncio.sleep(0)  # others have their turn, a cancellation its chance
+        self._counts.add("read_bytes", len(target))
+
+    async def list(self, folder: str) -> list[Entry]:
+        self._counts.add("requests")
+        prefix = self._prefix + (check_path(self.url, folder, is_folder=True) + "/" if folder else "")
+        found: dict[str, Entry] = {}
+        with self._place.lock:
+            for path, file in self._place.files.items():
+                if path.startswith(prefix):
+                    name, slash, _ = path[len(prefix) :].partition("/")
+                    if slash:
+                        found[name] = Entry(name, 0, True, 0.0)
+                    else:
+                        found[name] = Entry(name, len(file.data), False, file.mtime_s)
+        return sorted(found.values())
+
+    async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
+        self._counts.add("requests")
+        file = self._put(path, bytes(data), is_new=if_absent)
+        return Stat(len(file.data), file.etag)
+
+    @asynccontextmanager
+    async def create(
+        self, path: str, *, size: int | None = None, placement: int | None = None
+    ) -> AsyncIterator[_Writer]:
+        del size, placement
+        self._counts.add("requests")
+        self._check_new(path)
+        writer = _Writer()
+        yield writer
+        self._put(path, bytes(writer.data), is_new=True)
+
+    async def concat(self, path: str, parts: Sequence[str]) -> None:
+        if not parts:
+            raise StorageError(f"{self.url}: {path!r} cannot be joined from no parts")
+        self._counts.add("requests")
+        data = b"".join([self._get(part).data for part in parts])
+        self._put(path, data, is_new=True)
+        for part in parts:
+            await self.delete(part)
+
+    async def delete(self, path: str) -> None:
+        self._counts.add("requests")
+        full = self._prefix + check_path(self.url, path)
+        with self._place.lock:
+            gone = [name for name in self._place.files if name == full or name.startswith(full + "/")]
+            for name in gone:
+                del self._place.files[name]
+
+    async def aclose(self) -> None:
+        """The files stay, for other stores of that name."""
+
+    def statistics(self) -> dict[str, int]:
+        return self._counts.to_dict()
+
+    def _get(self, path: str) -> _File:
+        file = self._place.files.get(self._prefix + check_path(self.url, path))
+        if file is None:
+            raise NotFound(f"{self.url}: there is no file {path!r}")
+        return file
+
+    def _put(self, path: str, data: bytes, *, is_new: bool) -> _File:
+        full = self._prefix + check_path(self.url, path)
+        with self._place.lock:
+            try:
+                file = self._place.put(full, data, is_new=is_new)
+            except FileExistsError as error:
+                raise AlreadyExists(f"{self.url}: {path!r} is there already") from error
+        self._counts.add("written_bytes", len(data))
+        return file
+
+    def _check_new(self, path: str) -> None:
+        if self._prefix + check_path(self.url, path) in self._place.files:
+            raise AlreadyExists(f"{self.url}: {path!r} is there already")
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    async def write(self, data: memoryview | bytes) -> None:
+        self.data += data
+
+
+def forget(name: str) -> None:
+    """Drops all files of `memory://NAME`."""
+    with _places_lock:
+        _places.pop(name, None)
+
+
+def _forget_lock() -> None:
+    """In the child of a fork, where a thread that is gone may have held it."""
+    global _places_lock
+    _places_lock = threading.Lock()
+    for place in _places.values():
+        place.lock = threading.Lock()
+
+
+_places: dict[str, _Place] = {}
+_places_lock = threading.Lock()
+os.register_at_fork(after_in_child=_forget_lock)

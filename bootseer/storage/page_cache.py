@@ -1,0 +1,102 @@
+"""What the kernel holds of a file, and where the file lies: decides how a local file is read.
+
+Reading around a warm page cache throws its speed away; reading a cold file through it costs ten times the CPU. A
+call on a network file system can hang for good, one on a disk of this machine as good as never does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+
+PAGE_BYTES = 4096
+_CACHESTAT = 451  # the system call's number, the same on all machines; Linux 6.5
+_PROBES = 8  # pages looked at where cachestat is missing
+
+# Parts of the names of file systems that stand on a network or on a process.
+_REMOTE = (
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse",
+    "lustre",
+    "ceph",
+    "gpfs",
+    "beegfs",
+    "9p",
+    "virtiofs",
+    "afs",
+    "gfs",
+    "orange",
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_has_cachestat = sys.platform == "linux"
+
+
+def cached_share(fd: int, offset: int, length: int) -> float:
+    """How much of a range of an open file is in the page cache, 0 to 1. Reads next to nothing."""
+    global _has_cachestat
+    if length <= 0:
+        return 1.0
+    if _has_cachestat:
+        span = (ctypes.c_uint64 * 2)(offset, length)
+        counts = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, recently evicted
+        if _libc.syscall(ctypes.c_long(_CACHESTAT), ctypes.c_uint(fd), span, counts, ctypes.c_uint(0)) == 0:
+            pages = (offset + length - 1) // PAGE_BYTES - offset // PAGE_BYTES + 1
+            return min(1.0, int(counts[0]) / pages)
+        if ctypes.get_errno() == 38:  # ENOSYS: an older kernel. Else this file is not ours, the next one may be.
+            _has_cachestat = False
+    return _probed_share(fd, offset, length)
+
+
+def _probed_share(fd: int, offset: int, length: int) -> float:
+    """Asks for single bytes that the kernel may give only without waiting.
+
+    A miss makes the kernel fetch that page all the same, so the pages are drawn anew each time: the same ones
+    would look warm to the next reader.
+    """
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # a miss fetches no more than that page
+    one = bytearray(1)
+    found = 0
+    for _ in range(_PROBES):
+        try:
+            found += os.preadv(fd, [one], offset + random.randrange(length), os.RWF_NOWAIT)  # noqa: S311
+        except BlockingIOError:
+            pass
+        except OSError:
+            found = 0  # this file system cannot say
+            break
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_NORMAL)
+    return found / _PROBES
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path, or the part of it that exists, lies on a network file system or one of a process."""
+    while True:
+        try:
+            device = os.stat(path).st_dev
+            break
+        except OSError:
+            above = os.path.dirname(path)
+            if above == path:
+                return False
+            path = above
+    kind = _file_system(device)
+    return kind is not None and any(part in kind for part in _REMOTE)
+
+
+def _file_system(device: int) -> str | None:
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                before, _, after = line.partition(" - ")
+                if before.split(" ", 3)[2] == wanted:
+                    return after.split(" ", 1)[0]
+    except (OSError, IndexError):
+        pass
+    return None
