@@ -1,1 +1,43 @@
-"""Bytes by URL and range: one protocol, many kinds of stores."""
+"""Bytes by URL and range: `open_store` gives the store of a place, `open_at` that of a file's folder and its name.
+
+Names are loaded when first used, so that importing this costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bootseer.storage.open import open_at as open_at
+    from bootseer.storage.open import open_store as open_store
+    from bootseer.storage.paths import redact as redact
+    from bootseer.storage.protocol import Entry as Entry
+    from bootseer.storage.protocol import Features as Features
+    from bootseer.storage.protocol import Stat as Stat
+    from bootseer.storage.protocol import Store as Store
+    from bootseer.storage.protocol import StoreWriter as StoreWriter
+    from bootseer.storage.ranges import RangeReader as RangeReader
+    from bootseer.storage.ranges import RangeRequest as RangeRequest
+
+_HOMES = {
+    "open_at": "open",
+    "open_store": "open",
+    "redact": "paths",
+    "Entry": "protocol",
+    "Features": "protocol",
+    "Stat": "protocol",
+    "Store": "protocol",
+    "StoreWriter": "protocol",
+    "RangeReader": "ranges",
+    "RangeRequest": "ranges",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,0 +1,126 @@
+"""Whether every byte of a version is there and right, and if not, which are wrong.
+
+In: a store and a pinned version. Out: what was checked and every fault, named by file, unit and stripe. Units are
+read in order, many at once, through little memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bootseer import aio
+from bootseer.checkpoint.direct import StoredFile
+from bootseer.checkpoint.memory import allocate
+from bootseer.checkpoint.sums import crc32c
+from bootseer.checkpoint.versions import Pinned
+from bootseer.errors import BootseerError
+from bootseer.storage.protocol import Store
+from bootseer.storage.ranges import RangeReader, RangeRequest
+
+UNITS_AT_ONCE = 16
+MOST_FAULTS = 1000  # that are named; all are counted
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong."""
+
+    path: str  # of the file in the checkpoint
+    stripe: str  # path in the store
+    unit: int  # -1: the whole stripe file
+    what: str
+
+
+class Verdict(NamedTuple):
+    """What was looked at and found."""
+
+    files: int
+    checked_bytes: int  # whose sums were right
+    unsummed_bytes: int  # of plain files, which have no sums: only their sizes were looked at
+    faults: tuple[Fault, ...]  # at most MOST_FAULTS
+    fault_count: int
+
+
+async def verify(store: Store, pinned: Pinned, progress: Callable[[int], None] | None = None) -> Verdict:
+    """Reads all striped files and compares sums and sizes; of plain files sizes and etags.
+
+    Args: progress: is told bytes that are done since the last call.
+    """
+    note = progress or (lambda _: None)
+    reader = RangeReader(store)
+    checker = _Checker(store, reader, note)
+    work: list[tuple[StoredFile, int]] = []
+    for file in pinned.files:
+        await checker.check_sizes(file)
+        if file.sums:
+            work += [(file, unit) for unit in range(file.layout.units)]
+        else:
+            checker.unsummed_bytes += file.layout.size
+            note(file.layout.size)
+    await aio.map_bounded(checker.check_unit, work, width=UNITS_AT_ONCE)
+    return Verdict(
+        len(pinned.files),
+        checker.checked_bytes,
+        checker.unsummed_bytes,
+        tuple(sorted(checker.faults)),
+        checker.fault_count,
+    )
+
+
+class _Checker:
+    def __init__(self, store: Store, reader: RangeReader, note: Callable[[int], None]) -> None:
+        self._store = store
+        self._reader = reader
+        self._note = note
+        self._free: list[memoryview] = []
+        self._broken: set[str] = set()  # stripes of which no unit need be read
+        self.checked_bytes = self.unsummed_bytes = self.fault_count = 0
+        self.faults: list[Fault] = []
+
+    async def check_sizes(self, file: StoredFile) -> None:
+        for number, stripe in enumerate(file.stripes):
+            expected = file.layout.stripe_size(number)
+            try:
+                found = await self._store.stat(stripe)
+            except BootseerError as error:
+                self._broken.add(stripe)
+                self._add(Fault(file.path, stripe, -1, str(error)))
+                continue
+            if found.size != expected:
+                self._add(Fault(file.path, stripe, -1, f"has {found.size} bytes, not {expected}"))
+            elif file.etag and found.etag != file.etag:
+                self._add(Fault(file.path, stripe, -1, "has changed since it was looked at"))
+
+    async def check_unit(self, work: tuple[StoredFile, int]) -> None:
+        file, unit = work
+        length = file.layout.unit_length(unit)
+        [piece] = file.layout.pieces(unit * file.layout.unit_bytes, length)
+        stripe = file.stripes[piece.stripe]
+        if stripe not in self._broken:
+            buffer = self._take(file.layout.unit_bytes)
+            view = buffer[:length]
+            try:
+                await self._reader.read([RangeRequest(stripe, piece.stripe_offset, view)])
+                found = await aio.run_io(crc32c, view)
+                if found == file.sums[unit]:
+                    self.checked_bytes += length
+                else:
+                    what = f"CRC32C {found:08x}, not {file.sums[unit]:08x}"
+                    self._add(Fault(file.path, stripe, unit, what))
+            except BootseerError as error:
+                self._add(Fault(file.path, stripe, unit, str(error)))
+            finally:
+                self._free.append(buffer)
+        self._note(length)
+
+    def _take(self, size: int) -> memoryview:
+        while self._free:
+            buffer = self._free.pop()
+            if len(buffer) >= size:
+                return buffer
+        return allocate(size)
+
+    def _add(self, fault: Fault) -> None:
+        self.fault_count += 1
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(fault)

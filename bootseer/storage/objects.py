@@ -1,0 +1,347 @@
+"""Object stores: `s3://`, `gs://` and `az://`, by obstore (an extra of this package).
+
+Ranges come as a stream that is copied into the target as it arrives; versions are told apart by ETag. Small files
+are put with a condition, large ones in parts that appear as one file at the end; S3 keeps the parts of a writer
+that was killed until a rule of the bucket removes them. Credentials come from the usual places or from `options`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from bootseer.errors import (
+    AlreadyExists,
+    BootseerError,
+    ConfigError,
+    NotFound,
+    PermissionDenied,
+    SourceChanged,
+    StorageError,
+    StorageTimeout,
+    Truncated,
+    Unavailable,
+)
+from bootseer.storage.counts import Counts
+from bootseer.storage.joining import join_by_copy
+from bootseer.storage.landing import copy_bytes
+from bootseer.storage.paths import check_offset, check_path, redact
+from bootseer.storage.protocol import Entry, Features, Stat
+
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
+PART_BYTES = 16 << 20  # of an upload
+MOST_PARTS = 9000  # S3 takes 10,000
+UPLOADS = 8  # parts at once
+CHUNK_BYTES = 1 << 20  # of a stream
+WRITE_STEP_BYTES = 4 << 20
+DELETE_AT_ONCE = 1000
+
+T = TypeVar("T")
+
+_SECRETS = re.compile(r"\?[^\s\"')]*")
+
+
+class ObjectStore:
+    """Implements `Store`.
+
+    Args:
+        options: `config` (obstore's names, such as `endpoint` or `access_key_id`), `client_options`,
+            `retry_config`, `credential_provider`: passed on to obstore.
+    """
+
+    features = Features(creates_if_absent=True, concatenates=False, has_replicas=False)
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0, options: Mapping[str, object] | None = None) -> None:
+        try:
+            import obstore
+        except ImportError as error:
+            raise ConfigError(
+                f"{redact(url)}: object stores need obstore: pip install 'bootseer[objects]'"
+            ) from error
+        self.url = redact(url.rstrip("/"))
+        self._obstore: Any = obstore
+        self._timeout_s = timeout_s
+        self._counts = Counts()
+        if urlsplit(url).query:
+            raise ConfigError(f"{self.url}: options of an object store do not go into the URL")
+        self._store: Any = self._make(url, dict(options or {}))
+
+    async def stat(self, path: str) -> Stat:
+        meta = await self._call(path, self._obstore.head_async, check_path(self.url, path))
+        return _to_stat(meta)
+
+    async def read_into(
+        self, path: str, offset: int, target: memoryview, *, etag: str = "", attempt: int = 0
+    ) -> None:
+        del attempt  # connections are obstore's own
+        check_path(self.url, path)
+        check_offset(self.url, path, offset)
+        if not target:
+            await self._check_empty(path, offset, etag)
+            return
+        options: dict[str, object] = {"range": (offset, offset + len(target))}
+        if etag:
+            options["if_match"] = etag
+        done = 0
+        try:
+            result = await self._call(path, self._obstore.get_async, path, options=options)
+            if etag and result.meta["e_tag"] != etag:
+                raise self._changed(path)
+            if result.meta["size"] < offset + len(target):
+                raise self._truncated(path, offset, len(target), result.meta["size"])
+            if tuple(result.range) != (offset, offset + len(target)):
+                raise Unavailable(f"{self._shown(path)}: the server sent other bytes than it was asked for")
+            stream = result.stream(min_chunk_size=CHUNK_BYTES)
+            while done < len(target):
+                try:
+                    with self._errors(path):
+                        async with asyncio.timeout(self._timeout_s):
+                            data = await anext(stream)
+                except StopAsyncIteration:
+                    raise Unavailable(f"{self._shown(path)}: ended after {done} of {len(target)} bytes") from None
+                view = memoryview(data)
+                if done + len(view) > len(target):
+                    raise Unavailable(f"{self._shown(path)}: the server sent more bytes than it was asked for")
+                copy_bytes(target[done : done + len(view)], view)
+                done += len(view)
+        except StorageError as error:
+            error.read_bytes = done
+            raise
+        finally:
+            self._counts.add("read_bytes", done)
+
+    async def list(self, folder: str) -> list[Entry]:
+        prefix = check_path(self.url, folder, is_folder=True)
+        found = await self._call(folder, self._obstore.list_with_delimiter_async, prefix or None)
+        skip = len(prefix) + 1 if prefix else 0
+        entries = [Entry(path[skip:].rstrip("/"), 0, True, 0.0) for path in found["common_prefixes"]]
+        for meta in found["objects"]:
+            name = meta["path"][skip:]
+            if name and "/" not in name:
+                entries.append(Entry(name, meta["size"], False, meta["last_modified"].timestamp()))
+        return sorted(entries)
+
+    async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
+        check_path(self.url, path)
+        mode = "create" if if_absent else "overwrite"
+        result = await self._call(path, self._obstore.put_async, path, bytes(data), mode=mode, use_multipart=False)
+        self._counts.add("written_bytes", len(data))
+        return Stat(len(data), result["e_tag"] or "")
+
+    @asynccontextmanager
+    async def create(
+        self, path: str, *, size: int | None = None, placement: int | None = None
+    ) -> AsyncIterator[_Writer]:
+        del placement
+        await self.check_new(path)
+        part_bytes = max(PART_BYTES, -(-(size or 0) // MOST_PARTS))
+        writer = _Writer(self, path, part_bytes)
+        try:
+            yield writer
+            await writer.finish()
+        except BaseException:
+            await writer.abort()
+            raise
+
+    async def concat(self, path: str, parts: Sequence[str]) -> None:
+        await join_by_copy(self, path, parts)
+
+    async def delete(self, path: str) -> None:
+        check_path(self.url, path)
+        below = await self._call(path, self._names_below)
+        gone = [path, *below]
+        for start in range(0, len(gone), DELETE_AT_ONCE):
+            try:
+                await self._call(path, self._obstore.delete_async, gone[start : start + DELETE_AT_ONCE])
+            except NotFound:
+                for name in gone[start : start + DELETE_AT_ONCE]:  # one was missing, and may have stopped the rest
+                    try:
+                        await self._call(name, self._obstore.delete_async, name)
+                    except NotFound:
+                        pass
+
+    async def aclose(self) -> None:
+        """Connections are obstore's own and end with the store."""
+
+    def statistics(self) -> dict[str, int]:
+        """`retries` are not among them: obstore does not count its own."""
+        return self._counts.to_dict()
+
+    # ---- one call ------------------------------------------------------------------------------------------
+
+    def _make(self, url: str, options: dict[str, object]) -> Any:
+        from obstore.store import from_url
+
+        unknown = set(options) - {"config", "client_options", "retry_config", "credential_provider"}
+        if unknown:
+            raise ConfigError(f"{self.url}: unknown options {', '.join(sorted(unknown))}")
+        wait = timedelta(seconds=self._timeout_s)
+        # Of the whole request by default, also of a slow one that goes on: we look at its progress ourselves.
+        client = {"timeout": timedelta(hours=6), "connect_timeout": wait, "read_timeout": wait}
+        retries = {"max_retries": 2, "retry_timeout": wait, "backoff": {"max_backoff": timedelta(seconds=1)}}
+        options["client_options"] = {**client, **_mapping(options.get("client_options"))}
+        options["retry_config"] = {**retries, **_mapping(options.get("retry_config"))}
+        scheme, colon, rest = url.partition(":")
+        try:
+            return from_url(scheme.lower() + colon + rest.rstrip("/"), **options)
+        except Exception as error:  # of the URL or the options: whatever it is, nothing was asked of a server
+            raise ConfigError(f"{self.url}: {_first_line(error)}") from error
+
+    async def _call(self, path: str, func: Callable[..., Awaitable[T]], *args: object, **options: object) -> T:
+        """One request, or a few that obstore makes of it."""
+        self._counts.add("requests")
+        with self._errors(path):
+            async with asyncio.timeout(self._timeout_s):
+                return await func(self._store, *args, **options)
+
+    async def _names_below(self, store: Any, path: str) -> tuple[str, ...]:
+        return tuple([meta["path"] async for metas in self._obstore.list(store, path) for meta in metas])
+
+    def open_upload(self, path: str, part_bytes: int) -> Any:
+        """For the writer: an upload in parts."""
+        return self._obstore.open_writer_async(self._store, path, buffer_size=part_bytes, max_concurrency=UPLOADS)
+
+    async def run_upload(self, path: str, func: Callable[..., Awaitable[object]], *args: object) -> None:
+        """For the writer: one step of an upload."""
+        with self._errors(path):
+            async with asyncio.timeout(self._timeout_s):
+                await func(*args)
+
+    def count_written(self, count: int) -> None:
+        """For the writer."""
+        self._counts.add("written_bytes", count)
+        self._counts.add("requests")
+
+    async def check_new(self, path: str) -> None:
+        """Raises: AlreadyExists."""
+        try:
+            await self.stat(path)
+        except NotFound:
+            return
+        raise AlreadyExists(f"{self._shown(path)}: is there already")
+
+    async def _check_empty(self, path: str, offset: int, etag: str) -> None:
+        found = await self.stat(path)
+        if etag and found.etag != etag:
+            raise self._changed(path)
+        if offset > found.size:
+            raise self._truncated(path, offset, 0, found.size)
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        """The door of obstore's exceptions."""
+        try:
+            yield
+        except (BootseerError, StopAsyncIteration):
+            raise
+        except TimeoutError as error:
+            raise StorageTimeout(f"{self._shown(path)}: no progress within {self._timeout_s:g} s") from error
+        except FileNotFoundError as error:
+            raise NotFound(f"{self._shown(path)}: there is no such object") from error
+        except Exception as error:
+            raise self._to_ours(error, path) from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            raise StorageError(
+                f"{self._shown(path)}: obstore failed ({_first_line(error)}): was this process forked?"
+            ) from error
+
+    def _to_ours(self, error: Exception, path: str) -> BootseerError:
+        kind, text = type(error).__name__, str(error)
+        shown, said = self._shown(path), _first_line(error)
+        if kind == "AlreadyExistsError":
+            return AlreadyExists(f"{shown}: is there already")
+        if kind in ("PreconditionError", "NotModifiedError"):
+            return self._changed(path)
+        if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+            return PermissionDenied(f"{shown}: the store refuses it: are the credentials right? ({said})")
+        if kind in ("InvalidPathError", "NotSupportedError", "ValueError"):
+            return StorageError(f"{shown}: {said}")
+        if "InvalidGetRange" in text or "416" in said or "Requested range not satisfiable" in text:
+            return Truncated(f"{shown}: the range lies past its end")
+        status = re.search(r"status:? (?:code:? )?(4\d\d)", said)
+        if status and status[1] not in ("408", "425", "429"):
+            return StorageError(f"{shown}: {said}")
+        if "TimedOut" in text or "timed out" in text:
+            return StorageTimeout(f"{shown}: {said}")
+        return Unavailable(f"{shown}: {said}")
+
+    def _shown(self, path: str) -> str:
+        return f"{self.url}/{path}" if path else self.url
+
+    def _changed(self, path: str) -> SourceChanged:
+        return SourceChanged(f"{self._shown(path)}: is another version than the one that is being read")
+
+    def _truncated(self, path: str, offset: int, length: int, size: int) -> Truncated:
+        return Truncated(f"{self._shown(path)}: bytes {offset} to {offset + length} of an object of {size}")
+
+
+class _Writer:
+    """Implements `StoreWriter`: one conditional put, or parts if there is more than one."""
+
+    def __init__(self, store: ObjectStore, path: str, part_bytes: int) -> None:
+        self._store = store
+        self._path = path
+        self._part_bytes = part_bytes
+        self._pending = bytearray()
+        self._upload: Any = None
+
+    async def write(self, data: memoryview | bytes) -> None:
+        view = memoryview(data).cast("B")
+        if self._upload is None and len(self._pending) + len(view) <= self._part_bytes:
+            self._pending += view
+            return
+        if self._upload is None:
+            self._upload = self._store.open_upload(self._path, self._part_bytes)
+            pending, self._pending = bytes(self._pending), bytearray()
+            await self._send(memoryview(pending))
+        await self._send(view)
+
+    async def finish(self) -> None:
+        """Gives it its name."""
+        if self._upload is None:
+            await self._store.publish(self._path, bytes(self._pending), if_absent=True)
+            return
+        await self._store.check_new(self._path)
+        await self._store.run_upload(self._path, self._upload.close)
+        self._upload = None
+
+    async def abort(self) -> None:
+        """Drops the parts; those of an upload that cannot be reached stay with the store."""
+        upload, self._upload = self._upload, None
+        self._pending.clear()
+        if upload is not None:
+            try:
+                await self._store.run_upload(self._path, upload.__aexit__, GeneratorExit, None, None)
+            except BootseerError:
+                pass  # what ended the writing is raised
+
+    async def _send(self, view: memoryview) -> None:
+        for start in range(0, len(view), WRITE_STEP_BYTES):
+            step = bytes(view[start : start + WRITE_STEP_BYTES])  # a copy: obstore may keep it for longer
+            await self._store.run_upload(self._path, self._upload.write, step)
+            self._store.count_written(len(step))
+
+
+def _to_stat(meta: Mapping[str, Any]) -> Stat:
+    return Stat(meta["size"], meta["e_tag"] or "")
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"client_options and retry_config are mappings, not {type(value).__name__}")
+    return value
+
+
+def _first_line(error: BaseException) -> str:
+    """Of many; without what signs a request."""
+    line = str(error).strip().partition("\n")[0][:300]
+    return _SECRETS.sub("?***", line) or type(error).__name__

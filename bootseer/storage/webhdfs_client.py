@@ -1,0 +1,433 @@
+"""Blocking WebHDFS calls to NameNodes and, for data, straight to chosen DataNodes. One connection a call.
+
+Every socket operation has a deadline, so a call ends when nothing moves for that long; `Breaker` ends it from
+another thread at once. Answers are bounded and their errors become ours here. bootseer.storage.webhdfs makes it
+asynchronous.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+from bootseer.errors import (
+    AlreadyExists,
+    NotFound,
+    PermissionDenied,
+    StorageError,
+    StorageTimeout,
+    Truncated,
+    Unavailable,
+)
+from bootseer.storage.landing import GivenUpError, Landing
+
+PREFIX = "/webhdfs/v1"
+MAX_ANSWER_BYTES = 256 << 20  # a listing of a million names
+CONNECT_S = 5.0  # a host that does not answer at all; a refusal comes at once
+_STEP_BYTES = 256 << 10  # of receiving and sending: what the deadline counts for
+_SEND_BUFFER_BYTES = 1 << 20  # little is in flight unseen, so that a stall is noticed early
+
+_ERRORS: dict[str, type[StorageError]] = {
+    "FileNotFoundException": NotFound,
+    "FileAlreadyExistsException": AlreadyExists,
+    "AlreadyBeingCreatedException": AlreadyExists,
+    "AccessControlException": PermissionDenied,
+    "AuthorizationException": PermissionDenied,
+    "SecurityException": PermissionDenied,
+    "InvalidToken": PermissionDenied,
+    "StandbyException": Unavailable,
+    "RetriableException": Unavailable,
+    "SafeModeException": Unavailable,
+    "ConnectException": Unavailable,
+    "SocketTimeoutException": Unavailable,
+    "NoRouteToHostException": Unavailable,
+    "BlockMissingException": Unavailable,
+}
+
+
+# A plain IOException with one of these is a lost connection between servers, or a cluster that is short of nodes.
+_PASSING = re.compile(
+    r"local exception|reset|refused|timed? ?out|broken pipe|EOF|closed|could only be replicated|datanodes .*bad"
+    r"|safe ?mode",
+    re.IGNORECASE,
+)
+
+
+class FileStatus(NamedTuple):
+    """What the NameNode says of one name."""
+
+    name: str  # "" when it was asked for by its path
+    size: int
+    is_folder: bool
+    mtime_ms: int
+    file_id: int  # 0 where the server has none
+    replication: int
+    block_bytes: int
+
+
+class WebNode(NamedTuple):
+    """A DataNode as its web server is reached."""
+
+    address: str  # host:port
+    silent_s: int  # since its last heartbeat, 0 where unknown
+
+
+class WebBlock(NamedTuple):
+    """Where one block lies; nodes in the NameNode's order."""
+
+    offset: int  # bytes, in the file
+    length: int  # bytes
+    nodes: tuple[WebNode, ...]
+
+
+class Breaker:
+    """Ends a blocking call from outside: its connection is shut down, so its thread comes back at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self.is_tripped = False
+
+    def trip(self) -> None:
+        with self._lock:
+            self.is_tripped = True
+            if self._socket is not None:
+                try:
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # closed already
+
+    def hold(self, connected: socket.socket | None) -> None:
+        """The call works with this connection from now on; None: with none any more."""
+        with self._lock:
+            self._socket = connected
+            if self.is_tripped and connected is not None:
+                raise GivenUpError
+
+
+class WebHdfsClient:
+    """Calls to one HDFS. Thread-safe.
+
+    Args:
+        namenodes: host:port of the web server of each NameNode; the active one is found and remembered.
+        rpc: what DataNodes are to call the file system: host:port of the NameNode, or the nameservice's name.
+            "" takes it from the NameNode's first redirect.
+    """
+
+    def __init__(
+        self, namenodes: Sequence[str], *, user: str, timeout_s: float, tls: bool = False, rpc: str = ""
+    ) -> None:
+        self._namenodes = list(namenodes)
+        self._user = user
+        self._timeout_s = timeout_s
+        self._tls = ssl.create_default_context() if tls else None
+        self._rpc = rpc
+        self._active = 0
+        self._lock = threading.Lock()
+        self.requests = 0
+
+    # ---- names -------------------------------------------------------------------------------------------------
+
+    def status(self, path: str) -> FileStatus:
+        return _to_status(self._ask("GET", path, "GETFILESTATUS")["FileStatus"])
+
+    def entries(self, path: str) -> list[FileStatus]:
+        return [_to_status(found) for found in self._ask("GET", path, "LISTSTATUS")["FileStatuses"]["FileStatus"]]
+
+    def make_folder(self, path: str) -> None:
+        self._ask("PUT", path, "MKDIRS")
+
+    def delete(self, path: str) -> None:
+        """With all that is in it; what is missing is no error."""
+        self._ask("DELETE", path, "DELETE", recursive="true")
+
+    def rename(self, path: str, new: str, *, overwrite: bool) -> None:
+        options = "OVERWRITE" if overwrite else "NONE"
+        self._ask("PUT", path, "RENAME", destination=new, renameoptions=options)
+
+    def set_replication(self, path: str, replication: int) -> None:
+        self._ask("PUT", path, "SETREPLICATION", replication=str(replication))
+
+    def concat(self, path: str, sources: Sequence[str]) -> None:
+        """Appends the sources, which are gone then."""
+        self._ask("POST", path, "CONCAT", sources=",".join(sources))
+
+    def blocks(self, path: str, offset: int, length: int) -> list[WebBlock]:
+        """The blocks that hold a range."""
+        answer = self._ask("GET", path, "GET_BLOCK_LOCATIONS", offset=str(offset), length=str(length))
+        port = "infoSecurePort" if self._tls else "infoPort"
+        return [
+            WebBlock(
+                found["startOffset"],
+                found["block"]["numBytes"],
+                tuple(WebNode(f"{place['hostName']}:{place[port]}", 0) for place in found["locations"]),
+            )
+            for found in answer["LocatedBlocks"]["locatedBlocks"]
+        ]
+
+    def live_nodes(self) -> list[WebNode]:
+        """DataNodes that take files, sorted; as the NameNode knows them from their heartbeats."""
+        query = "/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
+        answer = self._at_active(lambda namenode: self._get_json("GET", namenode, query, "the list of DataNodes"))
+        key = "infoSecureAddr" if self._tls else "infoAddr"
+        nodes = json.loads(answer["beans"][0]["LiveNodes"])
+        return sorted(
+            WebNode(node[key], int(node.get("lastContact", 0)))
+            for node in nodes.values()
+            if node.get("adminState", "In Service") == "In Service"
+        )
+
+    def answers(self, node: str, within_s: float) -> bool:
+        """Whether a DataNode (host:port) says anything at all; a frozen one takes connections but does not."""
+        try:
+            connection = self._connect(node, within_s, None)
+        except StorageError:
+            return False
+        try:
+            self._request(
+                connection, "GET", f"{PREFIX}/?op=GETHOMEDIRECTORY"
+            )  # refused by DataNodes: that is enough
+            return True
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    # ---- data --------------------------------------------------------------------------------------------------
+
+    def read(
+        self, path: str, offset: int, length: int, landing: Landing, breaker: Breaker, *, node: str, stall_s: float
+    ) -> None:
+        """Lands `length` bytes from one DataNode (host:port), "" for the one that the NameNode names."""
+        where = self._at_datanode("GET", path, "OPEN", node, {"offset": str(offset), "length": str(length)})
+        connection = self._connect(where.netloc, stall_s, breaker)
+        buffer = memoryview(bytearray(min(length, _STEP_BYTES)))
+        done = 0
+        try:
+            response = self._request(connection, "GET", where.target)
+            if response.status != http.client.OK:
+                raise self._error(response, path)
+            promised = response.headers.get("Content-Length")
+            if promised is not None and promised.isdecimal() and int(promised) < length:
+                raise Truncated(f"{self._shown(path)} ends before byte {offset + length}")
+            while done < length:
+                count = response.readinto(buffer[: length - done])
+                if not count:
+                    raise Unavailable(f"{self._shown(path)}: {where.netloc} ended the connection in the middle")
+                landing.land(buffer[:count])
+                done += count
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failure(error, path, where.netloc) from error
+        finally:
+            breaker.hold(None)
+            connection.close()
+
+    def write(
+        self,
+        path: str,
+        data: memoryview | bytes,
+        breaker: Breaker,
+        *,
+        node: str = "",
+        replication: int,
+        block_bytes: int,
+        stall_s: float,
+    ) -> None:
+        """Writes a whole new file through one DataNode, which gets the first replica of each of its blocks.
+
+        After an error something of it may be there, or come later: the name must not be used again.
+        """
+        options = {"overwrite": "false"}
+        if replication:
+            options["replication"] = str(replication)
+        if block_bytes:
+            options["blocksize"] = str(block_bytes)
+        where = self._at_datanode("PUT", path, "CREATE", node, options)
+        connection = self._connect(where.netloc, stall_s, breaker)
+        try:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+            connection.putrequest("PUT", where.target)
+            connection.putheader("Content-Length", str(len(data)))
+            connection.putheader("Content-Type", "application/octet-stream")
+            connection.endheaders()
+            began_s = time.monotonic()
+            view = memoryview(data)
+            try:
+                for start in range(0, len(view), _STEP_BYTES):
+                    connection.sock.sendall(view[start : start + _STEP_BYTES])
+            except TimeoutError:
+                raise
+            except OSError:
+                if breaker.is_tripped:
+                    raise
+                # Else it may have answered instead of listening: a name that is there, no permission.
+            # What is under way inside takes about as long as what was sent; a stall shows only here then.
+            connection.sock.settimeout(stall_s + 2 * (time.monotonic() - began_s))
+            response = connection.getresponse()
+            if response.status != http.client.CREATED:
+                raise self._error(response, path)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failure(error, path, where.netloc) from error
+        finally:
+            breaker.hold(None)
+            connection.close()
+
+    # ---- inside ------------------------------------------------------------------------------------------------
+
+    class _Place(NamedTuple):
+        netloc: str  # host:port
+        target: str  # path and query
+
+    def _ask(self, method: str, path: str, op: str, **options: str) -> dict[str, Any]:
+        target = self._target(path, op, options)
+        return self._at_active(lambda namenode: self._get_json(method, namenode, target, path))
+
+    def _at_active(self, call: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+        """Calls the NameNode that served last, then the others."""
+        first = self._active
+        for number in range(len(self._namenodes)):
+            index = (first + number) % len(self._namenodes)
+            try:
+                answer = call(self._namenodes[index])
+            except Unavailable:
+                if number == len(self._namenodes) - 1:
+                    raise
+            else:
+                self._active = index
+                return answer
+        raise AssertionError("there is at least one NameNode")
+
+    def _get_json(self, method: str, netloc: str, target: str, path: str) -> dict[str, Any]:
+        connection = self._connect(netloc, self._timeout_s, None)
+        try:
+            response = self._request(connection, method, target)
+            if response.status != http.client.OK:
+                raise self._error(response, path)
+            content = response.read(MAX_ANSWER_BYTES + 1)
+            if len(content) > MAX_ANSWER_BYTES:
+                raise StorageError(f"{self._shown(path)}: the answer is longer than {MAX_ANSWER_BYTES} bytes")
+            answer = json.loads(content) if content else {}
+            if not isinstance(answer, dict):
+                raise StorageError(f"{self._shown(path)}: {netloc} answered no JSON object; is it a NameNode?")
+            return answer
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failure(error, path, netloc) from error
+        except ValueError as error:
+            raise StorageError(f"{self._shown(path)}: {netloc} answered no JSON; is it a NameNode?") from error
+        finally:
+            connection.close()
+
+    def _at_datanode(self, method: str, path: str, op: str, node: str, options: dict[str, str]) -> _Place:
+        """Where to send a data call: straight to the node, or wherever the NameNode says."""
+        if node and self._rpc:
+            return self._Place(node, self._target(path, op, {**options, "namenoderpcaddress": self._rpc}))
+        target = self._target(path, op, options)
+        where: dict[str, Any] = self._at_active(lambda namenode: self._redirect(method, namenode, target, path))
+        parts = urlsplit(where["location"])
+        if parts.scheme not in ("http", "https") or not parts.netloc or not parts.path.startswith(PREFIX):
+            raise StorageError(f"{self._shown(path)}: the NameNode sends us to an address that is no WebHDFS")
+        query = parse_qs(parts.query)
+        if not self._rpc and "delegation" not in query:
+            self._rpc = query.get("namenoderpcaddress", [""])[0]
+        if node and self._rpc:
+            return self._at_datanode(method, path, op, node, options)
+        return self._Place(parts.netloc, f"{parts.path}?{parts.query}")
+
+    def _redirect(self, method: str, netloc: str, target: str, path: str) -> dict[str, Any]:
+        connection = self._connect(netloc, self._timeout_s, None)
+        try:
+            response = self._request(connection, method, target)
+            if response.status != http.client.TEMPORARY_REDIRECT:
+                raise self._error(response, path)
+            return {"location": response.headers.get("Location", "")}
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failure(error, path, netloc) from error
+        finally:
+            connection.close()
+
+    def _target(self, path: str, op: str, options: dict[str, str]) -> str:
+        query = {"op": op, "user.name": self._user, **options}
+        return f"{PREFIX}{quote(path)}?{urlencode(query)}"
+
+    def _connect(self, netloc: str, stall_s: float, breaker: Breaker | None) -> http.client.HTTPConnection:
+        with self._lock:
+            self.requests += 1
+        host, _, port = netloc.rpartition(":")
+        if not host or not port.isdecimal():
+            raise StorageError(f"{netloc!r} is no host:port of a web server")
+        connection: http.client.HTTPConnection
+        timeout_s = min(CONNECT_S, stall_s)
+        if self._tls is None:
+            connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
+        else:
+            connection = http.client.HTTPSConnection(
+                host.strip("[]"), int(port), timeout=timeout_s, context=self._tls
+            )
+        try:
+            connection.connect()
+            connection.sock.settimeout(stall_s)
+            if breaker is not None:
+                breaker.hold(connection.sock)
+        except TimeoutError as error:
+            raise StorageTimeout(f"{netloc} did not take a connection within {timeout_s:g} s") from error
+        except OSError as error:
+            raise Unavailable(f"{netloc} cannot be reached: {error}") from error
+        except GivenUpError:
+            connection.close()
+            raise
+        return connection
+
+    @staticmethod
+    def _request(connection: http.client.HTTPConnection, method: str, target: str) -> http.client.HTTPResponse:
+        connection.request(method, target, headers={"Content-Length": "0"} if method != "GET" else {})
+        return connection.getresponse()
+
+    def _failure(self, error: Exception, path: str, netloc: str) -> StorageError:
+        if isinstance(error, TimeoutError):
+            return StorageTimeout(f"{self._shown(path)}: nothing came from {netloc} in time")
+        return Unavailable(f"{self._shown(path)}: {netloc}: {str(error) or type(error).__name__}")
+
+    def _error(self, response: http.client.HTTPResponse, path: str) -> StorageError:
+        """What an answer other than the wanted one means."""
+        name, message = "", ""
+        try:
+            remote = json.loads(response.read(1 << 20))["RemoteException"]
+            name, message = str(remote["exception"]), str(remote["message"]).splitlines()[0]
+        except (ValueError, KeyError, TypeError, IndexError):
+            pass  # no JSON, such as a proxy's page: the status must do
+        kind = _ERRORS.get(name)
+        if (
+            kind is None
+            and name in ("IOException", "EOFException", "RemoteException")
+            and _PASSING.search(message)
+        ):
+            kind = Unavailable
+        if kind is None:
+            kind = Unavailable if response.status >= 500 or response.status == 429 else StorageError
+            if response.status == 401:
+                kind, message = PermissionDenied, "it wants Kerberos: use hdfs:// with hdfs-native for that"
+        said = f"{name}: {message}" if name else message or f"HTTP status {response.status}"
+        return kind(f"{self._shown(path)}: {said}")
+
+    def _shown(self, path: str) -> str:
+        return f"{'s' if self._tls else ''}webhdfs://{self._namenodes[self._active]}{path}"
+
+
+def _to_status(found: dict[str, Any]) -> FileStatus:
+    return FileStatus(
+        name=str(found["pathSuffix"]),
+        size=int(found["length"]),
+        is_folder=found["type"] == "DIRECTORY",
+        mtime_ms=int(found["modificationTime"]),
+        file_id=int(found.get("fileId", 0)),
+        replication=int(found.get("replication", 0)),
+        block_bytes=int(found.get("blockSize", 0)),
+    )
