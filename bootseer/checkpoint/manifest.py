@@ -119,6 +119,11 @@ def is_version(name: str) -> bool:
     return _VERSION.fullmatch(name) is not None
 
 
+def is_unit(unit_bytes: int) -> bool:
+    """Whether units may have this size."""
+    return LEAST_UNIT_BYTES <= unit_bytes <= MOST_UNIT_BYTES and unit_bytes % LEAST_UNIT_BYTES == 0
+
+
 def folder_of(version: str) -> str:
     return FOLDER_PREFIX + version
 
@@ -168,7 +173,7 @@ def _check(manifest: Manifest, where: str) -> None:
         paths.add(file.path)
         if not 0 <= file.size <= MOST_FILE_BYTES:
             raise wrong(f"size {file.size} of {name} cannot be")
-        if not LEAST_UNIT_BYTES <= file.unit_bytes <= MOST_UNIT_BYTES or file.unit_bytes % LEAST_UNIT_BYTES:
+        if not is_unit(file.unit_bytes):
             raise wrong(f"unit_bytes {file.unit_bytes} of {name} cannot be: a multiple of {LEAST_UNIT_BYTES}")
         if not 1 <= len(file.stripes) <= MOST_STRIPES:
             raise wrong(f"{name} has {len(file.stripes)} stripes; 1 to {MOST_STRIPES}")

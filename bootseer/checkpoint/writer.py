@@ -21,7 +21,7 @@ from bootseer.checkpoint.manifest import MANIFEST_NAME, POINTER_NAME, Manifest, 
 from bootseer.checkpoint.memory import allocate
 from bootseer.checkpoint.sums import crc32c
 from bootseer.checkpoint.versions import Pinned, list_versions, read_small, resolve
-from bootseer.errors import CheckpointError, IntegrityError, NotFound, StorageError, Truncated
+from bootseer.errors import CheckpointError, ConfigError, IntegrityError, NotFound, StorageError, Truncated
 from bootseer.storage.protocol import Store
 
 UNIT_BYTES = 16 << 20
@@ -50,7 +50,10 @@ class Geometry(NamedTuple):
 
 def default_geometry(store: Store, unit_bytes: int | None = None, stripes: int | None = None) -> Geometry:
     """8 stripes where files lie on different servers (HDFS), one elsewhere: ranges of one object run at once."""
-    return Geometry(unit_bytes or UNIT_BYTES, stripes or (STRIPES if store.features.has_replicas else 1))
+    unit_bytes = unit_bytes or UNIT_BYTES
+    if not stored.is_unit(unit_bytes):
+        raise ConfigError(f"a unit of {unit_bytes} bytes cannot be: a multiple of 4096, at most 1 GiB")
+    return Geometry(unit_bytes, stripes or (STRIPES if store.features.has_replicas else 1))
 
 
 async def new_version(store: Store, path: str = "") -> str:

@@ -165,9 +165,7 @@ def cat(
 def main(argv: list[str]) -> int:
     """Runs one command; returns the exit status."""
     try:
-        app(args=argv, prog_name="bootseer ckpt", standalone_mode=False)
-    except typer.Exit as ended:
-        return int(ended.exit_code)
+        ended = app(args=argv, prog_name="bootseer ckpt", standalone_mode=False)
     except typer.Abort:
         return 130
     except BrokenPipeError:
@@ -181,7 +179,7 @@ def main(argv: list[str]) -> int:
             raise
         show(file=sys.stderr)
         return int(getattr(error, "exit_code", 2))
-    return 0
+    return ended if isinstance(ended, int) else 0  # of typer.Exit
 
 
 def _sum(done: convert.Copied, line: ProgressLine) -> str:
