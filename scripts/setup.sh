@@ -28,7 +28,10 @@ nsenter util-linux
 mount mount
 hostname hostname
 ps procps
-git git'
+git git
+fusermount3 fuse3
+java default-jdk-headless
+javac default-jdk-headless'
 missing=() packages=()
 while read -r tool package; do
     if ! command -v "$tool" >/dev/null; then
