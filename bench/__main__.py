@@ -24,6 +24,7 @@ BENCHES = {
     "fork": "forked ranks: start, restart and memory against torchrun, exec and the floor (best as root)",
     "fork_fallbacks": "ranks that were to be forked and are exec'd: each cause, what is printed, that the job ran",
     "restarts": "hundreds of restarts of a job with forked ranks: what grows",
+    "ckpt": "loading of checkpoints: disk, HTTP, HDFS and DCP, against other loaders (best as root)",
     "pressure": "do ranks wait when their output is under pressure (root)",
 }
 

@@ -15,8 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from bootseer.errors import BootseerError, StorageError, Unavailable
 
@@ -41,13 +40,12 @@ async def run_io(func: Callable[..., T], *args: object) -> T:
     call = _Call(func, args)
     _io.submit(call)
     try:
-        return await asyncio.shield(call.future)
+        await asyncio.shield(call.is_done)
     except asyncio.CancelledError:
         if not _io.try_drop(call):
-            await _outlast(call.future)
+            await _outlast(call.is_done)
         raise
-    finally:
-        call.forget()
+    return call.take_outcome()
 
 
 async def run_apart(
@@ -63,18 +61,16 @@ async def run_apart(
     _apart.submit(call)
     started_s = time.monotonic()
     try:
-        while True:
+        while not call.is_done.done():
             last_s = started_s if moved_s is None else max(started_s, moved_s())
             left_s = last_s + timeout_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError(f"no progress for {timeout_s:g} s")
-            done, _ = await asyncio.wait({call.future}, timeout=left_s)
-            if done:
-                return call.future.result()
+            await asyncio.wait({call.is_done}, timeout=left_s)
     finally:
-        if not call.future.done():
+        if not call.is_done.done():
             _apart.abandon(call)
-        call.forget()
+    return call.take_outcome()
 
 
 def statistics() -> dict[str, int]:
@@ -90,50 +86,52 @@ def statistics() -> dict[str, int]:
 
 
 class _Call(Generic[T]):
-    """A call on its way through a pool."""
+    """A call on its way through a pool.
+
+    The future holds no error: it would keep the error's frames, and with them whatever the call was given, alive.
+    """
 
     def __init__(self, func: Callable[..., T], args: tuple[object, ...]) -> None:
         self._func: Callable[..., T] | None = func
         self._args = args
+        self._result: T | None = None
+        self._error: BaseException | None = None
         self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[T] = self._loop.create_future()
+        self.is_done: asyncio.Future[None] = self._loop.create_future()
         self.is_abandoned = False
 
     def run(self) -> None:
-        """In the thread. Keeps nothing of the call alive afterwards."""
+        """In the thread."""
         func, args = self._func, self._args
-        if func is None:
-            return  # forgotten before it began
+        assert func is not None
         self._func, self._args = None, ()
-        finish: Callable[[], None]
         try:
-            finish = partial(self._succeed, func(*args))
-        except StopIteration as error:  # a future cannot hold it
-            finish = partial(self._fail, RuntimeError(f"the call raised {error!r}"))
+            self._result = func(*args)
         except BaseException as error:
-            finish = partial(self._fail, error)
+            self._error = error
         del func, args
+        if self.is_abandoned:
+            self._result = self._error = None
+            return
         try:
-            self._loop.call_soon_threadsafe(finish)
+            self._loop.call_soon_threadsafe(self._finish)
         except RuntimeError:
             pass  # the loop is closed: nobody waits
 
-    def forget(self) -> None:
-        """Nobody wants the outcome any more."""
-        if self.future.done():
-            if not self.future.cancelled():
-                self.future.exception()  # it was seen, or nobody wants to
-        else:
-            self.future.cancel()
-        self._func, self._args = None, ()
+    def take_outcome(self) -> T:
+        """Once, when it is done."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
+        result, self._result = self._result, None
+        return cast(T, result)
 
-    def _succeed(self, result: T) -> None:
-        if not self.future.done():
-            self.future.set_result(result)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
+    def _finish(self) -> None:
+        if not self.is_done.done():
+            self.is_done.set_result(None)
 
 
 class _Threads:
@@ -313,15 +311,12 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         raise RuntimeError("run_sync was called on the background loop itself: await the coroutine there")
     run = _Run(background.loop, coroutine)
     try:
-        try:
-            run.is_done.wait()
-        except BaseException:
-            run.cancel()
-            run.is_done.wait()
-            raise
-        return run.result()
-    finally:
-        del run  # an error of the coroutine holds this frame
+        run.is_done.wait()
+    except BaseException:
+        run.cancel()
+        run.is_done.wait()
+        raise
+    return run.take_outcome()
 
 
 def close() -> None:
@@ -342,7 +337,8 @@ class _Run(Generic[T]):
         self._loop = loop
         self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
-        self._is_cancelled = False
+        self._result: T | None = None
+        self._error: BaseException | None = None
         self.is_done = threading.Event()
         try:
             loop.call_soon_threadsafe(self._begin)
@@ -353,19 +349,34 @@ class _Run(Generic[T]):
     def cancel(self) -> None:
         self._loop.call_soon_threadsafe(self._cancel)
 
-    def result(self) -> T:
-        assert self._task is not None
-        if self._task.cancelled():
-            raise RuntimeError("the coroutine was cancelled: the background loop was closed")
-        return self._task.result()
+    def take_outcome(self) -> T:
+        """Once, when it is done."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
+        result, self._result = self._result, None
+        return cast(T, result)
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._coroutine)
-        self._task.add_done_callback(lambda _: self.is_done.set())
+        self._task.add_done_callback(self._finish)
 
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    def _finish(self, task: asyncio.Task[T]) -> None:
+        self._task = None  # it holds the error
+        if task.cancelled():
+            self._error = RuntimeError("the coroutine was cancelled: the background loop was closed")
+        else:
+            self._error = task.exception()
+            if self._error is None:
+                self._result = task.result()
+        self.is_done.set()
 
 
 class _Background:

@@ -28,7 +28,8 @@ PER_RANK = frozenset(
 # Read when the driver starts, not when a framework is imported: they may differ between ranks.
 READ_LATE = frozenset(
     "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK "
-    "BOOTSEER_CHECKPOINT BOOTSEER_CHECKPOINT_URL BOOTSEER_ARENA".split()
+    "BOOTSEER_CHECKPOINT BOOTSEER_CHECKPOINT_URL BOOTSEER_CHECKPOINT_VERSION BOOTSEER_CHECKPOINT_DIGEST "
+    "BOOTSEER_ARENA".split()
 )
 # Threads that survive a fork's preparation and are known to do no harm there: jemalloc's (pyarrow) purges memory
 # and is started anew in the child. OpenBLAS's end before a fork by themselves.

@@ -30,6 +30,7 @@ hostname hostname
 ps procps
 git git
 fusermount3 fuse3
+nginx nginx-light
 java default-jdk-headless
 javac default-jdk-headless'
 missing=() packages=()

@@ -1,1 +1,35 @@
-"""Checkpoints: striped and plain, written in parallel, read once per node."""
+"""Checkpoints: striped and plain, written in parallel, read once per node.
+
+From a training script: `bootseer.checkpoint.open`, `load_file`, `safe_open`, `load_pt`, `BootseerReader` and
+`BootseerWriter`. Each is imported when it is used first.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bootseer.checkpoint.api import Checkpoint, open  # noqa: A004
+    from bootseer.checkpoint.dcp import BootseerReader, BootseerWriter
+    from bootseer.checkpoint.pt import load_pt
+    from bootseer.checkpoint.safetensors import load_file, safe_open
+
+_HOMES = {
+    "Checkpoint": "api",
+    "open": "api",
+    "BootseerReader": "dcp",
+    "BootseerWriter": "dcp",
+    "load_pt": "pt",
+    "load_file": "safetensors",
+    "safe_open": "safetensors",
+}
+
+__all__ = ["BootseerReader", "BootseerWriter", "Checkpoint", "load_file", "load_pt", "open", "safe_open"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,68 +1,31 @@
 """From plain files to a striped version and back, between any two stores.
 
-Bytes go through a few units of memory, many at once each way. What is written is complete, or not there.
+Bytes go through a few units of memory, many at once each way, and are checked on the way. What is written is
+complete, or not there.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.checkpoint.direct import StoredFile
 from bootseer.checkpoint.inputs import Input
-from bootseer.checkpoint.sums import crc32c
+from bootseer.checkpoint.opening import store_at
+from bootseer.checkpoint.plain_writer import refuse_existing, write_plain
+from bootseer.checkpoint.version_input import inputs_of
 from bootseer.checkpoint.versions import Pinned, resolve
-from bootseer.checkpoint.writer import Geometry, default_geometry, write_plain, write_version
-from bootseer.errors import AlreadyExists, DigestMismatch, NotFound
-from bootseer.storage import open_at, open_store
+from bootseer.checkpoint.writer import Geometry, default_geometry, write_version
+from bootseer.errors import CheckpointError, StorageError
+from bootseer.storage import open_store
+from bootseer.storage.paths import redact
 from bootseer.storage.protocol import Store
-from bootseer.storage.ranges import RangeReader, RangeRequest
 
+LOOKS_AT_ONCE = 32
+FILES_AT_ONCE = 4  # plain ones; each has parts of its own
+_NONE: Mapping[str, object] = {}
 Progress = Callable[[int], None]  # bytes written since the last call
-
-
-class VersionInput:
-    """One file of a pinned version as an input; whole units are checked by their sums."""
-
-    def __init__(self, reader: RangeReader, file: StoredFile) -> None:
-        self._reader = reader
-        self._file = file
-        self.size = file.layout.size
-
-    async def read_into(self, offset: int, target: memoryview) -> None:
-        file = self._file
-        requests = [
-            RangeRequest(
-                file.stripes[piece.stripe],
-                piece.stripe_offset,
-                target[piece.offset - offset : piece.offset - offset + piece.length],
-                file.etag,
-            )
-            for piece in file.layout.pieces(offset, len(target))
-        ]
-        await self._reader.read(requests)
-        unit_bytes = file.layout.unit_bytes
-        if not file.sums:
-            return
-        for unit in range(-(-offset // unit_bytes), (offset + len(target)) // unit_bytes + 1):
-            start = unit * unit_bytes - offset
-            if unit >= file.layout.units or start + file.layout.unit_length(unit) > len(target):
-                break
-            found = await aio.run_io(crc32c, target[start : start + file.layout.unit_length(unit)])
-            if found != file.sums[unit]:
-                stripe = file.stripes[unit % file.layout.stripes]
-                raise DigestMismatch(
-                    f"{self._reader.store.url}/{stripe}: unit {unit} of {file.path}: CRC32C {found:08x}, not"
-                    f" {file.sums[unit]:08x}"
-                )
-
-
-def inputs_of(store: Store, pinned: Pinned) -> list[tuple[str, Input]]:
-    """All files of a version as inputs, by path."""
-    reader = RangeReader(store)
-    return [(file.path, VersionInput(reader, file)) for file in pinned.files]
 
 
 async def stripe_version(
@@ -93,19 +56,30 @@ async def unstripe_version(
 ) -> list[str]:
     """Writes all files of a version as plain files below `path`; returns their paths.
 
-    Raises: AlreadyExists, before anything is written, if one of them is there.
+    Raises: AlreadyExists, before anything is written, if one of them is there. After an error none of them is.
     """
-    sources = inputs_of(source, pinned)
-    names = [f"{path}/{name}" if path else name for name, _ in sources]
-    for name in names:
-        try:
-            await target.stat(name)
-        except NotFound:
-            continue
-        raise AlreadyExists(f"{target.url}/{name}: is there already; nothing was written")
-    for name, (_, each) in zip(names, sources, strict=True):
-        await write_plain(target, name, each, progress=progress)
-    return names
+    sources = [(f"{path}/{name}" if path else name, each) for name, each in inputs_of(source, pinned)]
+
+    async def look(file: tuple[str, Input]) -> None:
+        await refuse_existing(target, file[0])
+
+    await aio.map_bounded(look, sources, width=LOOKS_AT_ONCE)
+    done: list[str] = []
+
+    async def write(file: tuple[str, Input]) -> None:
+        await write_plain(target, *file, progress=progress)
+        done.append(file[0])
+
+    try:
+        await aio.map_bounded(write, sources, width=FILES_AT_ONCE)
+    except BaseException:
+        for name in done:
+            try:
+                await target.delete(name)
+            except StorageError:
+                continue
+        raise
+    return [name for name, _ in sources]
 
 
 # ---- by URL --------------------------------------------------------------------------------------------------
@@ -127,15 +101,16 @@ def stripe(
     stripes: int | None = None,
     step: int | None = None,
     keep: int | None = None,
+    options: Mapping[str, object] = _NONE,
     progress: Callable[[int, int], None] | None = None,
 ) -> Copied:
     """The newest complete version of `source` (or that file or folder) as a new striped version of `target`.
 
-    Args: progress: is told bytes done and bytes in all.
+    Args: options: of the target's store; progress: is told bytes done and bytes in all.
     """
 
     async def run() -> Copied:
-        async with opened(source) as (store, path), opened_folder(target) as goal:
+        async with opened(source) as (store, path), opened_folder(target, options) as goal:
             pinned = await resolve(store, path)
             geometry = default_geometry(goal, unit_bytes, stripes)
             written = await stripe_version(
@@ -153,11 +128,20 @@ def stripe(
     return aio.run_sync(run())
 
 
-def unstripe(source: str, target: str, *, progress: Callable[[int, int], None] | None = None) -> Copied:
-    """The newest complete version of `source` as plain files in the folder `target`."""
+def unstripe(
+    source: str,
+    target: str,
+    *,
+    options: Mapping[str, object] = _NONE,
+    progress: Callable[[int, int], None] | None = None,
+) -> Copied:
+    """The newest complete version of `source` as plain files in the folder `target`.
+
+    Args: options: of the target's store; progress: is told bytes done and bytes in all.
+    """
 
     async def run() -> Copied:
-        async with opened(source) as (store, path), opened_folder(target) as goal:
+        async with opened(source) as (store, path), opened_folder(target, options) as goal:
             pinned = await resolve(store, path)
             names = await unstripe_version(store, pinned, goal, "", progress=summing(progress, pinned.size))
             return Copied(len(names), pinned.size, "")
@@ -170,7 +154,10 @@ def copy_plain(source: str, target: str, *, progress: Callable[[int, int], None]
 
     async def run() -> Copied:
         async with opened(source) as (store, path), opened(target) as (goal, name):
-            [(_, file)] = inputs_of(store, await resolve(store, path))
+            files = inputs_of(store, await resolve(store, path))
+            if len(files) != 1:
+                raise CheckpointError(f"{redact(source)}: has {len(files)} files: name one, or take `unstripe`")
+            [(_, file)] = files
             await write_plain(goal, name, file, progress=summing(progress, file.size))
             return Copied(1, file.size, "")
 
@@ -179,8 +166,8 @@ def copy_plain(source: str, target: str, *, progress: Callable[[int, int], None]
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[tuple[Store, str]]:
-    """The store of a URL's folder and the last name in it, for as long as the block lasts."""
-    store, name = open_at(url)
+    """The store of a URL's folder and the last name in it (a store's root and ""), while the block lasts."""
+    store, name = store_at(url)
     try:
         yield store, name
     finally:
@@ -188,9 +175,9 @@ async def opened(url: str) -> AsyncIterator[tuple[Store, str]]:
 
 
 @asynccontextmanager
-async def opened_folder(url: str) -> AsyncIterator[Store]:
+async def opened_folder(url: str, options: Mapping[str, object] = _NONE) -> AsyncIterator[Store]:
     """The store whose root a URL is."""
-    store = open_store(url)
+    store = open_store(url, options=options)
     try:
         yield store
     finally:

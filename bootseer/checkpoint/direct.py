@@ -17,13 +17,14 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.checkpoint.layout import Layout
 from bootseer.checkpoint.memory import allocate
-from bootseer.checkpoint.source import Request, SourceFile
+from bootseer.checkpoint.part_sums import PartSums
+from bootseer.checkpoint.source import Request, Source, SourceFile
 from bootseer.checkpoint.sums import crc32c
 from bootseer.errors import ConfigError, DigestMismatch, NotFound, Truncated
 from bootseer.storage.protocol import Store
 from bootseer.storage.ranges import RangeReader, RangeRequest
 
-UNITS = "units"  # every unit that is read whole
+UNITS = "units"  # every unit that is read whole, be it in parts
 SAMPLED = "sampled"  # one in SAMPLE_EVERY of these: for stores that have sums of their own
 FULL = "full"  # every byte: of a unit that is asked for in part, the whole is read
 NONE = "none"
@@ -43,11 +44,16 @@ class StoredFile(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A unit that is being read whole."""
+    """A unit that is being read, or a part of it."""
 
     file: StoredFile
-    index: int  # type: ignore[assignment]
+    number: int
     memory: memoryview
+    offset: int = 0  # bytes, within the unit
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.memory) == self.file.layout.unit_length(self.number)
 
 
 class _Copy(NamedTuple):
@@ -70,7 +76,8 @@ class _Plan(NamedTuple):
 class DirectSource:
     """Reads for this process alone. Threads and forked children may share it.
 
-    `verify`: one of POLICIES. `open_store` is called once a process, on the background loop.
+    `verify`: one of POLICIES. `open_store` is called when a process reads first, unless `store` is there already.
+    `local`: the same files for mapping, those that lie on this machine and in one piece.
     """
 
     def __init__(
@@ -79,6 +86,8 @@ class DirectSource:
         files: Mapping[str, StoredFile],
         open_store: Callable[[], Store],
         *,
+        store: Store | None = None,
+        local: Source | None = None,
         version: str = "",
         digest: str = "",
         verify: str = UNITS,
@@ -88,29 +97,61 @@ class DirectSource:
         self.url = url
         self.version = version
         self.digest = digest
+        has_checks = verify in (UNITS, FULL)
         self.files: Mapping[str, SourceFile] = {
-            name: SourceFile(name, file.layout.size) for name, file in files.items()
+            name: SourceFile(name, file.layout.size, file.layout.unit_bytes if has_checks and file.sums else 0)
+            for name, file in files.items()
         }
         self._stored = files
         self._open_store = open_store
+        self._local = local
         self._verify = verify
         self._salt = random.randrange(SAMPLE_EVERY)  # noqa: S311  another unit on every node
         self._lock = threading.Lock()
-        self._reader: RangeReader | None = None
-        self._pid = 0
+        self._reader = None if store is None else RangeReader(store)
+        self._pid = os.getpid()
         self._past: dict[str, int] = {}  # counts of readers that are closed
         self._checked = 0
+        self._part_sums = PartSums()
 
     def read(self, requests: Sequence[Request]) -> None:
         plan = self._plan(requests)
         if plan.ranges:
             aio.run_sync(self._read(plan))
 
+    async def read_async(self, requests: Sequence[Request]) -> None:
+        """As `read`, for what runs on the process's background loop itself."""
+        plan = self._plan(requests)
+        if plan.ranges:
+            await self._read(plan)
+
     def map(self, path: str, offset: int, length: int) -> memoryview | None:
-        self._check(path, offset, length)
-        return None
+        """Of a local file that is not cut; its units are checked before."""
+        file = self._check(path, offset, length)
+        local = None if self._local is None else self._local.files.get(path)
+        if local is None or local.size != file.layout.size:
+            return None  # `read` tells what is wrong
+        assert self._local is not None
+        unit_bytes = file.layout.unit_bytes
+        first, end = offset // unit_bytes, -(-(offset + length) // unit_bytes)
+        if self._verify != FULL:  # not those that are asked for in part
+            first = -(-offset // unit_bytes)
+            end = max(first, end if offset + length == local.size else (offset + length) // unit_bytes)
+        start = min(offset, first * unit_bytes)
+        view = self._local.map(path, start, max(offset + length, min(end * unit_bytes, local.size)) - start)
+        if view is None:
+            return None
+        units = [
+            _Unit(file, number, view[number * unit_bytes - start :][: file.layout.unit_length(number)])
+            for number in range(first, end)
+            if self._is_checked(file, number)
+        ]
+        aio.run_sync(self._check_sums(units))
+        return view[offset - start : offset - start + length]
 
     def close(self) -> None:
+        if self._local is not None:
+            self._local.close()
         if self._pid != os.getpid():
             return  # never used by this process; what its parent opened is the parent's
         with self._lock:
@@ -132,36 +173,37 @@ class DirectSource:
         borrowed: dict[tuple[str, int], int] = {}  # units that are read for a part of them
         for request in requests:
             file = self._check(request.path, request.offset, len(request.target))
-            for index, offset, target in _cut(file.layout, request):
-                is_whole = len(target) == file.layout.unit_length(index)
-                if self._verify == FULL and file.sums and not is_whole:
-                    key = (file.path, index)
+            for number, offset, target in _cut(file.layout, request):
+                unit = _Unit(file, number, target, offset)
+                if not self._is_checked(file, number):
+                    self._add_ranges(plan, unit, None)
+                elif self._verify == FULL and not unit.is_whole:
+                    key = (file.path, number)
                     if key not in borrowed:
-                        memory = allocate(file.layout.unit_length(index), "a unit to check")
-                        borrowed[key] = self._add_unit(plan, file, index, memory)
+                        memory = allocate(file.layout.unit_length(number), "a unit to check")
+                        borrowed[key] = self._add_unit(plan, _Unit(file, number, memory))
                     plan.copies.append(_Copy(borrowed[key], offset, target))
-                elif is_whole and self._is_checked(file, index):
-                    self._add_unit(plan, file, index, target)
                 else:
-                    start = index * file.layout.unit_bytes + offset
-                    self._add_ranges(plan, file, start, target, None)
+                    self._add_unit(plan, unit)
         return plan
 
-    def _add_unit(self, plan: _Plan, file: StoredFile, index: int, memory: memoryview) -> int:
-        plan.units.append(_Unit(file, index, memory))
-        self._add_ranges(plan, file, index * file.layout.unit_bytes, memory, len(plan.units) - 1)
+    def _add_unit(self, plan: _Plan, unit: _Unit) -> int:
+        plan.units.append(unit)
+        self._add_ranges(plan, unit, len(plan.units) - 1)
         return len(plan.units) - 1
 
-    def _add_ranges(self, plan: _Plan, file: StoredFile, start: int, target: memoryview, unit: int | None) -> None:
-        for piece in file.layout.pieces(start, len(target)):
-            part = target[piece.offset - start : piece.offset - start + piece.length]
+    def _add_ranges(self, plan: _Plan, unit: _Unit, place: int | None) -> None:
+        file = unit.file
+        start = unit.number * file.layout.unit_bytes + unit.offset
+        for piece in file.layout.pieces(start, len(unit.memory)):
+            part = unit.memory[piece.offset - start : piece.offset - start + piece.length]
             plan.ranges.append(RangeRequest(file.stripes[piece.stripe], piece.stripe_offset, part, file.etag))
-            plan.unit_of.append(unit)
+            plan.unit_of.append(place)
 
-    def _is_checked(self, file: StoredFile, index: int) -> bool:
+    def _is_checked(self, file: StoredFile, number: int) -> bool:
         if not file.sums or self._verify == NONE:
             return False
-        return self._verify != SAMPLED or (index + self._salt) % SAMPLE_EVERY == 0
+        return self._verify != SAMPLED or (number + self._salt) % SAMPLE_EVERY == 0
 
     def _check(self, path: str, offset: int, length: int) -> StoredFile:
         file = self._stored.get(path)
@@ -213,24 +255,41 @@ class DirectSource:
         for copy in plan.copies:
             copy.target[:] = plan.units[copy.unit].memory[copy.offset : copy.offset + len(copy.target)]
 
+    async def _check_sums(self, units: Sequence[_Unit]) -> None:
+        async def check(unit: _Unit) -> None:
+            self._compare(unit, await aio.run_io(crc32c, unit.memory))
+
+        await aio.map_bounded(check, units, width=CHECKERS)
+
     async def _check_sum(self, reader: RangeReader, unit: _Unit) -> None:
         """A sum that is wrong is given one more chance, by another way to the bytes."""
-        file, index, memory = unit
-        start = index * file.layout.unit_bytes
-        for attempt in range(2):
-            if attempt:
-                ranges: _Plan = _Plan([], [], [], [])
-                self._add_ranges(ranges, file, start, memory, None)
-                await reader.read(ranges.ranges, attempt=attempt)
-            found = await aio.run_io(crc32c, memory)
-            if found == file.sums[index]:
-                self._checked += 1
-                return
-        piece = next(file.layout.pieces(start, len(memory)))
+        file, number = unit.file, unit.number
+        found = await aio.run_io(crc32c, unit.memory)
+        if not unit.is_whole:
+            length = file.layout.unit_length(number)
+            whole = self._part_sums.add(file.path, number, unit.offset, len(unit.memory), found, length)
+            if whole is not None:
+                self._compare(unit, whole)
+            return
+        if found != file.sums[number]:
+            again = _Plan([], [], [], [])
+            self._add_ranges(again, unit, None)
+            await reader.read(again.ranges, attempt=1)
+            found = await aio.run_io(crc32c, unit.memory)
+        self._part_sums.forget(file.path, number)
+        self._compare(unit, found)
+
+    def _compare(self, unit: _Unit, found: int) -> None:
+        file, number = unit.file, unit.number
+        if found == file.sums[number]:
+            self._checked += 1
+            return
+        length = file.layout.unit_length(number)
+        piece = next(file.layout.pieces(number * file.layout.unit_bytes, length))
         raise DigestMismatch(
-            f"{self.url}: {file.path}: unit {index} is damaged: bytes {piece.stripe_offset} to "
-            f"{piece.stripe_offset + len(memory)} of {file.stripes[piece.stripe]} have the sum {found:08x}, not "
-            f"{file.sums[index]:08x}; load another version, and find the extent with: bootseer ckpt verify"
+            f"{self.url}: {file.path}: unit {number} is damaged: bytes {piece.stripe_offset} to "
+            f"{piece.stripe_offset + length} of {file.stripes[piece.stripe]} have the sum {found:08x}, not "
+            f"{file.sums[number]:08x}; load another version, or see how far it goes: bootseer ckpt verify"
         )
 
     def _get_reader(self) -> RangeReader:
@@ -259,7 +318,7 @@ def _cut(layout: Layout, request: Request) -> Iterator[tuple[int, int, memoryvie
     """A request by units: which one, where in it, and the memory for that part."""
     offset, done = request.offset, 0
     while done < len(request.target):
-        index, within = divmod(offset + done, layout.unit_bytes)
-        count = min(layout.unit_length(index) - within, len(request.target) - done)
-        yield index, within, request.target[done : done + count]
+        number, within = divmod(offset + done, layout.unit_bytes)
+        count = min(layout.unit_length(number) - within, len(request.target) - done)
+        yield number, within, request.target[done : done + count]
         done += count

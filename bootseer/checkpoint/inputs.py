@@ -1,4 +1,4 @@
-"""What a writer takes its bytes from: memory, files of this machine, files of a store, or a stream.
+"""What a writer takes its bytes from: memory, files of this machine, streams; version_input.py has other versions.
 
 All but a stream can be read at any offset, several ranges at once, and again after a failure.
 """
@@ -6,12 +6,14 @@ All but a stream can be read at any offset, several ranges at once, and again af
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from bootseer import aio
 from bootseer.errors import NotFound, PermissionDenied, SourceChanged, StorageError, Truncated
-from bootseer.storage.ranges import RangeReader, RangeRequest
+from bootseer.storage.landing import copy_bytes
 
 
 class Input(Protocol):
@@ -33,8 +35,9 @@ class MemoryInput:
     """Buffers one after the other, as those of tensors; they must not change until they are written."""
 
     def __init__(self, buffers: Sequence[memoryview | bytes | bytearray]) -> None:
-        self._views = [memoryview(each).cast("B") for each in buffers]
-        self.size = sum(len(view) for view in self._views)
+        self._views = [view for each in buffers if len(view := memoryview(each).cast("B"))]
+        self._starts = list(accumulate((len(view) for view in self._views), initial=0))
+        self.size = self._starts.pop()
 
     async def read_into(self, offset: int, target: memoryview) -> None:
         if offset + len(target) > self.size:
@@ -42,16 +45,15 @@ class MemoryInput:
         await aio.run_io(self._copy, offset, target)
 
     def _copy(self, offset: int, target: memoryview) -> None:
-        at = done = 0
-        for view in self._views:
-            start = max(0, offset + done - at)
-            if start < len(view) and done < len(target):
-                count = min(len(view) - start, len(target) - done)
-                target[done : done + count] = view[start : start + count]
-                done += count
-            at += len(view)
-            if done == len(target):
-                return
+        index = bisect_right(self._starts, offset) - 1
+        done = 0
+        while done < len(target):
+            view = self._views[index]
+            start = offset + done - self._starts[index]
+            count = min(len(view) - start, len(target) - done)
+            copy_bytes(target[done : done + count], view[start : start + count])
+            done += count
+            index += 1
 
 
 class FileInput:
@@ -93,17 +95,6 @@ class FileInput:
             raise SourceChanged(f"{self._path}: was written to while it was read")
 
 
-class StoreInput:
-    """A file of a store, pinned to one version of it."""
-
-    def __init__(self, reader: RangeReader, path: str, size: int, etag: str) -> None:
-        self._reader, self._path, self._etag = reader, path, etag
-        self.size = size
-
-    async def read_into(self, offset: int, target: memoryview) -> None:
-        await self._reader.read([RangeRequest(self._path, offset, target, self._etag)])
-
-
 class PartInput:
     """A part of another input."""
 
@@ -112,6 +103,3 @@ class PartInput:
 
     async def read_into(self, offset: int, target: memoryview) -> None:
         await self._whole.read_into(self._offset + offset, target)
-
-
-Progress = Callable[[int], None]  # bytes that have been written since the last call

@@ -8,7 +8,9 @@ place has the same offset within a page as the bytes have in their file (`place`
 from __future__ import annotations
 
 import ctypes
+import io
 import mmap
+from typing import Any
 
 from bootseer.checkpoint.capacity import format_bytes, read_memory
 from bootseer.errors import CheckpointError
@@ -61,3 +63,34 @@ def address(view: memoryview) -> int:
 def place(after: int, offset: int) -> int:
     """The first place at or behind `after` that has the same position within a page as `offset` of a file."""
     return after + (offset - after) % PAGE_BYTES
+
+
+class MemoryFile(io.RawIOBase):
+    """A file to read, over memory that is not copied."""
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__()
+        self._view = view
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
+        if base + offset < 0:
+            raise OSError("before the start")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, target: Any) -> int:
+        part = self._view[self._at : self._at + len(target)]
+        target[: len(part)] = part
+        self._at += len(part)
+        return len(part)

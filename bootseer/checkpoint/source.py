@@ -14,6 +14,7 @@ class SourceFile(NamedTuple):
 
     path: str
     size: int  # bytes
+    checked_bytes: int = 0  # only whole units of so much are checked as they are read; 0: any range is as good
 
 
 class Request(NamedTuple):

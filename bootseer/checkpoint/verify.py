@@ -19,6 +19,8 @@ from bootseer.storage.protocol import Store
 from bootseer.storage.ranges import RangeReader, RangeRequest
 
 UNITS_AT_ONCE = 16
+BUFFER_BYTES = 512 << 20  # of all of them; one unit at least
+LOOKS_AT_ONCE = 32
 MOST_FAULTS = 1000  # that are named; all are counted
 
 
@@ -49,15 +51,19 @@ async def verify(store: Store, pinned: Pinned, progress: Callable[[int], None] |
     note = progress or (lambda _: None)
     reader = RangeReader(store)
     checker = _Checker(store, reader, note)
+    stripes = [(file, number) for file in pinned.files for number in range(len(file.stripes))]
+    await aio.map_bounded(checker.check_size, stripes, width=LOOKS_AT_ONCE)
     work: list[tuple[StoredFile, int]] = []
+    largest = 1
     for file in pinned.files:
-        await checker.check_sizes(file)
         if file.sums:
+            largest = max(largest, min(file.layout.unit_bytes, file.layout.size))
             work += [(file, unit) for unit in range(file.layout.units)]
         else:
             checker.unsummed_bytes += file.layout.size
             note(file.layout.size)
-    await aio.map_bounded(checker.check_unit, work, width=UNITS_AT_ONCE)
+    width = max(1, min(UNITS_AT_ONCE, BUFFER_BYTES // largest))
+    await aio.map_bounded(checker.check_unit, work, width=width)
     return Verdict(
         len(pinned.files),
         checker.checked_bytes,
@@ -77,19 +83,19 @@ class _Checker:
         self.checked_bytes = self.unsummed_bytes = self.fault_count = 0
         self.faults: list[Fault] = []
 
-    async def check_sizes(self, file: StoredFile) -> None:
-        for number, stripe in enumerate(file.stripes):
-            expected = file.layout.stripe_size(number)
-            try:
-                found = await self._store.stat(stripe)
-            except BootseerError as error:
-                self._broken.add(stripe)
-                self._add(Fault(file.path, stripe, -1, str(error)))
-                continue
-            if found.size != expected:
-                self._add(Fault(file.path, stripe, -1, f"has {found.size} bytes, not {expected}"))
-            elif file.etag and found.etag != file.etag:
-                self._add(Fault(file.path, stripe, -1, "has changed since it was looked at"))
+    async def check_size(self, work: tuple[StoredFile, int]) -> None:
+        file, number = work
+        stripe, expected = file.stripes[number], file.layout.stripe_size(number)
+        try:
+            found = await self._store.stat(stripe)
+        except BootseerError as error:
+            self._broken.add(stripe)
+            self._add(Fault(file.path, stripe, -1, str(error)))
+            return
+        if found.size != expected:
+            self._add(Fault(file.path, stripe, -1, f"has {found.size} bytes, not {expected}"))
+        elif file.etag and found.etag != file.etag:
+            self._add(Fault(file.path, stripe, -1, "has changed since it was looked at"))
 
     async def check_unit(self, work: tuple[StoredFile, int]) -> None:
         file, unit = work
@@ -97,7 +103,7 @@ class _Checker:
         [piece] = file.layout.pieces(unit * file.layout.unit_bytes, length)
         stripe = file.stripes[piece.stripe]
         if stripe not in self._broken:
-            buffer = self._take(file.layout.unit_bytes)
+            buffer = self._take(min(file.layout.unit_bytes, file.layout.size))
             view = buffer[:length]
             try:
                 await self._reader.read([RangeRequest(stripe, piece.stripe_offset, view)])

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-import re
 from typing import NamedTuple
-
-import msgspec
 
 from bootseer import aio
 from bootseer.checkpoint import manifest as stored
+from bootseer.checkpoint.completeness import (
+    is_unfinished,
+    judge,
+    judge_files,
+    judge_folders,
+    step_folders,
+    step_of,
+)
 from bootseer.checkpoint.direct import StoredFile, plain_file
 from bootseer.checkpoint.manifest import MANIFEST_NAME, POINTER_NAME, Manifest
+from bootseer.checkpoint.small_files import CALLS, read_small, where
 from bootseer.errors import CheckpointError, IntegrityError, NotFound, SourceChanged, StorageError
 from bootseer.storage.protocol import Entry, Store
 
@@ -24,15 +30,6 @@ STRIPED, PLAIN = "striped", "plain"
 MOST_PLAIN_FILES = 200_000
 MOST_DEPTH = 8  # of folders in a plain checkpoint
 MOST_CANDIDATES = 64  # incomplete ones that are looked at before it is given up
-MOST_INDEX_BYTES = 64 << 20
-CALLS = 32  # at once
-WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".distcp", ".npz", ".gguf")
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-DCP_METADATA = ".metadata"
-# Written last by their savers, with the number or the name of the folder that is complete.
-POINTERS = ("latest_checkpointed_iteration.txt", "latest")
-_NUMBER = re.compile(r"([0-9]{1,18})(?!.*[0-9])")
-_UNFINISHED = re.compile(r"(^|[._-])(tmp|temp|partial|incomplete)([._-]|$)|\.(tmp|part|crswap)$", re.IGNORECASE)
 
 
 class Pinned(NamedTuple):
@@ -40,10 +37,17 @@ class Pinned(NamedTuple):
 
     kind: str  # STRIPED or PLAIN
     folder: str  # in the store: of the version, of the plain checkpoint, or above a single file
-    version: str  # of a striped one its version, of a plain one its path below what was asked for ("" for that)
+    # Of a striped one its version; of what lies in a single save's folder the path below what was asked for
+    # ("step-10", "step-10/v-<version>"); "" for a plain one that was asked for itself.
+    version: str
     digest: str  # SHA-256, hex
     files: tuple[StoredFile, ...]
     step: int | None = None
+
+    @property
+    def striped_version(self) -> str:
+        """The version's own name, "" for a plain checkpoint."""
+        return posixpath.basename(self.version).removeprefix(stored.FOLDER_PREFIX) if self.kind == STRIPED else ""
 
     @property
     def size(self) -> int:
@@ -66,30 +70,30 @@ async def resolve(store: Store, path: str = "") -> Pinned:
     Raises: NotFound if nothing is there; CheckpointError if there is something, but no complete checkpoint;
         IntegrityError for a damaged manifest of the newest version: an older one is never taken for it.
     """
-    own = stored.version_of(posixpath.basename(path) or posixpath.basename(store.url.rstrip("/")))
+    own = _own_version(store, path)
     if own:
         return await _load(store, path, own)
     entries = await _list(store, path)
     if entries is None:
         return await _resolve_unlisted(store, path)
-    names = {entry.name: entry for entry in entries}
-    striped = sorted((name for name in names if stored.version_of(name) and names[name].is_folder), reverse=True)
-    for name in striped[:MOST_CANDIDATES]:
-        try:
-            return await _load(store, _join(path, name), stored.version_of(name))
-        except NotFound:
-            continue  # being written, or left by a save that did not finish
-    if await _is_complete(store, path, names):
+    names = _version_names(entries)
+    newest = await _load_newest(store, path, names)
+    if newest is not None:
+        return newest
+    own_files = await judge_files(store, path, entries)
+    if own_files and await judge_folders(store, path, entries) is not False:
         return await _pin_folder(store, path, "")
-    for name in (await _step_folders(store, path, names))[:MOST_CANDIDATES]:
-        below = await _list(store, _join(path, name)) or []
-        if await _is_complete(store, _join(path, name), {entry.name: entry for entry in below}):
-            return await _pin_folder(store, _join(path, name), name)
+    for name in (await step_folders(store, path, entries))[:MOST_CANDIDATES]:
+        found = await _resolve_step(store, path, name)
+        if found is not None:
+            return found
+    if own_files is None and await judge_folders(store, path, entries):
+        return await _pin_folder(store, path, "")
     if not entries:
-        raise NotFound(f"{_where(store, path)}: is empty or does not exist")
+        raise NotFound(f"{where(store, path)}: is empty or does not exist")
     raise CheckpointError(
-        f"{_where(store, path)}: has no complete checkpoint: no version with a manifest, no weights"
-        f" ({len(striped)} unfinished, {len(entries)} names)"
+        f"{where(store, path)}: has no complete checkpoint: no version with a manifest, no whole files of weights"
+        f" ({len(names)} unfinished versions, {len(entries)} names)"
     )
 
 
@@ -99,69 +103,96 @@ async def pin(store: Store, path: str, version: str, digest: str) -> Pinned:
     Raises: SourceChanged if it is not the same any more.
     """
     if stored.is_version(version):
-        own = stored.version_of(posixpath.basename(path) or posixpath.basename(store.url.rstrip("/")))
-        folder = path if own == version else _join(path, stored.folder_of(version))
+        folder = path if _own_version(store, path) == version else _join(path, stored.folder_of(version))
         found = await _load(store, folder, version)
     elif version:
         if not stored.is_file_path(version):
-            raise IntegrityError(f"{_where(store, path)}: version {version[:80]!r} is no path below it")
-        found = await _pin_folder(store, _join(path, version), version)
+            raise IntegrityError(f"{where(store, path)}: version {version[:80]!r} is no path below it")
+        striped = stored.version_of(posixpath.basename(version))
+        if striped:
+            found = await _load(store, _join(path, version), striped)
+            found = found._replace(version=version)
+        else:
+            found = await _pin_folder(store, _join(path, version), version)
     else:
         found = await _pin_path(store, path)
     if found.digest != digest:
         raise SourceChanged(
-            f"{_where(store, path)}: is not the version {version or digest[:12]} that the job loads"
+            f"{where(store, path)}: is not the version {version or digest[:12]} that the job loads"
         )
     return found
 
 
 async def list_versions(store: Store, path: str = "") -> list[Found]:
     """All striped versions in a folder, oldest first."""
-    entries = [
-        entry for entry in await _list(store, path) or [] if entry.is_folder and stored.version_of(entry.name)
-    ]
+    entries = [entry for entry in await _list(store, path) or [] if _is_version_folder(entry)]
 
     async def look(entry: Entry) -> Found:
         folder = _join(path, entry.name)
-        try:
-            await store.stat(_join(folder, MANIFEST_NAME))
-            is_complete = True
-        except NotFound:
-            is_complete = False
+        is_complete = await _has_manifest(store, folder)
         return Found(stored.version_of(entry.name), folder, is_complete, entry.mtime_s)
 
     return await aio.map_bounded(look, sorted(entries), width=CALLS)
 
 
+async def list_names(store: Store, path: str = "") -> list[str]:
+    """Names of all striped versions in a folder, complete or not, newest first."""
+    return [stored.version_of(name) for name in _version_names(await _list(store, path) or [])]
+
+
+async def newest_complete(store: Store, path: str = "") -> str:
+    """The name of the newest complete striped version, "" if there is none."""
+    for name in (await list_names(store, path))[:MOST_CANDIDATES]:
+        if await _has_manifest(store, _join(path, stored.folder_of(name))):
+            return name
+    return ""
+
+
 async def read_manifest(store: Store, folder: str) -> tuple[Manifest, str]:
     """The manifest in a version's folder, and its digest."""
-    where = _where(store, _join(folder, MANIFEST_NAME))
-    data = await read_small(store, _join(folder, MANIFEST_NAME), stored.MOST_MANIFEST_BYTES)
-    return stored.decode(data, where), stored.digest(data)
-
-
-async def read_small(store: Store, path: str, most_bytes: int) -> bytes:
-    """A whole file, once more if it changes meanwhile; IntegrityError if it is larger than it may be."""
-    for _ in range(2):
-        found = await store.stat(path)
-        if found.size > most_bytes:
-            raise IntegrityError(f"{_where(store, path)}: {found.size} bytes; at most {most_bytes} make sense")
-        data = bytearray(found.size)
-        try:
-            await store.read_into(path, 0, memoryview(data), etag=found.etag)
-        except SourceChanged:
-            continue
-        return bytes(data)
-    raise SourceChanged(f"{_where(store, path)}: changes faster than it can be read")
+    path = _join(folder, MANIFEST_NAME)
+    data = await read_small(store, path, stored.MOST_MANIFEST_BYTES)
+    return stored.decode(data, where(store, path)), stored.digest(data)
 
 
 # ---- striped -------------------------------------------------------------------------------------------------
 
 
+def _own_version(store: Store, path: str) -> str:
+    """The version whose folder `path` is, "" if it is none."""
+    return stored.version_of(posixpath.basename(path) or posixpath.basename(store.url.rstrip("/")))
+
+
+def _is_version_folder(entry: Entry) -> bool:
+    return entry.is_folder and bool(stored.version_of(entry.name))
+
+
+def _version_names(entries: list[Entry]) -> list[str]:
+    """Of folders, newest first."""
+    return sorted((entry.name for entry in entries if _is_version_folder(entry)), reverse=True)
+
+
+async def _has_manifest(store: Store, folder: str) -> bool:
+    try:
+        await store.stat(_join(folder, MANIFEST_NAME))
+    except NotFound:
+        return False
+    return True
+
+
+async def _load_newest(store: Store, path: str, names: list[str]) -> Pinned | None:
+    for name in names[:MOST_CANDIDATES]:
+        try:
+            return await _load(store, _join(path, name), stored.version_of(name))
+        except NotFound:
+            continue  # being written, or left by a save that did not finish
+    return None
+
+
 async def _load(store: Store, folder: str, version: str) -> Pinned:
     found, digest = await read_manifest(store, folder)
     if found.version != version:
-        raise IntegrityError(f"{_where(store, folder)}: its manifest is that of version {found.version}")
+        raise IntegrityError(f"{where(store, folder)}: its manifest is that of version {found.version}")
     files = tuple(
         StoredFile(file.path, file.layout, tuple(_join(folder, name) for name in file.stripes), file.sums)
         for file in found.files
@@ -177,8 +208,21 @@ async def _resolve_unlisted(store: Store, path: str) -> Pinned:
         return await _pin_path(store, path)
     version = pointer.decode("ascii", "replace").strip()
     if not stored.is_version(version):
-        raise IntegrityError(f"{_where(store, _join(path, POINTER_NAME))}: names no version: {version[:80]!r}")
+        raise IntegrityError(f"{where(store, _join(path, POINTER_NAME))}: names no version: {version[:80]!r}")
     return await _load(store, _join(path, stored.folder_of(version)), version)
+
+
+async def _resolve_step(store: Store, path: str, name: str) -> Pinned | None:
+    """The checkpoint in a single save's folder, striped or plain; None if there is no complete one."""
+    folder = _join(path, name)
+    entries = await _list(store, folder) or []
+    striped = await _load_newest(store, folder, _version_names(entries))
+    if striped is not None:
+        step = step_of(name) if striped.step is None else striped.step
+        return striped._replace(version=f"{name}/{stored.folder_of(striped.version)}", step=step)
+    if await judge(store, folder, entries):
+        return await _pin_folder(store, folder, name)
+    return None
 
 
 # ---- plain ---------------------------------------------------------------------------------------------------
@@ -200,70 +244,29 @@ async def _pin_path(store: Store, path: str) -> Pinned:
 async def _pin_folder(store: Store, folder: str, version: str) -> Pinned:
     names: list[str] = []
     await _walk(store, folder, "", names, MOST_DEPTH)
-    names = [name for name in names if stored.is_file_path(name) and not _UNFINISHED.search(name)]
+    names = [name for name in names if stored.is_file_path(name) and not is_unfinished(name)]
     if not names:
-        raise NotFound(f"{_where(store, folder)}: is empty or does not exist")
+        raise NotFound(f"{where(store, folder)}: is empty or does not exist")
 
     async def look(name: str) -> StoredFile:
         found = await store.stat(_join(folder, name))
         return plain_file(name, found.size, found.etag, _join(folder, name))
 
     files = await aio.map_bounded(look, sorted(names), width=CALLS)
-    number = _NUMBER.search(version)
-    return Pinned(PLAIN, folder, version, _digest(files), tuple(files), int(number[1]) if number else None)
+    return Pinned(PLAIN, folder, version, _digest(files), tuple(files), step_of(version))
 
 
 async def _walk(store: Store, folder: str, below: str, names: list[str], depth: int) -> None:
     for entry in await store.list(_join(folder, below)):
         name = _join(below, entry.name)
         if entry.is_folder:
-            if depth:
+            is_apart = step_of(entry.name) is not None or _is_version_folder(entry)
+            if depth and (below or not is_apart):  # those are checkpoints of their own
                 await _walk(store, folder, name, names, depth - 1)
         else:
             names.append(name)
             if len(names) > MOST_PLAIN_FILES:
-                raise CheckpointError(f"{_where(store, folder)}: has more than {MOST_PLAIN_FILES} files")
-
-
-async def _is_complete(store: Store, folder: str, names: dict[str, Entry]) -> bool:
-    """Whether a folder is a whole checkpoint, as far as its kind of saver lets one see that."""
-    if DCP_METADATA in names:
-        return True  # written last
-    for index in INDEXES:
-        if index in names:
-            return await _has_all_shards(store, _join(folder, index), names)
-    if any(name.endswith(".distcp") for name in names):
-        return False  # without its metadata
-    return any(
-        not entry.is_folder and name.endswith(WEIGHTS) and not _UNFINISHED.search(name)
-        for name, entry in names.items()
-    )
-
-
-async def _has_all_shards(store: Store, index: str, names: dict[str, Entry]) -> bool:
-    try:
-        found = msgspec.json.decode(await read_small(store, index, MOST_INDEX_BYTES))
-        shards = set(found["weight_map"].values())
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
-        return False  # being written
-    return shards <= set(names)
-
-
-async def _step_folders(store: Store, path: str, names: dict[str, Entry]) -> list[str]:
-    """Folders of single saves, the one to take first at the front."""
-    folders = [name for name, entry in names.items() if entry.is_folder and not _UNFINISHED.search(name)]
-    numbered = [(int(found[1]), name) for name in folders if (found := _NUMBER.search(name))]
-    for pointer in POINTERS:
-        if pointer not in names:
-            continue
-        try:
-            text = (await read_small(store, _join(path, pointer), 4096)).decode("utf-8", "replace").strip()
-        except StorageError:
-            continue
-        pointed = [name for number, name in numbered if name == text or (text.isdigit() and number == int(text))]
-        if pointed:
-            return pointed
-    return [name for _, name in sorted(numbered, reverse=True)]
+                raise CheckpointError(f"{where(store, folder)}: has more than {MOST_PLAIN_FILES} files")
 
 
 async def _list(store: Store, path: str) -> list[Entry] | None:
@@ -294,8 +297,7 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder and name else folder or name
 
 
-def _where(store: Store, path: str) -> str:
-    return f"{store.url.rstrip('/')}/{path}" if path else store.url
-
-
-__all__ = ["PLAIN", "STRIPED", "Found", "Pinned", "list_versions", "pin", "read_manifest", "read_small", "resolve"]
+__all__ = [
+    "PLAIN", "STRIPED", "Found", "Pinned", "list_names", "list_versions", "newest_complete", "pin",
+    "read_manifest", "read_small", "resolve",
+]  # fmt: skip

@@ -16,6 +16,7 @@ import typer
 from bootseer import aio
 from bootseer.checkpoint import convert
 from bootseer.checkpoint.verify import verify as verify_version
+from bootseer.checkpoint.version_input import inputs_of
 from bootseer.checkpoint.versions import Pinned, list_versions, resolve
 from bootseer.cli.progress import ProgressLine, format_bytes
 from bootseer.cli.sizes import parse_size
@@ -146,7 +147,7 @@ def cat(
     async def run() -> None:
         async with convert.opened(url) as (store, path):
             pinned = await resolve(store, path)
-            inputs = dict(convert.inputs_of(store, pinned))
+            inputs = dict(inputs_of(store, pinned))
             name = file or (next(iter(inputs)) if len(inputs) == 1 else "")
             if name not in inputs:
                 shown = ", ".join(sorted(inputs)[:8])

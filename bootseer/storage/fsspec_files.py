@@ -37,22 +37,22 @@ class NewFile:
         self._file.close()
         if self._is_given_up:
             raise OSError(errno.ECANCELED, "was given up")
-        if not self._aside:
-            self._file.commit()
-            return
         if self._fs.exists(self._full):
             raise FileExistsError(self._full)
-        self._fs.mv(self._aside, self._full)
+        if self._aside:
+            self._fs.mv(self._aside, self._full)
+        else:
+            self._file.commit()
 
     def discard(self) -> None:
         self._is_given_up = True
-        if self._aside:
-            try:
-                self._file.close()
-            finally:
+        try:
+            self._file.close()
+        finally:
+            if self._aside:
                 try_remove(self._fs, self._aside)
-        else:
-            self._file.discard()
+            else:
+                self._file.discard()
 
 
 def to_stat(info: Mapping[str, Any], shown: str) -> Stat:

@@ -185,24 +185,25 @@ class HttpStore:
         exchange = self._client.begin("GET", url, headers, wire, is_fresh=is_fresh)
         try:
             expected = _check_answer(exchange, offset, length, etag)
+        except BaseException:
+            exchange.finish()
+            raise
+        try:
             while landing.have < expected:
                 step = min(STEP_BYTES, expected - landing.have)
                 if landing.receive(exchange.response.readinto, step) == 0:
                     raise Unavailable(
                         f"{exchange.shown}: the connection ended after {landing.have} of {expected} bytes"
                     )
-            if expected < length:
-                raise Unavailable(f"{exchange.shown}: the server sent {expected} of {length} bytes")
         except BaseException as error:
-            if exchange.status in (200, 206):
-                exchange.drop()
-            else:
-                exchange.finish()
+            exchange.drop()
             ours = to_ours(error, exchange.shown, self._timeout_s)
             if ours is error:
                 raise
             raise ours from error
         exchange.finish()
+        if expected < length:
+            raise Unavailable(f"{exchange.shown}: the server sent {expected} of {length} bytes")
 
     def _url_of(self, path: str) -> str:
         check_path(self.url, path)
@@ -227,6 +228,8 @@ def _check_answer(exchange: Exchange, offset: int, length: int, etag: str) -> in
     _check_plain(exchange)
     sent = _content_length(exchange)
     if exchange.status == 200:
+        if sent is not None and offset + length > sent:  # as some answer for empty files
+            raise Truncated(f"{exchange.shown}: bytes {offset} to {offset + length} of a file of {sent}")
         if offset != 0 or sent != length:
             raise StorageError(
                 f"{exchange.shown}: the server sends whole files only, not ranges: use one that knows ranges"

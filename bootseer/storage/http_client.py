@@ -215,11 +215,11 @@ class HttpClient:
 
     def _connect(self, parts: SplitResult, proxy: SplitResult | None, shown: str) -> http.client.HTTPConnection:
         _, host, port = _key_of(parts)
-        at = proxy or parts
-        _, at_host, at_port = _key_of(at)
+        _, at_host, at_port = _key_of(proxy or parts)
+        connection: http.client.HTTPConnection | None = None
         try:
             if parts.scheme == "https" or (proxy is not None and proxy.scheme == "https"):
-                connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                connection = http.client.HTTPSConnection(
                     at_host, at_port, timeout=self._timeout_s, context=self._get_context()
                 )
             else:
@@ -228,6 +228,8 @@ class HttpClient:
                 connection.set_tunnel(host, port, headers=_proxy_authorization(proxy))
             connection.connect()
         except (OSError, http.client.HTTPException, UnicodeError) as error:
+            if connection is not None:
+                connection.close()
             through = f" (through the proxy {redact(proxy.geturl())})" if proxy else ""
             raise to_ours(error, shown + through, self._timeout_s) from error
         return connection

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -26,6 +27,7 @@ from bootseer.storage.paths import check_offset, check_path
 from bootseer.storage.protocol import Entry, Features, Stat
 
 PIECE_BYTES = 8 << 20
+MOST_BOUNCES = 16  # pieces' worth of memory that is kept
 
 T = TypeVar("T")
 
@@ -41,11 +43,14 @@ class LocalStore:
         self._timeout_s = timeout_s
         self._may_hang = may_hang
         self._refused_direct: set[int] = set()
+        # Memory of our own, kept: it costs more to fill for the first time than a copy does.
+        self._bounces: deque[memoryview] = deque()
         self._counts = Counts("direct_bytes")
 
     async def stat(self, path: str) -> Stat:
+        full = self._full(path)
         self._counts.add("requests")
-        return await self._run(stat_file, self._full(path))
+        return await self._run(stat_file, full)
 
     async def read_into(
         self, path: str, offset: int, target: memoryview, *, etag: str = "", attempt: int = 0
@@ -76,12 +81,13 @@ class LocalStore:
             etag = seen  # all pieces of one version, even if the caller does not care which
 
     async def list(self, folder: str) -> list[Entry]:
+        full = self._full(folder, is_folder=True)
         self._counts.add("requests")
-        return await self._run(_list, self._full(folder, is_folder=True))
+        return await self._run(_list, full)
 
     async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
-        self._counts.add("requests")
         full = self._full(path)
+        self._counts.add("requests")
         found = await self._run(lambda: publish_file(full, data, if_absent=if_absent))
         self._counts.add("written_bytes", len(data))
         return found
@@ -104,15 +110,18 @@ class LocalStore:
     async def concat(self, path: str, parts: Sequence[str]) -> None:
         if not parts:
             raise StorageError(f"{self.url}: {path!r} cannot be joined from no parts")
+        full, full_parts = self._full(path), [self._full(part) for part in parts]
         self._counts.add("requests")
-        await self._run(concat_files, self._full(path), [self._full(part) for part in parts])
+        await self._run(concat_files, full, full_parts)
 
     async def delete(self, path: str) -> None:
+        full = self._full(path)
         self._counts.add("requests")
-        await self._run(delete_path, self._full(path))
+        await self._run(delete_path, full)
 
     async def aclose(self) -> None:
-        """Nothing is kept open between calls."""
+        """Nothing but memory is kept between calls."""
+        self._bounces.clear()
 
     def statistics(self) -> dict[str, int]:
         """`direct_bytes`: read around the page cache."""
@@ -143,11 +152,17 @@ class LocalStore:
         landing = Landing(target)
 
         def read() -> tuple[str, int]:
-            area = mmap.mmap(-1, len(target) + 2 * BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            try:
+                own = self._bounces.pop()
+            except IndexError:
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                own = memoryview(mmap.mmap(-1, PIECE_BYTES + BLOCK_BYTES, flags=flags))
             start = offset % BLOCK_BYTES  # so that it lies in a block as in the file
-            own = memoryview(area)[start : start + len(target)]
-            outcome = read_range(full, offset, own, etag, self._refused_direct)
-            landing.land(own)
+            part = own[start : start + len(target)]
+            outcome = read_range(full, offset, part, etag, self._refused_direct)
+            landing.land(part)
+            if len(self._bounces) < MOST_BOUNCES:
+                self._bounces.append(own)
             return outcome
 
         try:

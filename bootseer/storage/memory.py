@@ -59,7 +59,6 @@ class MemoryStore:
         self._counts = Counts()
 
     async def stat(self, path: str) -> Stat:
-        self._counts.add("requests")
         file = self._get(path)
         return Stat(len(file.data), file.etag)
 
@@ -67,7 +66,6 @@ class MemoryStore:
         self, path: str, offset: int, target: memoryview, *, etag: str = "", attempt: int = 0
     ) -> None:
         del attempt
-        self._counts.add("requests")
         file = self._get(path)
         check_offset(self.url, path, offset)
         if etag and file.etag != etag:
@@ -83,8 +81,8 @@ class MemoryStore:
         self._counts.add("read_bytes", len(target))
 
     async def list(self, folder: str) -> list[Entry]:
-        self._counts.add("requests")
         prefix = self._prefix + (check_path(self.url, folder, is_folder=True) + "/" if folder else "")
+        self._counts.add("requests")
         found: dict[str, Entry] = {}
         with self._place.lock:
             for path, file in self._place.files.items():
@@ -97,7 +95,6 @@ class MemoryStore:
         return sorted(found.values())
 
     async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
-        self._counts.add("requests")
         file = self._put(path, bytes(data), is_new=if_absent)
         return Stat(len(file.data), file.etag)
 
@@ -106,7 +103,6 @@ class MemoryStore:
         self, path: str, *, size: int | None = None, placement: int | None = None
     ) -> AsyncIterator[_Writer]:
         del size, placement
-        self._counts.add("requests")
         self._check_new(path)
         writer = _Writer()
         yield writer
@@ -115,15 +111,14 @@ class MemoryStore:
     async def concat(self, path: str, parts: Sequence[str]) -> None:
         if not parts:
             raise StorageError(f"{self.url}: {path!r} cannot be joined from no parts")
-        self._counts.add("requests")
         data = b"".join([self._get(part).data for part in parts])
         self._put(path, data, is_new=True)
         for part in parts:
             await self.delete(part)
 
     async def delete(self, path: str) -> None:
-        self._counts.add("requests")
         full = self._prefix + check_path(self.url, path)
+        self._counts.add("requests")
         with self._place.lock:
             gone = [name for name in self._place.files if name == full or name.startswith(full + "/")]
             for name in gone:
@@ -136,13 +131,16 @@ class MemoryStore:
         return self._counts.to_dict()
 
     def _get(self, path: str) -> _File:
-        file = self._place.files.get(self._prefix + check_path(self.url, path))
+        full = self._prefix + check_path(self.url, path)
+        self._counts.add("requests")
+        file = self._place.files.get(full)
         if file is None:
             raise NotFound(f"{self.url}: there is no file {path!r}")
         return file
 
     def _put(self, path: str, data: bytes, *, is_new: bool) -> _File:
         full = self._prefix + check_path(self.url, path)
+        self._counts.add("requests")
         with self._place.lock:
             try:
                 file = self._place.put(full, data, is_new=is_new)
@@ -162,6 +160,7 @@ class _Writer:
 
     async def write(self, data: memoryview | bytes) -> None:
         self.data += data
+        await asyncio.sleep(0)  # as any other store, whose caller can be cancelled here
 
 
 def forget(name: str) -> None:

@@ -153,7 +153,7 @@ class ObjectStore:
 
     async def delete(self, path: str) -> None:
         check_path(self.url, path)
-        below = await self._call(path, self._names_below)
+        below = await self._call(path, self._names_below, path)
         gone = [path, *below]
         for start in range(0, len(gone), DELETE_AT_ONCE):
             try:
@@ -243,7 +243,7 @@ class ObjectStore:
             raise StorageTimeout(f"{self._shown(path)}: no progress within {self._timeout_s:g} s") from error
         except FileNotFoundError as error:
             raise NotFound(f"{self._shown(path)}: there is no such object") from error
-        except Exception as error:
+        except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
             raise self._to_ours(error, path) from error
         except BaseException as error:
             if type(error).__name__ != "PanicException":

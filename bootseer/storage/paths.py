@@ -6,13 +6,13 @@ A path comes from a manifest or a listing, so from outside: none may lead out of
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
 from bootseer.errors import StorageError
 
 MAX_PATH_BYTES = 4096
 HIDDEN = "***"
 
+_ADDRESS = re.compile(r"//[^/]*\[[^/]*")  # an IPv6 one, which has colons of its own
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)(://|::)")
 
 
@@ -51,29 +51,26 @@ def scheme_of(url: str) -> str:
 
 def is_chained(url: str) -> bool:
     """Whether it is a chain of fsspec's, `zip://member::s3://bucket/file`."""
-    return scheme_of(url) != "" and "::" in url
+    return scheme_of(url) != "" and "::" in _ADDRESS.sub("", url)
 
 
 def redact(url: str) -> str:
     """The URL without the password, and without the values of its query: they sign or name a caller."""
     if is_chained(url):
         return "::".join(redact(part) for part in url.split("::"))
-    if "://" not in url:
+    scheme, mark, rest = url.partition("://")
+    if not mark:
         return url
-    try:
-        parts = urlsplit(url)
-        netloc = parts.netloc
-        if "@" in netloc:
-            user, _, host = netloc.rpartition("@")
-            name, colon, _ = user.partition(":")
-            netloc = f"{name}:{HIDDEN}@{host}" if colon else f"{HIDDEN}@{host}"
-        query = parts.query
-        if query:
-            names = [name for name, _ in parse_qsl(query, keep_blank_values=True)]
-            query = "&".join(f"{quote(name)}={HIDDEN}" for name in names) or HIDDEN
-        return urlunsplit((parts.scheme, netloc, parts.path, query, ""))
-    except ValueError:
-        return f"{scheme_of(url)}://{HIDDEN}"
+    rest, _, query = rest.partition("#")[0].partition("?")
+    server, slash, path = rest.partition("/")
+    if "@" in server:
+        user, _, host = server.rpartition("@")
+        name, colon, _ = user.partition(":")
+        server = f"{name}:{HIDDEN}@{host}" if colon else f"{HIDDEN}@{host}"
+    shown = f"{scheme}://{server}{slash}{path}"
+    if not query:
+        return shown
+    return f"{shown}?{'&'.join(part.partition('=')[0] + '=' + HIDDEN for part in query.split('&') if part)}"
 
 
 def _shown(path: str) -> str:

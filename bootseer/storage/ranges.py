@@ -226,16 +226,18 @@ class RangeReader:
     # ---- stragglers ----------------------------------------------------------------------------------------
 
     async def _watch(self, job: _Job, group: asyncio.TaskGroup) -> None:
-        """Lets overdue reads lend their place, and sends hedges for them."""
+        """Keeps deadlines to what is usual by now; lets overdue reads lend their place, sends hedges for them."""
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = _now_s()
-            overdue = [
-                flight
-                for flight in job.flights
-                if flight.scope is not None  # else it waits for memory or for its next try
-                and now_s - flight.started_s >= self._patience.overdue_s(len(flight.rest))
-            ]
+            overdue = []
+            for flight in job.flights:
+                if flight.scope is None:
+                    continue  # it waits for memory or for its next try
+                length = len(flight.rest)
+                flight.set_deadline(flight.started_s + self._patience.deadline_s(length, flight.timeouts))
+                if now_s - flight.started_s >= self._patience.overdue_s(length):
+                    overdue.append(flight)
             for flight in overdue:
                 # Until it is known what is usual a slow store would be given more to do.
                 if not flight.is_lent and self._patience.p95_s(len(flight.rest)) is not None:
@@ -306,10 +308,15 @@ class _Flight:
         self.hedge = None
         self.is_over.clear()
 
+    def set_deadline(self, end_s: float) -> None:
+        """The call under way ends then, if it has not come to its deadline already."""
+        if self.scope is not None and not self.scope.expired() and self.scope.when() != end_s:
+            self.scope.reschedule(end_s)
+
     def stop(self) -> None:
         """Ends the call under way."""
-        if self.scope is not None and not self.scope.expired():
-            self.scope.reschedule(_now_s())
+        self.set_deadline(_now_s())
+        self.scope = None
 
     def end(self) -> None:
         """The call has ended: it writes nothing any more."""

@@ -14,7 +14,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
@@ -137,13 +138,14 @@ class WebHdfsClient:
     # ---- names -------------------------------------------------------------------------------------------------
 
     def status(self, path: str) -> FileStatus:
-        return _to_status(self._ask("GET", path, "GETFILESTATUS")["FileStatus"])
+        answer = self._ask("GET", path, "GETFILESTATUS")
+        with self._understanding(path):
+            return _to_status(answer["FileStatus"])
 
     def entries(self, path: str) -> list[FileStatus]:
-        return [_to_status(found) for found in self._ask("GET", path, "LISTSTATUS")["FileStatuses"]["FileStatus"]]
-
-    def make_folder(self, path: str) -> None:
-        self._ask("PUT", path, "MKDIRS")
+        answer = self._ask("GET", path, "LISTSTATUS")
+        with self._understanding(path):
+            return [_to_status(found) for found in answer["FileStatuses"]["FileStatus"]]
 
     def delete(self, path: str) -> None:
         """With all that is in it; what is missing is no error."""
@@ -163,43 +165,39 @@ class WebHdfsClient:
     def blocks(self, path: str, offset: int, length: int) -> list[WebBlock]:
         """The blocks that hold a range."""
         answer = self._ask("GET", path, "GET_BLOCK_LOCATIONS", offset=str(offset), length=str(length))
-        port = "infoSecurePort" if self._tls else "infoPort"
-        return [
-            WebBlock(
-                found["startOffset"],
-                found["block"]["numBytes"],
-                tuple(WebNode(f"{place['hostName']}:{place[port]}", 0) for place in found["locations"]),
-            )
-            for found in answer["LocatedBlocks"]["locatedBlocks"]
-        ]
+        # A certificate is for a name; else an address needs no name server.
+        host, port = ("hostName", "infoSecurePort") if self._tls else ("ipAddr", "infoPort")
+        with self._understanding(path):
+            return [
+                WebBlock(
+                    found["startOffset"],
+                    found["block"]["numBytes"],
+                    tuple(WebNode(f"{place[host]}:{place[port]}", 0) for place in found["locations"]),
+                )
+                for found in answer["LocatedBlocks"]["locatedBlocks"]
+            ]
 
     def live_nodes(self) -> list[WebNode]:
         """DataNodes that take files, sorted; as the NameNode knows them from their heartbeats."""
         query = "/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
-        answer = self._at_active(lambda namenode: self._get_json("GET", namenode, query, "the list of DataNodes"))
-        key = "infoSecureAddr" if self._tls else "infoAddr"
-        nodes = json.loads(answer["beans"][0]["LiveNodes"])
-        return sorted(
-            WebNode(node[key], int(node.get("lastContact", 0)))
-            for node in nodes.values()
-            if node.get("adminState", "In Service") == "In Service"
-        )
+        answer = self._at_active(lambda namenode: self._get_json("GET", namenode, query, "/"))
+        with self._understanding("/"):
+            return sorted(
+                WebNode(self._web_address(name, node), int(node.get("lastContact", 0)))
+                for name, node in json.loads(answer["beans"][0]["LiveNodes"]).items()
+                if node.get("adminState", "In Service") == "In Service"
+            )
 
     def answers(self, node: str, within_s: float) -> bool:
         """Whether a DataNode (host:port) says anything at all; a frozen one takes connections but does not."""
         try:
-            connection = self._connect(node, within_s, None)
+            with (
+                self._talk(node, within_s, "/") as connection,
+                _ask_over(connection, "GET", f"{PREFIX}/?op=GETHOMEDIRECTORY"),  # DataNodes refuse it
+            ):
+                return True
         except StorageError:
             return False
-        try:
-            self._request(
-                connection, "GET", f"{PREFIX}/?op=GETHOMEDIRECTORY"
-            )  # refused by DataNodes: that is enough
-            return True
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
 
     # ---- data --------------------------------------------------------------------------------------------------
 
@@ -208,11 +206,12 @@ class WebHdfsClient:
     ) -> None:
         """Lands `length` bytes from one DataNode (host:port), "" for the one that the NameNode names."""
         where = self._at_datanode("GET", path, "OPEN", node, {"offset": str(offset), "length": str(length)})
-        connection = self._connect(where.netloc, stall_s, breaker)
         buffer = memoryview(bytearray(min(length, _STEP_BYTES)))
         done = 0
-        try:
-            response = self._request(connection, "GET", where.target)
+        with (
+            self._talk(where.netloc, stall_s, path, breaker) as connection,
+            _ask_over(connection, "GET", where.target) as response,
+        ):
             if response.status != http.client.OK:
                 raise self._error(response, path)
             promised = response.headers.get("Content-Length")
@@ -224,11 +223,6 @@ class WebHdfsClient:
                     raise Unavailable(f"{self._shown(path)}: {where.netloc} ended the connection in the middle")
                 landing.land(buffer[:count])
                 done += count
-        except (OSError, http.client.HTTPException) as error:
-            raise self._failure(error, path, where.netloc) from error
-        finally:
-            breaker.hold(None)
-            connection.close()
 
     def write(
         self,
@@ -251,15 +245,14 @@ class WebHdfsClient:
         if block_bytes:
             options["blocksize"] = str(block_bytes)
         where = self._at_datanode("PUT", path, "CREATE", node, options)
-        connection = self._connect(where.netloc, stall_s, breaker)
-        try:
+        view = memoryview(data)
+        with self._talk(where.netloc, stall_s, path, breaker) as connection:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             connection.putrequest("PUT", where.target)
-            connection.putheader("Content-Length", str(len(data)))
+            connection.putheader("Content-Length", str(len(view)))
             connection.putheader("Content-Type", "application/octet-stream")
             connection.endheaders()
             began_s = time.monotonic()
-            view = memoryview(data)
             try:
                 for start in range(0, len(view), _STEP_BYTES):
                     connection.sock.sendall(view[start : start + _STEP_BYTES])
@@ -271,14 +264,9 @@ class WebHdfsClient:
                 # Else it may have answered instead of listening: a name that is there, no permission.
             # What is under way inside takes about as long as what was sent; a stall shows only here then.
             connection.sock.settimeout(stall_s + 2 * (time.monotonic() - began_s))
-            response = connection.getresponse()
-            if response.status != http.client.CREATED:
-                raise self._error(response, path)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._failure(error, path, where.netloc) from error
-        finally:
-            breaker.hold(None)
-            connection.close()
+            with connection.getresponse() as response:
+                if response.status != http.client.CREATED:
+                    raise self._error(response, path)
 
     # ---- inside ------------------------------------------------------------------------------------------------
 
@@ -306,24 +294,20 @@ class WebHdfsClient:
         raise AssertionError("there is at least one NameNode")
 
     def _get_json(self, method: str, netloc: str, target: str, path: str) -> dict[str, Any]:
-        connection = self._connect(netloc, self._timeout_s, None)
-        try:
-            response = self._request(connection, method, target)
+        with (
+            self._talk(netloc, self._timeout_s, path) as connection,
+            _ask_over(connection, method, target) as response,
+        ):
             if response.status != http.client.OK:
                 raise self._error(response, path)
             content = response.read(MAX_ANSWER_BYTES + 1)
-            if len(content) > MAX_ANSWER_BYTES:
-                raise StorageError(f"{self._shown(path)}: the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        if len(content) > MAX_ANSWER_BYTES:
+            raise StorageError(f"{self._shown(path)}: the answer is longer than {MAX_ANSWER_BYTES} bytes")
+        with self._understanding(path):
             answer = json.loads(content) if content else {}
             if not isinstance(answer, dict):
-                raise StorageError(f"{self._shown(path)}: {netloc} answered no JSON object; is it a NameNode?")
-            return answer
-        except (OSError, http.client.HTTPException) as error:
-            raise self._failure(error, path, netloc) from error
-        except ValueError as error:
-            raise StorageError(f"{self._shown(path)}: {netloc} answered no JSON; is it a NameNode?") from error
-        finally:
-            connection.close()
+                raise TypeError(answer)
+        return answer
 
     def _at_datanode(self, method: str, path: str, op: str, node: str, options: dict[str, str]) -> _Place:
         """Where to send a data call: straight to the node, or wherever the NameNode says."""
@@ -342,53 +326,70 @@ class WebHdfsClient:
         return self._Place(parts.netloc, f"{parts.path}?{parts.query}")
 
     def _redirect(self, method: str, netloc: str, target: str, path: str) -> dict[str, Any]:
-        connection = self._connect(netloc, self._timeout_s, None)
-        try:
-            response = self._request(connection, method, target)
+        with (
+            self._talk(netloc, self._timeout_s, path) as connection,
+            _ask_over(connection, method, target) as response,
+        ):
             if response.status != http.client.TEMPORARY_REDIRECT:
                 raise self._error(response, path)
             return {"location": response.headers.get("Location", "")}
-        except (OSError, http.client.HTTPException) as error:
-            raise self._failure(error, path, netloc) from error
-        finally:
-            connection.close()
 
     def _target(self, path: str, op: str, options: dict[str, str]) -> str:
         query = {"op": op, "user.name": self._user, **options}
         return f"{PREFIX}{quote(path)}?{urlencode(query)}"
 
-    def _connect(self, netloc: str, stall_s: float, breaker: Breaker | None) -> http.client.HTTPConnection:
+    @contextmanager
+    def _talk(
+        self, netloc: str, stall_s: float, path: str, breaker: Breaker | None = None
+    ) -> Iterator[http.client.HTTPConnection]:
+        """A connection for one request; what goes wrong with it is an error of ours."""
+        connection = self._connect(netloc, stall_s)
+        try:
+            if breaker is not None:
+                breaker.hold(connection.sock)
+            yield connection
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failure(error, path, netloc) from error
+        finally:
+            if breaker is not None:
+                breaker.hold(None)
+            connection.close()
+
+    def _connect(self, netloc: str, stall_s: float) -> http.client.HTTPConnection:
         with self._lock:
             self.requests += 1
         host, _, port = netloc.rpartition(":")
         if not host or not port.isdecimal():
             raise StorageError(f"{netloc!r} is no host:port of a web server")
+        host, timeout_s = host.strip("[]"), min(CONNECT_S, stall_s)
         connection: http.client.HTTPConnection
-        timeout_s = min(CONNECT_S, stall_s)
         if self._tls is None:
-            connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
+            connection = http.client.HTTPConnection(host, int(port), timeout=timeout_s)
         else:
-            connection = http.client.HTTPSConnection(
-                host.strip("[]"), int(port), timeout=timeout_s, context=self._tls
-            )
+            connection = http.client.HTTPSConnection(host, int(port), timeout=timeout_s, context=self._tls)
         try:
             connection.connect()
-            connection.sock.settimeout(stall_s)
-            if breaker is not None:
-                breaker.hold(connection.sock)
         except TimeoutError as error:
+            connection.close()
             raise StorageTimeout(f"{netloc} did not take a connection within {timeout_s:g} s") from error
         except OSError as error:
-            raise Unavailable(f"{netloc} cannot be reached: {error}") from error
-        except GivenUpError:
             connection.close()
-            raise
+            raise Unavailable(f"{netloc} cannot be reached: {error}") from error
+        connection.sock.settimeout(stall_s)
         return connection
 
-    @staticmethod
-    def _request(connection: http.client.HTTPConnection, method: str, target: str) -> http.client.HTTPResponse:
-        connection.request(method, target, headers={"Content-Length": "0"} if method != "GET" else {})
-        return connection.getresponse()
+    @contextmanager
+    def _understanding(self, path: str) -> Iterator[None]:
+        """For taking an answer apart: whoever sent it need not be a NameNode."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise StorageError(f"{self._shown(path)}: the answer is none of WebHDFS; is it a NameNode?") from error
+
+    def _web_address(self, name: str, node: dict[str, Any]) -> str:
+        if self._tls is None:
+            return str(node["infoAddr"])
+        return name.rpartition(":")[0] + ":" + str(node["infoSecureAddr"]).rpartition(":")[2]
 
     def _failure(self, error: Exception, path: str, netloc: str) -> StorageError:
         if isinstance(error, TimeoutError):
@@ -419,6 +420,11 @@ class WebHdfsClient:
 
     def _shown(self, path: str) -> str:
         return f"{'s' if self._tls else ''}webhdfs://{self._namenodes[self._active]}{path}"
+
+
+def _ask_over(connection: http.client.HTTPConnection, method: str, target: str) -> http.client.HTTPResponse:
+    connection.request(method, target, headers={"Content-Length": "0"} if method != "GET" else {})
+    return connection.getresponse()
 
 
 def _to_status(found: dict[str, Any]) -> FileStatus:

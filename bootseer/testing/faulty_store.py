@@ -112,7 +112,7 @@ class FaultyStore:
             raise
         finally:
             self.under_way -= 1
-            self._memory.remove(memory)
+            self._memory.discard(memory)
 
     async def _read_into(self, call: Call, target: memoryview, etag: str) -> None:
         fault = self._find(call)
@@ -128,14 +128,14 @@ class FaultyStore:
             except StorageError as error:
                 error.read_bytes = kept
                 raise
-        await self._pass(call, kept, target[kept:], etag)
+        if kept < call.length or not call.length:
+            await self._pass(call, kept, target[kept:], etag)
         if fault is not None and fault.kind in (Kind.WRONG, Kind.CHANGED) and kept < call.length:
             target[kept] ^= 0xFF
         self._lose(fault, call.operation, call.path)
 
     async def _pass(self, call: Call, begin: int, target: memoryview, etag: str) -> None:
-        if target:
-            await self.inner.read_into(call.path, call.offset + begin, target, etag=etag, attempt=call.attempt)
+        await self.inner.read_into(call.path, call.offset + begin, target, etag=etag, attempt=call.attempt)
 
     async def list(self, folder: str) -> list[Entry]:
         fault = await self._meet(Call("list", folder))

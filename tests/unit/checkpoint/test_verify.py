@@ -90,6 +90,6 @@ def test_a_damaged_version_is_not_copied(store: MemoryStore) -> None:
     name = pinned.files[1].stripes[0]
     aio.run_sync(store.publish(name, b"x" * 5000))
     other: Any = MemoryStore(uuid.uuid4().hex)
-    with pytest.raises(DigestMismatch, match=r"unit 0 of sub/b.bin"):
+    with pytest.raises(DigestMismatch, match=r"sub/b.bin: unit 0 is damaged"):
         aio.run_sync(stripe_version(store, pinned, other, "copy"))
     assert aio.run_sync(other.list("")) == []

@@ -283,6 +283,18 @@ def test_every_call_has_a_deadline() -> None:
     run(main())
 
 
+def test_slow_store_gets_the_time_it_needs() -> None:
+    async def main() -> None:
+        store = make_store(rate=PIECE / 100.0, has_replicas=False)  # a piece takes 100 s
+        requests = [request(length=PIECE)]
+        reader = make_reader(store)
+        await reader.read(requests)
+        assert_right(requests)
+        assert reader.statistics()["timeouts"] == 2, "after 30 s and after 60 s, not after 120 s"
+
+    run(main())
+
+
 def test_deadline_follows_what_reads_take() -> None:
     async def main() -> float:
         store = make_store(has_replicas=False)
@@ -294,6 +306,17 @@ def test_deadline_follows_what_reads_take() -> None:
         await reader.read(requests)
         assert_right(requests)
         return elapsed_s() - begin_s
+
+    assert 5.0 < run(main()) < 5.3
+
+
+def test_deadline_of_a_read_under_way_follows_as_well() -> None:
+    async def main() -> float:
+        store = make_store(Fault(Kind.STALL, first=0, last=0, calls={0}), has_replicas=False)
+        requests = [request(), request("b")]  # nothing is known yet when the first piece is begun
+        await make_reader(store, width=2).read(requests)
+        assert_right(requests)
+        return elapsed_s()
 
     assert 5.0 < run(main()) < 5.3
 

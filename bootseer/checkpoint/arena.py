@@ -1,0 +1,161 @@
+"""The memory that a node's ranks share: one memfd a file, which nobody but its maker can write to.
+
+The keeper maps each memfd, then seals it: no later mapping and no `write` can change it, not even through
+/proc/PID/fd opened anew. A process that the keeper forks inherits the mapping and fills it. Units have states in a
+memfd of their own, which ranks can read. Nothing of it has a name in /dev/shm; it goes with its last descriptor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import resource
+from collections.abc import Sequence
+
+from bootseer.checkpoint.source import SourceFile
+from bootseer.errors import CheckpointError
+
+UNIT_BYTES = 16 << 20  # of plain files; of striped ones their own
+EMPTY, TAKEN, READY, FAILED = 0, 1, 2, 3
+MOST_FILES = 16_384
+F_SEAL_FUTURE_WRITE = 0x10
+MFD_NOEXEC_SEAL = 8
+MADV_POPULATE_WRITE = 23
+PIECE_BYTES = 64 << 20  # of pre-faulting
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Arena:
+    """Files of known sizes; made in the keeper, inherited by those it forks."""
+
+    def __init__(self, files: Sequence[SourceFile], unit_bytes: Sequence[int]) -> None:
+        """`unit_bytes`: of each file, what is read and waited for at a time.
+
+        Raises: CheckpointError where the system gives no memory or no descriptors for it.
+        """
+        if len(files) > MOST_FILES:
+            raise CheckpointError(f"{len(files)} files; an arena has at most {MOST_FILES}")
+        self.files = list(files)
+        self.unit_bytes = list(unit_bytes)
+        self.first_unit: list[int] = []  # of each file, its place among all units
+        count = 0
+        for file, length in zip(files, unit_bytes, strict=True):
+            self.first_unit.append(count)
+            count += -(-file.size // length)
+        self.units = count
+        self.fds: list[int] = []
+        self._maps: list[mmap.mmap | None] = []
+        self.states_fd = -1
+        _allow_descriptors(len(files) + 64)
+        try:
+            for file in files:
+                fd, area = _make(file.size)
+                self.fds.append(fd)
+                self._maps.append(area)
+            self.states_fd, states = _make(max(1, count))
+        except OSError as error:
+            self.close()
+            raise CheckpointError(f"no memory or descriptors for an arena: {error.strerror}") from error
+        assert states is not None
+        self.states: mmap.mmap = states
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def view(self, file: int, start: int, end: int) -> memoryview:
+        """Writable bytes of a file; only in the keeper and what it forks."""
+        area = self._maps[file]
+        return memoryview(b"") if area is None else memoryview(area)[start:end]
+
+    def populate(self, file: int, start: int, end: int) -> None:
+        """Has the kernel make pages for a range now. Without that call they are made when they are written."""
+        area = self._maps[file]
+        if area is None or end <= start:
+            return
+        address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        start -= start % mmap.PAGESIZE
+        for at in range(start, end, PIECE_BYTES):
+            if _libc.madvise(address + at, min(PIECE_BYTES, end - at), MADV_POPULATE_WRITE):
+                return  # EINVAL: an older kernel; ENOMEM: the reads will say so
+
+    def units_of(self, file: int) -> range:
+        """The units of a file, counted within it."""
+        return range(-(-self.files[file].size // self.unit_bytes[file]))
+
+    def extent(self, file: int, unit: int) -> tuple[int, int]:
+        """Where a unit begins and ends in its file, in bytes."""
+        start = unit * self.unit_bytes[file]
+        return start, min(start + self.unit_bytes[file], self.files[file].size)
+
+    def state(self, file: int, unit: int) -> int:
+        return self.states[self.first_unit[file] + unit]
+
+    def set_state(self, file: int, unit: int, state: int) -> None:
+        self.states[self.first_unit[file] + unit] = state
+
+    def is_complete(self, file: int) -> bool:
+        first = self.first_unit[file]
+        count = len(self.units_of(file))
+        return self.states[first : first + count] == bytes([READY]) * count
+
+    def forget_taken(self) -> None:
+        """What somebody was filling who is gone, or could not fill, is to be filled again."""
+        for place in range(self.units):
+            if self.states[place] in (TAKEN, FAILED):
+                self.states[place] = EMPTY
+
+    def fits(self, files: Sequence[SourceFile], unit_bytes: Sequence[int]) -> bool:
+        """Whether its memory can be filled with these files in place of its own."""
+        sizes = [file.size for file in files]
+        return sizes == [file.size for file in self.files] and list(unit_bytes) == self.unit_bytes
+
+    def rename(self, files: Sequence[SourceFile]) -> None:
+        """Other files of the same sizes: nothing of the old ones is ready any more."""
+        self.files = list(files)
+        self.states[:] = bytes(len(self.states))
+
+    def close(self) -> None:
+        """Gives up this process's part of it; ranks keep what they have mapped."""
+        for fd in self.fds:
+            os.close(fd)
+        if self.states_fd >= 0:
+            os.close(self.states_fd)
+        self.fds, self._maps, self.states_fd = [], [], -1
+
+
+def _make(size: int) -> tuple[int, mmap.mmap | None]:
+    """A sealed memfd and the only writable mapping that there will ever be of it."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("bootseer-arena", flags | MFD_NOEXEC_SEAL)
+    except OSError:
+        fd = os.memfd_create("bootseer-arena", flags)  # before Linux 6.3
+    try:
+        os.ftruncate(fd, size)
+        area = mmap.mmap(fd, size) if size else None
+        if area is not None:
+            try:
+                area.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # small pages then
+        seals = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd, area
+
+
+def _allow_descriptors(count: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(os.listdir("/proc/self/fd")) + count
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        top = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))

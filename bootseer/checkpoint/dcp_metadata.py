@@ -1,0 +1,106 @@
+"""The `.metadata` of a DCP folder, which is a pickle, read as data.
+
+torch loads it with the plain unpickler, so whoever may write the file may run code in every rank. Here only the
+records that torch itself puts there can be made; any other name is an error that tells it.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pathlib
+import pickle
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.metadata import Metadata
+
+from bootseer.errors import CheckpointError, IntegrityError
+
+NAME = ".metadata"
+MAX_BYTES = 4 << 30
+
+_RECORDS = (
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "Metadata",
+    "MetadataIndex",
+    "StorageMeta",
+    "TensorProperties",
+    "TensorStorageMetadata",
+    "_MEM_FORMAT_ENCODING",
+)
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+_LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
+_BUILTINS = {"set": set, "frozenset": frozenset, "bytearray": bytearray, "complex": complex}
+
+
+def name_of(rank: int | None) -> str:
+    """The file's name; a rank has its own where the save was made without collectives."""
+    return NAME if rank is None else f"__{rank}{NAME}"
+
+
+def load(data: bytes | memoryview, where: str, *, trusted: bool = False) -> Metadata:
+    """Raises: IntegrityError for what is no DCP metadata; CheckpointError for classes that are not torch's own.
+
+    Args:
+        trusted: the user vouches for the file; it is loaded as torch does, which can run any code.
+    """
+    try:
+        found = (pickle.Unpickler if trusted else _Unpickler)(io.BytesIO(data)).load()
+    except _RefusedError as error:
+        raise CheckpointError(
+            f"{where}: names {error}, which metadata of torch.distributed.checkpoint does not need; if you trust"
+            " whoever wrote it, open it with weights_only=False"
+        ) from error
+    except Exception as error:
+        raise IntegrityError(f"{where}: is no metadata of torch.distributed.checkpoint, or damaged") from error
+    if not isinstance(found, Metadata) or not isinstance(found.state_dict_metadata, dict):
+        raise IntegrityError(f"{where}: is no metadata of torch.distributed.checkpoint")
+    return found
+
+
+class _RefusedError(Exception):
+    """A name that is not on the list."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = _find(module, name)
+        if found is None:
+            raise _RefusedError(f"{module}.{name}")
+        return found
+
+
+def _find(module: str, name: str) -> Any:
+    match module:
+        case "torch.distributed.checkpoint.metadata" if name in _RECORDS:
+            return getattr(metadata, name)
+        case "torch.distributed.checkpoint.filesystem" if name == "_StorageInfo":
+            return filesystem._StorageInfo
+        case "torch" if name == "Size":
+            return torch.Size
+        case "torch" if name in _DTYPES:
+            return _DTYPES[name]
+        case "torch.serialization" if name == "_get_layout":
+            return _layout
+        case "collections" if name == "OrderedDict":
+            return collections.OrderedDict
+        case "builtins" if name == "getattr":
+            return _member  # how Python 3.11 pickles a member of an enum
+        case "builtins" if name in _BUILTINS:
+            return _BUILTINS[name]
+        case "pathlib" | "pathlib._local" if name in ("Path", "PosixPath", "PurePosixPath"):
+            return pathlib.PurePosixPath  # where it was saved
+    return None
+
+
+def _layout(name: str) -> torch.layout:
+    return _LAYOUTS[name]
+
+
+def _member(kind: Any, name: str) -> Any:
+    if kind is not metadata._MEM_FORMAT_ENCODING:
+        raise _RefusedError("builtins.getattr")
+    return kind[name]

@@ -1,0 +1,191 @@
+"""What the keeper forks to do its reading: finds versions, and fills the arena that it has inherited.
+
+A process of its own, so that the keeper stays free of threads and can fork another one when this one dies: what is
+ready in the arena stays ready. Orders and news are JSON lines over a socket. Ranks' demand goes before prefetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from bootseer import aio
+from bootseer.checkpoint.arena import EMPTY, FAILED, READY, TAKEN, Arena
+from bootseer.checkpoint.opening import store_at
+from bootseer.checkpoint.sums import crc32c
+from bootseer.checkpoint.versions import Pinned, pin, resolve
+from bootseer.errors import BootseerError, CheckpointError, DigestMismatch, NotFound
+from bootseer.storage.ranges import RangeReader, RangeRequest
+
+AT_ONCE = 8  # units on their way; the reader cuts them in pieces and decides how many of these are
+RESOLVE_TRIES_S = 60.0  # a store that is away for a moment must not end a job
+News = Callable[[dict[str, Any]], None]
+
+
+def run_resolver(connection: socket.socket, url: str, version: str, digest: str) -> None:
+    """Finds the newest version of `url`, or the one given, and tells it; ends the process."""
+
+    async def find() -> dict[str, Any]:
+        store, path = store_at(url)
+        try:
+            found = await (pin(store, path, version, digest) if digest else resolve(store, path))
+        finally:
+            await store.aclose()
+        return {"pinned": json.loads(msgspec.json.encode(found))}
+
+    async def patiently() -> dict[str, Any]:
+        policy = aio.RetryPolicy(tries=30, base_s=0.5, most_s=5.0, budget_s=RESOLVE_TRIES_S)
+        try:
+            return await aio.retry(policy, lambda _: find())
+        except NotFound as error:
+            return {"absent": str(error)}
+        except CheckpointError as error:
+            return {"absent": str(error)}
+        except BootseerError as error:
+            return {"failed": str(error)}
+
+    _run(connection, patiently)
+
+
+def run_filler(connection: socket.socket, url: str, pinned: Pinned, arena: Arena) -> None:
+    """Fills the arena until the connection ends; ends the process."""
+
+    async def fill() -> dict[str, Any]:
+        await _Filler(connection, url, pinned, arena).run()
+        return {"ended": True}
+
+    _run(connection, fill)
+
+
+def _run(connection: socket.socket, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> None:
+    try:
+        news = asyncio.run(work())
+    except BaseException as error:
+        news = {"failed": f"{type(error).__name__}: {error}"}
+    try:
+        connection.setblocking(True)
+        connection.sendall(json.dumps(news).encode() + b"\n")
+    except OSError:
+        pass  # the keeper is gone
+    os._exit(0)
+
+
+class _Filler:
+    def __init__(self, connection: socket.socket, url: str, pinned: Pinned, arena: Arena) -> None:
+        self._connection = connection
+        self._url = url
+        self._pinned = pinned
+        self._arena = arena
+        self._demand: deque[tuple[int, int]] = deque()
+        self._prefetch: deque[tuple[int, int]] = deque()
+        self._wake = asyncio.Event()
+        self._telling = asyncio.Lock()
+        self._is_over = False
+        self._populating = threading.Event()
+
+    async def run(self) -> None:
+        connection = self._connection
+        connection.setblocking(False)
+        store, _ = store_at(self._url)
+        self._reader = RangeReader(store)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._listen())
+                for _ in range(AT_ONCE):
+                    group.create_task(self._work())
+        finally:
+            self._populating.set()
+            await store.aclose()
+
+    async def _listen(self) -> None:
+        loop, waiting = asyncio.get_running_loop(), bytearray()
+        while data := await loop.sock_recv(self._connection, 1 << 18):
+            waiting += data
+            *lines, rest = waiting.split(b"\n")
+            waiting = bytearray(rest)
+            for line in lines:
+                self._take(json.loads(line))
+        self._is_over = True
+        self._wake.set()
+
+    def _take(self, order: dict[str, Any]) -> None:
+        if "want" in order:
+            self._demand.extend((file, unit) for file, unit in order["want"])
+        if "prefetch" in order:
+            self._prefetch.extend((file, unit) for file, unit in order["prefetch"])
+        if "populate" in order:
+            threading.Thread(target=self._populate, daemon=True).start()
+        self._wake.set()
+
+    def _populate(self) -> None:
+        """Has pages made before they are needed; stops when the first bytes are asked for."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        for file in range(len(self._arena.files)):
+            for unit in self._arena.units_of(file):
+                if self._populating.is_set():
+                    return
+                self._arena.populate(file, *self._arena.extent(file, unit))
+
+    async def _work(self) -> None:
+        while not self._is_over:
+            queue = self._demand or self._prefetch
+            if not queue:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            is_demand = queue is self._demand
+            file, unit = queue.popleft()
+            if self._arena.state(file, unit) in (TAKEN, READY):
+                continue
+            self._populating.set()
+            self._arena.set_state(file, unit, TAKEN)
+            try:
+                await self._fill(file, unit, is_demand)
+            except BootseerError as error:
+                self._arena.set_state(file, unit, FAILED)
+                await self._tell({"failed_unit": [file, unit], "why": str(error)})
+            except BaseException:
+                self._arena.set_state(file, unit, EMPTY)
+                raise
+            else:
+                self._arena.set_state(file, unit, READY)
+                await self._tell({"ready": [file, unit]})
+
+    async def _fill(self, number: int, unit: int, is_demand: bool) -> None:
+        file = self._pinned.files[number]
+        start, end = self._arena.extent(number, unit)
+        view = self._arena.view(number, start, end)
+        requests = [
+            RangeRequest(
+                file.stripes[piece.stripe],
+                piece.stripe_offset,
+                view[piece.offset - start : piece.offset - start + piece.length],
+                file.etag,
+            )
+            for piece in file.layout.pieces(start, end - start)
+        ]
+        found = 0
+        for attempt in range(2):  # another replica may be right
+            await self._reader.read(requests, is_demand=is_demand, attempt=attempt)
+            if not file.sums:
+                return
+            found = await aio.run_io(crc32c, view)
+            if found == file.sums[unit]:
+                return
+        stripe = file.stripes[unit % len(file.stripes)]
+        raise DigestMismatch(
+            f"{self._reader.store.url}/{stripe}: unit {unit} of {file.path}: CRC32C {found:08x}, not"
+            f" {file.sums[unit]:08x}"
+        )
+
+    async def _tell(self, news: dict[str, Any]) -> None:
+        async with self._telling:
+            await asyncio.get_running_loop().sock_sendall(self._connection, json.dumps(news).encode() + b"\n")

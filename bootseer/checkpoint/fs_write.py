@@ -1,0 +1,139 @@
+"""Writing through the fsspec protocol: files become a new striped version of the folder that they are in.
+
+Nothing of a version is visible before all its files are written and its manifest is there; a file object that is
+left by an error leaves no version behind.
+"""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from bootseer import aio
+from bootseer.checkpoint.inputs import Input, Stream
+from bootseer.checkpoint.writer import default_geometry, write_version
+from bootseer.errors import CheckpointError
+from bootseer.storage import open_store
+
+CHUNK_BYTES = 4 << 20
+CHUNKS = 4  # between the writer and the store
+LOOK_S = 0.2  # between looks whether the other side still lives
+
+
+def write_files(folder: str, sources: Sequence[tuple[str, Input | Stream]], stripes: int | None = None) -> None:
+    """All files as one new version of the checkpoint `folder`."""
+
+    async def write() -> None:
+        store = open_store(folder)
+        try:
+            await write_version(store, "", sources, geometry=default_geometry(store, stripes=stripes))
+        finally:
+            await store.aclose()
+
+    aio.run_sync(write())
+
+
+class VersionFile(io.RawIOBase):
+    """One file being written; it is a version of its own when it is closed."""
+
+    def __init__(self, folder: str, name: str, stripes: int | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.mode = "wb"
+        self._where = f"{folder}/{name}"
+        self._at = 0
+        self._waiting = bytearray()
+        self._chunks: queue.Queue[bytes | None] = queue.Queue(CHUNKS)
+        self._failure: BaseException | None = None
+        self._is_abandoned = False
+        self._thread = threading.Thread(
+            target=self._run, args=(folder, name, stripes), name="checkpoint-write", daemon=True
+        )
+        self._thread.start()
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def tell(self) -> int:
+        return self._at
+
+    def write(self, data: Any) -> int:
+        if self.closed:
+            raise ValueError(f"{self._where}: the file is closed")
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view):
+            part = view[done : done + CHUNK_BYTES - len(self._waiting)]
+            self._waiting += part
+            done += len(part)
+            if len(self._waiting) == CHUNK_BYTES:
+                self._put(bytes(self._waiting))
+                self._waiting.clear()
+        self._at += done
+        return done
+
+    def close(self) -> None:
+        """Raises what writing ended with; there is no version then."""
+        if self.closed:
+            return
+        try:
+            if not self._is_abandoned:
+                if self._waiting:
+                    self._put(bytes(self._waiting))
+                self._put(None)
+                self._thread.join()
+        finally:
+            super().close()
+        if self._failure is not None and not self._is_abandoned:
+            raise self._failure
+
+    def discard(self) -> None:
+        """Ends without a version."""
+        if not self.closed:
+            self._is_abandoned = True
+            self._thread.join()
+            super().close()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if not self.closed:  # never closed: what is there may be a part only
+            self.discard()
+
+    def _put(self, chunk: bytes | None) -> None:
+        while self._failure is None:
+            try:
+                self._chunks.put(chunk, timeout=LOOK_S)
+                return
+            except queue.Full:
+                continue
+        if chunk is not None:
+            raise self._failure
+
+    def _get(self) -> bytes | None:
+        while True:
+            try:
+                return self._chunks.get(timeout=LOOK_S)
+            except queue.Empty:
+                if self._is_abandoned or not threading.main_thread().is_alive():
+                    raise CheckpointError(f"{self._where}: was given up before it was closed") from None
+
+    def _run(self, folder: str, name: str, stripes: int | None) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            while (chunk := await aio.run_io(self._get)) is not None:
+                yield chunk
+
+        try:
+            write_files(folder, [(name, Stream(chunks()))], stripes)
+        except BaseException as error:  # raised again by `write` or `close`
+            self._failure = error

@@ -1,0 +1,481 @@
+"""The keeper: `python -m bootseer.checkpoint.keeper`. Holds a node's arena for the ranks of one job.
+
+bootrun gives orders on its standard input and hears answers on its standard output, JSON lines; URLs come that
+way, never in argv. Ranks connect to a Unix socket in a folder of the keeper's own (arena_client.py). It ends when
+its input does, and leaves nothing behind.
+
+    start    url memory_bytes arena_bytes keep local_world_size   looks for the version and makes memory ready
+    resolve                       -> resolved version digest | absent why | unresolved why
+    load     version digest world_size nnodes group_rank attempt
+                                  -> progress bytes of_bytes ... then ready path address | direct why path
+    release                       ranks have what they need: what was read is recorded, the memory is given up
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NoReturn
+
+import msgspec
+
+from bootseer.checkpoint import prefetch
+from bootseer.checkpoint.arena import EMPTY, FAILED, READY, UNIT_BYTES, Arena
+from bootseer.checkpoint.arena_server import ArenaServer
+from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide, read_memory
+from bootseer.checkpoint.filler import run_filler, run_resolver
+from bootseer.checkpoint.lines import LineSocket
+from bootseer.checkpoint.opening import local_path
+from bootseer.checkpoint.recordings import Recordings, cache_folder
+from bootseer.checkpoint.source import SourceFile
+from bootseer.checkpoint.versions import PLAIN, Pinned
+from bootseer.errors import BootseerError, CheckpointError
+
+MOST_FILLERS = 3  # that may die before ranks read for themselves
+PROGRESS_S = 0.5
+DCP_METADATA = ".metadata"
+
+
+class State(Enum):
+    IDLE = "idle"
+    PINNING = "pinning"  # a load has been ordered, its files are being looked up
+    LOADING = "loading"  # it will be told when the files are there
+    SERVING = "serving"
+
+
+class Child:
+    """A resolver or filler, and the connection to it."""
+
+    def __init__(self, pid: int, lines: LineSocket) -> None:
+        self.pid = pid
+        self.lines = lines
+
+
+class Keeper:
+    """See the module's docstring. One thread, one loop."""
+
+    def __init__(self, launcher: LineSocket) -> None:
+        self._launcher = launcher
+        self._selector = selectors.DefaultSelector()
+        self._state = State.IDLE
+        self._url = ""
+        self._start: dict[str, Any] = {}
+        self._load: dict[str, Any] = {}
+        self._pinned: Pinned | None = None
+        self._arena: Arena | None = None
+        self._server: ArenaServer | None = None
+        self._filler: Child | None = None
+        self._fillers = 0
+        self._resolver: Child | None = None
+        self._asked: Callable[[dict[str, Any]], None] | None = None  # who waits for the resolver
+        self._planned: set[tuple[int, int]] = set()
+        self._told_s = 0.0
+        self._position = prefetch.Position(1, 1, 0)
+        self._recordings = Recordings(cache_folder(os.environ))
+        self._folder = tempfile.mkdtemp(prefix="bootseer-arena-")
+        self._is_over = False
+
+    # ---- loop ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            self._selector.register(self._launcher.fd, selectors.EVENT_READ, self._hear_launcher)
+            while not self._is_over:
+                for key, _ in self._selector.select(1.0):
+                    if key.fileobj in self._selector.get_map():  # an earlier one may have ended it
+                        key.data()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the guard's, at the end of the job
+        self._drop_resolver()
+        if self._server is not None and self._server.is_used:
+            self._release(complete=False)
+        self._drop_arena()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- orders ----------------------------------------------------------------------------------------------
+
+    def _hear_launcher(self) -> None:
+        lines = self._launcher.receive()
+        if lines is None:
+            self._is_over = True
+            return
+        for order in lines:
+            match order.get("do"):
+                case "start":
+                    self._url, self._start = str(order["url"]), order
+                    self._look_ahead()
+                case "resolve":
+                    self._resolve()
+                case "load":
+                    self._begin_load(order)
+                case "release":
+                    self._release(complete=True)
+                case "end":
+                    self._is_over = True
+
+    def _answer(self, did: str, **fields: object) -> None:
+        self._launcher.send({"did": did, **fields})
+
+    # ---- which version ---------------------------------------------------------------------------------------
+
+    def _look_ahead(self) -> None:
+        """Before anybody has asked: the version that will probably be loaded, to make memory ready for it."""
+
+        def found(news: dict[str, Any]) -> None:
+            if "pinned" in news and self._state is State.IDLE:
+                self._use(_to_pinned(news["pinned"]))
+                if self._filler is not None:
+                    self._filler.lines.send({"populate": True})
+
+        self._ask_resolver("", "", found)
+
+    def _resolve(self) -> None:
+        def found(news: dict[str, Any]) -> None:
+            if "pinned" in news:
+                pinned = _to_pinned(news["pinned"])
+                self._answer("resolved", version=pinned.version, digest=pinned.digest, bytes=pinned.size)
+                if self._state is State.IDLE:
+                    self._use(pinned)
+                    if self._filler is not None:
+                        self._filler.lines.send({"populate": True})
+            elif "absent" in news:
+                self._answer("absent", why=news["absent"])
+            else:
+                self._answer("unresolved", why=news["failed"])
+
+        self._ask_resolver("", "", found)
+
+    def _ask_resolver(self, version: str, digest: str, found: Callable[[dict[str, Any]], None]) -> None:
+        self._drop_resolver()
+        self._asked = found
+        self._resolver = self._fork(lambda connection: run_resolver(connection, self._url, version, digest))
+        self._selector.register(self._resolver.lines.fd, selectors.EVENT_READ, self._hear_resolver)
+
+    def _hear_resolver(self) -> None:
+        assert self._resolver is not None
+        lines = self._resolver.lines.receive()
+        news = lines[0] if lines else {"failed": "the process that looks for the version has died"}
+        if lines == []:
+            return  # a part of a line
+        asked, self._asked = self._asked, None
+        self._drop_resolver()
+        if asked is not None:
+            asked(news)
+
+    def _drop_resolver(self) -> None:
+        child, self._resolver = self._resolver, None
+        if child is not None:
+            self._end_child(child)
+
+    # ---- loading ---------------------------------------------------------------------------------------------
+
+    def _begin_load(self, order: dict[str, Any]) -> None:
+        self._load = order
+        self._position = prefetch.Position(
+            int(order["world_size"]), int(order["nnodes"]), int(order["group_rank"])
+        )
+        self._fillers = 0
+        digest = str(order["digest"])
+        self._state = State.PINNING
+        if self._pinned is not None and self._pinned.digest == digest:
+            self._serve(self._pinned)
+            return
+
+        def found(news: dict[str, Any]) -> None:
+            if "pinned" in news:
+                self._serve(_to_pinned(news["pinned"]))
+            else:
+                self._go_direct(str(news.get("failed") or news.get("absent")))
+
+        self._ask_resolver(str(order["version"]), digest, found)
+
+    def _serve(self, pinned: Pinned) -> None:
+        """Prefetches what the plan says; ranks are told where the arena is."""
+        self._use(pinned)
+        arena, server = self._arena, self._server
+        if arena is None or server is None or self._filler is None:
+            return  # `_use` has said why
+        files = {file.path: file for file in arena.files}
+        plan = prefetch.plan(
+            files,
+            self._recordings.load(files, self._position),
+            self._capacity().bytes,
+            self._position,
+            self._is_whole,
+        )
+        numbers = {file.path: number for number, file in enumerate(arena.files)}
+        units: dict[tuple[int, int], None] = {}
+        for piece in plan.ranges:
+            number = numbers[piece.path]
+            length = arena.unit_bytes[number]
+            for unit in range(piece.start // length, -(-piece.end // length)):
+                units[number, unit] = None
+        self._planned = {each for each in units if arena.state(*each) != READY}
+        self._state = State.LOADING
+        if self._planned:
+            self._filler.lines.send({"prefetch": [each for each in units if each in self._planned]})
+        self._is_waiting = plan.kind == prefetch.WHOLE
+        self._advance()
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether code that opens files by name must be able to: all but sharded DCP folders of other machines."""
+        assert self._pinned is not None
+        return not any(file.path.rpartition("/")[2] == DCP_METADATA for file in self._pinned.files)
+
+    def _advance(self) -> None:
+        """After a unit has come: tells how far it is, or that all is there."""
+        arena, server = self._arena, self._server
+        if self._state is not State.LOADING or arena is None or server is None:
+            return
+        if self._planned and self._is_waiting:
+            now_s = time.monotonic()
+            if now_s - self._told_s > PROGRESS_S:
+                self._told_s = now_s
+                left = sum(end - start for start, end in (arena.extent(*each) for each in self._planned))
+                self._answer("progress", bytes=arena.size - left, of_bytes=arena.size)
+            return
+        self._state = State.SERVING
+        self._answer("ready", path=self._path_for_ranks(server), address=server.address)
+
+    def _path_for_ranks(self, server: ArenaServer) -> str:
+        """For code that opens files by name: links into the arena, if all files are there; else the files' own."""
+        assert self._arena is not None and self._pinned is not None
+        if all(self._arena.is_complete(number) for number in range(len(self._arena.files))):
+            return server.make_links(len(self._pinned.files) == 1 and self._names_a_file())
+        return self._own_path()
+
+    def _names_a_file(self) -> bool:
+        """Whether the URL is that of a file."""
+        assert self._pinned is not None
+        name = self._url.rstrip("/").rpartition("/")[2]
+        return self._pinned.kind == PLAIN and not self._pinned.version and self._pinned.files[0].path == name
+
+    def _own_path(self) -> str:
+        """The pinned version on a file system of this machine; "" elsewhere, and of striped ones."""
+        path = local_path(self._url)
+        if path is None or self._pinned is None or self._pinned.kind != PLAIN:
+            return ""
+        return os.path.join(path, self._pinned.version) if self._pinned.version else path
+
+    def _go_direct(self, why: str) -> None:
+        path = self._own_path()
+        self._drop_arena()
+        if self._state in (State.PINNING, State.LOADING):
+            self._answer("direct", why=why, path=path)
+        self._state = State.SERVING
+
+    def _release(self, complete: bool) -> None:
+        """What ranks asked for is what the next load reads ahead."""
+        server, arena = self._server, self._arena
+        if server is not None and arena is not None:
+            files = {file.path: file for file in arena.files}
+            made = prefetch.record(files, server.asked, self._position)
+            if made is not None:
+                why = self._recordings.save(files, self._position, made, complete)
+                if why:
+                    self._answer("said", text=why)
+        if not self._start.get("keep"):
+            self._drop_arena()
+
+    # ---- arena -----------------------------------------------------------------------------------------------
+
+    def _capacity(self) -> Capacity:
+        asked = self._start.get("memory_bytes")
+        held = self._arena.size if self._arena is not None else 0
+        return allowed(read_memory(), "" if asked is None else str(int(asked)), held)
+
+    def _use(self, pinned: Pinned) -> None:
+        """Has an arena for these files and somebody to fill it."""
+        if self._arena is not None and self._pinned is not None and self._pinned.digest == pinned.digest:
+            return
+        files = [SourceFile(file.path, file.layout.size) for file in pinned.files]
+        units = [file.layout.unit_bytes if file.sums else UNIT_BYTES for file in pinned.files]
+        self._pinned = pinned
+        mode = decide(pinned.size, self._is_whole, self._capacity())
+        if mode.name != ARENA or pinned.size > self._capacity().bytes:
+            self._go_direct(mode.reason)
+            return
+        if self._arena is not None and self._server is not None and self._arena.fits(files, units):
+            self._stop_filler()
+            if self._server.is_used:
+                self._drop_arena()  # ranks of the last attempt may still have it mapped
+            else:
+                self._arena.rename(files)
+        else:
+            self._drop_arena()
+        try:
+            if self._arena is None:
+                self._arena = Arena(files, units)
+            if self._server is None:
+                self._server = ArenaServer(self._folder, self._selector, self._want)
+            self._server.serve(self._arena, pinned)
+            self._start_filler()
+        except (OSError, BootseerError) as error:
+            self._go_direct(str(error))
+
+    def _drop_arena(self) -> None:
+        self._stop_filler()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+        self._planned = set()
+
+    # ---- filler ----------------------------------------------------------------------------------------------
+
+    def _start_filler(self) -> None:
+        if self._filler is not None or self._arena is None or self._pinned is None:
+            return
+        arena, pinned = self._arena, self._pinned
+        self._filler = self._fork(lambda connection: run_filler(connection, self._url, pinned, arena))
+        self._fillers += 1
+        self._selector.register(self._filler.lines.fd, selectors.EVENT_READ, self._hear_filler)
+
+    def _stop_filler(self) -> None:
+        child, self._filler = self._filler, None
+        if child is not None:
+            self._end_child(child)
+            if self._arena is not None:
+                self._arena.forget_taken()
+
+    def _hear_filler(self) -> None:
+        assert self._filler is not None
+        lines = self._filler.lines.receive()
+        for news in lines or ():
+            if "ready" in news:
+                self._note_unit(tuple(news["ready"]), "")
+            elif "failed_unit" in news:
+                self._note_unit(tuple(news["failed_unit"]), str(news["why"]))
+            elif "failed" in news:
+                self._answer("said", text=f"the reader of the checkpoint has failed: {news['failed']}")
+        if lines is None:
+            self._replace_filler()
+
+    def _note_unit(self, unit: tuple[int, int], why: str) -> None:
+        if self._server is not None:
+            self._server.note_unit(unit, why)
+        if why and unit in self._planned and self._is_waiting:
+            self._go_direct(why)
+            return
+        self._planned.discard(unit)
+        self._advance()
+
+    def _replace_filler(self) -> None:
+        """It has died: what is ready stays, the rest is asked for again."""
+        self._stop_filler()
+        if self._fillers >= MOST_FILLERS:
+            self._go_direct(f"the process that reads it has died {self._fillers} times")
+            return
+        self._start_filler()
+        if self._filler is not None and self._server is not None and self._arena is not None:
+            self._filler.lines.send({"want": self._server.wanted()})
+            self._filler.lines.send({"prefetch": sorted(self._planned)})
+
+    def _want(self, units: list[tuple[int, int]]) -> None:
+        """Ranks wait for these."""
+        assert self._arena is not None
+        for unit in units:
+            if self._arena.state(*unit) == FAILED:
+                self._arena.set_state(*unit, EMPTY)  # another try for another question
+        if self._filler is not None:
+            self._filler.lines.send({"want": units})
+
+    # ---- processes -------------------------------------------------------------------------------------------
+
+    def _fork(self, work: Callable[[socket.socket], None]) -> Child:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                self._be_child()
+                work(theirs)
+            finally:
+                os._exit(1)
+        theirs.close()
+        return Child(pid, LineSocket(ours))
+
+    def _be_child(self) -> None:
+        """What is the keeper's must not stay open here: its ranks and bootrun would not see it end."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _die_with_parent()
+        self._launcher.close()
+        if self._server is not None:
+            self._server.close_inherited()
+        for child in (self._resolver, self._filler):
+            if child is not None:
+                child.lines.close()
+
+    def _end_child(self, child: Child) -> None:
+        self._selector.unregister(child.lines.fd)
+        child.lines.close()
+        try:
+            os.kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        os.waitpid(child.pid, 0)
+
+    _is_waiting = False
+
+
+def _to_pinned(record: object) -> Pinned:
+    return msgspec.convert(record, type=Pinned)
+
+
+def _take_streams() -> LineSocket:
+    """Orders and answers; what a library prints goes to stderr, and nobody reads orders but us."""
+    orders, answers = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    return LineSocket.of_streams(orders, answers)
+
+
+def _die_with_parent() -> None:
+    import ctypes
+
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main() -> NoReturn:
+    """Serves until standard input ends."""
+    os.umask(0o077)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # bootrun decides
+
+    def leave(_signum: int, _frame: object) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    status = 0
+    try:
+        Keeper(_take_streams()).run()
+    except SystemExit:
+        pass
+    except CheckpointError as error:
+        print(f"bootseer: error: {error}", file=sys.stderr)
+        status = 1
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Plain files of this machine as a Source: no event loop, no store, the shortest way from the disk to memory.
+
+A file is mapped, privately and without a copy, after several threads have filled the page cache with it; where
+mapping is no good, and into memory of the caller, several threads read it. Apart from DirectSource because a fresh
+process should pay for no event loop before its first byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from bootseer.checkpoint.capacity import read_memory
+from bootseer.checkpoint.memory import address
+from bootseer.checkpoint.populate import populate
+from bootseer.checkpoint.source import Request, SourceFile
+from bootseer.errors import NotFound, SourceChanged, StorageError, Truncated
+from bootseer.storage.local_reading import read_range, stat_file, stat_of
+from bootseer.storage.os_errors import map_os_errors
+from bootseer.storage.page_cache import cached_share, is_remote
+from bootseer.storage.protocol import Stat
+
+THREADS = 8  # a disk's queue is full from about here on
+CHUNK_BYTES = 8 << 20  # one request; requests below 1 MiB do not reach a disk's speed
+WARM_SHARE = 0.95  # of a range in the page cache: from here on there is nothing to fill
+LOOK_BYTES = 1 << 20  # the kernel takes 10 ms to count the pages of a GB, so of a long range
+LOOKS = 32  # only so many pieces are looked at
+
+
+class LocalFile(NamedTuple):
+    """One file and the version of it that is read."""
+
+    full: str
+    stat: Stat
+
+
+class LocalSource:
+    """Files as they are, each pinned to the version that it had when it was opened."""
+
+    version = ""
+
+    def __init__(self, url: str, found: Mapping[str, LocalFile], digest: str) -> None:
+        self.url = url
+        self.files: Mapping[str, SourceFile] = {
+            name: SourceFile(name, file.stat.size) for name, file in found.items()
+        }
+        self.digest = digest
+        self._found = found
+        self._refused: set[int] = set()  # devices that take no O_DIRECT
+        self._lock = threading.Lock()
+        self._maps: dict[str, mmap.mmap] = {}
+        self._counts = dict.fromkeys(("requests", "read_bytes", "direct_bytes", "mapped_bytes"), 0)
+
+    def read(self, requests: Sequence[Request]) -> None:
+        chunks: deque[Request] = deque()
+        for request in requests:
+            self._check(request.path, request.offset, len(request.target))
+            chunks.extend(_cut(request))
+        failures: list[BaseException] = []
+        threads = [
+            threading.Thread(target=self._drain, args=(chunks, failures), name="checkpoint-read")
+            for _ in range(min(THREADS, len(chunks)) - 1)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._drain(chunks, failures)
+        finally:
+            chunks.clear()  # also when this thread is interrupted: afterwards nobody writes to a target
+            for thread in threads:
+                thread.join()
+        if failures:
+            raise failures[0]
+
+    def map(self, path: str, offset: int, length: int) -> memoryview | None:
+        """The file itself, mapped privately, once its bytes are in memory. None on network file systems.
+
+        What nobody has written to stays the file's: whoever writes into it in place changes it here as well.
+        """
+        file = self._check(path, offset, length)
+        if length == 0:
+            return memoryview(bytearray())
+        with map_os_errors(file.full), open(file.full, "rb", buffering=0) as opened, self._lock:
+            fd = opened.fileno()
+            self._check_version(file, fd)
+            area = self._maps.get(path)
+            if area is None:
+                if is_remote(file.full):
+                    return None
+                try:
+                    area = mmap.mmap(fd, file.stat.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+                except OSError:
+                    return None  # a file system that maps nothing
+                self._maps[path] = area
+            view = memoryview(area)[offset : offset + length]
+            if not _is_warm(fd, offset, length):
+                # More than fits would push out what has just been read; the rest comes with its first use.
+                count = min(length, read_memory().free_bytes // 4 * 3)
+                try:
+                    if not populate(fd, address(view) - offset, offset, count):
+                        return None
+                except StorageError as error:
+                    raise StorageError(f"{file.full}: {error}") from error
+                self._check_version(file, fd)
+                self._counts["requests"] += -(-count // CHUNK_BYTES)
+                self._counts["read_bytes"] += count
+            self._counts["mapped_bytes"] += length
+        return view
+
+    def close(self) -> None:
+        with self._lock:
+            self._maps.clear()  # an area is unmapped when its last view goes
+
+    def statistics(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
+
+    def _check(self, path: str, offset: int, length: int) -> LocalFile:
+        file = self._found.get(path)
+        if file is None:
+            raise NotFound(f"{self.url}: has no file {path}")
+        if offset < 0 or offset + length > file.stat.size:
+            raise Truncated(f"{file.full}: bytes {offset} to {offset + length} of a file of {file.stat.size}")
+        return file
+
+    def _check_version(self, file: LocalFile, fd: int) -> None:
+        if stat_of(os.fstat(fd)) != file.stat:
+            raise SourceChanged(f"{file.full}: was replaced or written to while it was read; load it again")
+
+    def _drain(self, chunks: deque[Request], failures: list[BaseException]) -> None:
+        requests = read = direct = 0
+        try:
+            while not failures:
+                try:
+                    path, offset, target = chunks.popleft()
+                except IndexError:
+                    break
+                file = self._found[path]
+                _, around = read_range(file.full, offset, target, file.stat.etag, self._refused)
+                requests += 1
+                read += len(target)
+                direct += around
+        except BaseException as error:  # raised again by `read`, whose thread may be another one
+            failures.append(error)
+        finally:
+            with self._lock:
+                self._counts["requests"] += requests
+                self._counts["read_bytes"] += read
+                self._counts["direct_bytes"] += direct
+
+
+def open_local(path: str) -> LocalSource:
+    """Opens a single file. Raises: NotFound, PermissionDenied."""
+    path = os.path.abspath(path)
+    name, found = os.path.basename(path), stat_file(path)
+    return LocalSource(path, {name: LocalFile(path, found)}, digest_of([(name, found)]))
+
+
+def digest_of(files: Iterable[tuple[str, Stat]]) -> str:
+    """What tells versions of unstriped files apart; as bootseer.checkpoint.versions has it."""
+    lines = (f"{name}\0{stat.size}\0{stat.etag}\n" for name, stat in sorted(files))
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_warm(fd: int, offset: int, length: int) -> bool:
+    if length <= LOOKS * LOOK_BYTES:
+        return cached_share(fd, offset, length) >= WARM_SHARE
+    places = (offset + index * (length - LOOK_BYTES) // (LOOKS - 1) for index in range(LOOKS))
+    return all(cached_share(fd, place, LOOK_BYTES) >= WARM_SHARE for place in places)
+
+
+def _cut(request: Request) -> Iterator[Request]:
+    """Requests of at most a chunk each, cut at multiples of it in the file, which keeps them aligned."""
+    path, offset, target = request
+    done = 0
+    while done < len(target):
+        count = min(CHUNK_BYTES - (offset + done) % CHUNK_BYTES, len(target) - done)
+        yield Request(path, offset + done, target[done : done + count])
+        done += count

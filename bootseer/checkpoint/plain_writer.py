@@ -1,0 +1,123 @@
+"""Writes one ordinary file that every tool reads: contiguous parts at once, joined by the store that can do that.
+
+In: an input and a store. Out: the file whole under its name, or nothing. Where a store cannot join files without
+copying them, it is one stream.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+from bootseer import aio
+from bootseer.checkpoint.attempts import write_anew
+from bootseer.checkpoint.inputs import Input, PartInput
+from bootseer.checkpoint.memory import allocate
+from bootseer.errors import AlreadyExists, NotFound, StorageError, Truncated
+from bootseer.storage.protocol import Store, StoreWriter
+
+STEP_BYTES = 16 << 20  # read and written at a time
+PART_BYTES = 64 << 20  # at least
+PARTS = 8
+
+
+async def write_plain(
+    store: Store,
+    path: str,
+    source: Input,
+    *,
+    parts: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Args: parts: at most so many at once; progress: is told bytes written since the last call.
+
+    Raises: AlreadyExists, before anything is written, if the name is taken.
+    """
+    await refuse_existing(store, path)
+    note = progress or (lambda _: None)
+    count = min(parts or PARTS, max(1, source.size // PART_BYTES)) if store.features.concatenates else 1
+    if count == 1:
+        await _write(store, path, source, None, note)
+        return
+    length = -(-source.size // count)
+    length += -length % STEP_BYTES  # so that no unit of a striped source lies in two parts
+    folder, _, name = path.rpartition("/")
+    mark = uuid.uuid4().hex
+    numbers = range(-(-source.size // length))
+
+    async def write(number: int) -> str:
+        part = PartInput(source, number * length, min(length, source.size - number * length))
+
+        async def attempt(name: str) -> None:
+            await _write(store, name, part, number, note)
+            begun.append(name)
+            found = await store.stat(name)
+            if found.size != part.size:
+                raise Truncated(f"{store.url}/{name}: has {found.size} bytes; {part.size} were written")
+
+        first = f".{name}.{mark}.{number:03d}"
+        return await write_anew(f"{folder}/{first}" if folder else first, attempt)
+
+    begun: list[str] = []
+    try:
+        await store.concat(path, await aio.map_bounded(write, numbers, width=len(numbers)))
+    except BaseException:
+        for each in begun:
+            try:
+                await store.delete(each)
+            except StorageError:
+                continue
+        raise
+
+
+async def refuse_existing(store: Store, path: str) -> None:
+    """Raises: AlreadyExists."""
+    try:
+        await store.stat(path)
+    except NotFound:
+        return
+    raise AlreadyExists(f"{store.url}/{path}: is there already; nothing was written")
+
+
+async def _write(
+    store: Store, path: str, source: Input, placement: int | None, note: Callable[[int], None]
+) -> None:
+    written = 0
+
+    def count(more: int) -> None:
+        nonlocal written
+        written += more
+        note(more)
+
+    try:
+        async with store.create(path, size=source.size, placement=placement) as writer:
+            await _copy(source, writer, count)
+    except BaseException:
+        note(-written)
+        raise
+
+
+async def _copy(source: Input, writer: StoreWriter, note: Callable[[int], None]) -> None:
+    """The next bytes are read while some are written."""
+    size = min(STEP_BYTES, source.size)
+    offsets = range(0, source.size, size or 1)
+    views = [allocate(size, "a file to write") for _ in offsets[:2]]
+
+    def view_of(index: int) -> memoryview:
+        return views[index % 2][: min(size, source.size - offsets[index])]
+
+    async def read(index: int) -> None:
+        await source.read_into(offsets[index], view_of(index))
+
+    async def write(index: int) -> None:
+        await writer.write(view_of(index))
+        note(len(view_of(index)))
+
+    if source.size:
+        await read(0)
+    for index in range(len(offsets)):
+        steps = [partial(write, index)]
+        if index + 1 < len(offsets):
+            steps.append(partial(read, index + 1))
+        await aio.map_bounded(lambda step: step(), steps, width=2)

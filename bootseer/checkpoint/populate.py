@@ -1,0 +1,59 @@
+"""Fills the page cache with a mapped file, faster than page faults do.
+
+Faults read a cold file in order, one read-ahead window at a time, and cost one entry into the kernel for every few
+pages. This keeps several large reads in flight and maps whole chunks instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections import deque
+
+from bootseer.errors import StorageError
+
+PAGE_BYTES = 4096
+POPULATE_READ = 22  # MADV_POPULATE_READ; Linux 5.14
+THREADS = 4  # with chunks of 8 MiB a disk's queue is full
+CHUNK_BYTES = 8 << 20
+
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def populate(fd: int, start: int, offset: int, length: int) -> bool:
+    """Reads a range of a file that is mapped at address `start`, and maps its pages. False: no such call here.
+
+    Raises: StorageError when the disk fails, which would be a SIGBUS later.
+    """
+    first, end = offset // PAGE_BYTES * PAGE_BYTES, offset + length
+    chunks = deque(range(first, end, CHUNK_BYTES))
+    failed: list[int] = []
+
+    def work() -> None:
+        while not failed:
+            try:
+                at = chunks.popleft()
+            except IndexError:
+                return
+            count = min(CHUNK_BYTES, end - at)
+            try:  # the whole chunk at once, whatever the read-ahead window of the disk is
+                os.posix_fadvise(fd, at, count, os.POSIX_FADV_WILLNEED)
+            except OSError:
+                pass  # advice
+            if _madvise(start + at, count, POPULATE_READ):
+                failed.append(ctypes.get_errno())
+
+    threads = [threading.Thread(target=work) for _ in range(min(THREADS, len(chunks)) - 1)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    if not failed:
+        return True
+    if failed[0] in (errno.EINVAL, errno.ENOSYS):
+        return False
+    raise StorageError(f"the disk or file system failed while the file was read: {os.strerror(failed[0])}")

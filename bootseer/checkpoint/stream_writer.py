@@ -1,0 +1,132 @@
+"""Writes one file of a version from a stream whose length is not known before it ends.
+
+Units are cut as the bytes come; unit i goes to stripe file i mod K, which is begun when its first unit is there. A
+stream cannot be read again: a store that fails for good ends it (HDFS and object stores repair their parts
+themselves).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+from bootseer import aio
+from bootseer.checkpoint.sums import crc32c
+from bootseer.checkpoint.unit_buffers import UnitBuffers
+from bootseer.storage.protocol import Store
+
+WAITING = 1  # units that are full and wait for their stripe's writer
+
+
+class WrittenStream(NamedTuple):
+    """What a stream has become."""
+
+    size: int  # bytes
+    stripes: list[str]  # names
+    stripe_sizes: list[int]  # bytes
+    sums: list[int]
+
+
+class _Unit(NamedTuple):
+    buffer: memoryview
+    length: int
+
+
+class StreamWriter:
+    """One stream; `run` once."""
+
+    def __init__(
+        self,
+        store: Store,
+        paths: Callable[[int], tuple[str, str, int]],
+        stripes: int,
+        unit_bytes: int,
+        buffers: UnitBuffers,
+        progress: Callable[[int], None],
+    ) -> None:
+        """Args: paths: of a stripe's number, its name, its path in the store, and its placement."""
+        self._store = store
+        self._paths = paths
+        self._most_stripes = stripes
+        self._unit_bytes = unit_bytes
+        self._buffers = buffers
+        self._progress = progress
+        self._queues: list[asyncio.Queue[_Unit | None]] = []
+        self._held: dict[int, memoryview] = {}  # buffers that are ours now
+        self._names: list[str] = []
+        self._sizes: list[int] = []
+        self._sums: list[int] = []
+
+    async def run(self, chunks: AsyncIterator[bytes | memoryview]) -> WrittenStream:
+        """Raises the first error; nothing of the stream is there then."""
+        failure: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._feed(chunks, group)
+        except BaseExceptionGroup as failures:
+            failure = failures.exceptions[0]
+        finally:
+            for buffer in self._held.values():
+                self._buffers.give_back(buffer)
+            self._held.clear()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it holds this frame
+        return WrittenStream(sum(self._sizes), self._names, self._sizes, self._sums)
+
+    async def _feed(self, chunks: AsyncIterator[bytes | memoryview], group: asyncio.TaskGroup) -> None:
+        buffer: memoryview | None = None
+        filled = 0
+        async for chunk in chunks:
+            view = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
+            while len(view):
+                if buffer is None:
+                    buffer, filled = await self._take(), 0
+                part = view[: self._unit_bytes - filled]
+                buffer[filled : filled + len(part)] = part
+                filled += len(part)
+                view = view[len(part) :]
+                if filled == self._unit_bytes:
+                    await self._send(_Unit(buffer, filled), group)
+                    buffer = None
+        if buffer is not None:
+            await self._send(_Unit(buffer, filled), group)
+        if not self._queues:
+            self._begin_stripe(group)  # an empty file has a stripe as well
+        for queue in self._queues:
+            await queue.put(None)
+
+    async def _send(self, unit: _Unit, group: asyncio.TaskGroup) -> None:
+        stripe = len(self._sums) % self._most_stripes
+        if stripe == len(self._queues):
+            self._begin_stripe(group)
+        self._sums.append(await aio.run_io(crc32c, unit.buffer[: unit.length]))
+        await self._queues[stripe].put(unit)
+
+    def _begin_stripe(self, group: asyncio.TaskGroup) -> None:
+        stripe = len(self._queues)
+        self._queues.append(asyncio.Queue(WAITING))
+        name, path, placement = self._paths(stripe)
+        self._names.append(name)
+        self._sizes.append(0)
+        group.create_task(self._drain(stripe, path, placement))
+
+    async def _drain(self, stripe: int, path: str, placement: int) -> None:
+        async with self._store.create(path, placement=placement) as writer:
+            while (unit := await self._queues[stripe].get()) is not None:
+                await writer.write(unit.buffer[: unit.length])
+                self._give_back(unit.buffer)
+                self._sizes[stripe] += unit.length
+                self._progress(unit.length)
+
+    async def _take(self) -> memoryview:
+        buffer = await self._buffers.take()
+        self._held[id(buffer)] = buffer
+        return buffer
+
+    def _give_back(self, buffer: memoryview) -> None:
+        del self._held[id(buffer)]
+        self._buffers.give_back(buffer)

@@ -1,0 +1,30 @@
+"""The log of a mount: one line for each thing that went wrong, not one for each program that tried again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+QUIET_S = 10.0  # the same line is not written again within it
+REMEMBERED = 1000
+
+
+class Log:
+    """Writes lines with `write`; may be called from any thread."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._lock = threading.Lock()
+        self._written_s: dict[str, float] = {}
+
+    def __call__(self, line: str) -> None:
+        line = " ".join(line.split())
+        now_s = time.monotonic()
+        with self._lock:
+            if now_s - self._written_s.get(line, -QUIET_S) < QUIET_S:
+                return
+            if len(self._written_s) >= REMEMBERED:
+                self._written_s.clear()
+            self._written_s[line] = now_s
+        self._write(line)

@@ -1,0 +1,404 @@
+"""Which of the files written under a mount become a version, and when; docs/mount.md has the rules.
+
+A save is a name at the top of the mount: a file, or a folder with all that is below it. In: changes, closes and
+signs of completion. Out: versions, made one after the other; what is not complete never becomes one.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from bootseer.mounts.protocol import MountedFiles, SavedFile, Saver
+from bootseer.mounts.rules import (
+    COMMIT_NAME,
+    DCP_METADATA,
+    POINTERS,
+    find_missing,
+    find_named,
+    find_step,
+    is_side_file,
+    is_temporary,
+)
+from bootseer.mounts.spool import SpoolFile
+from bootseer.mounts.tree import File, Folder, Node, Stored, Tree, error
+
+FILE_SETTLE_S = 0.5  # a file that was closed may be renamed at once
+FIRST_RETRY_S, MOST_RETRY_S = 5.0, 300.0
+MOST_POINTER_BYTES = 4096
+PATIENCE_S = 2.0  # for the end of a close, which the kernel tells later than the close returns
+
+Snapshot = list[tuple[SavedFile, File]]
+
+
+class Save:
+    """A name at the top that was changed under this mount."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_changed = False
+        self.has_writes = False  # it was not only removed from
+        self.is_asked = False  # there was a sign that it is complete
+        self.changed_s = time.monotonic()
+        self.failures = 0
+        self.retry_s = 0.0  # no try before
+
+
+class Saves:
+    """All saves of a mount. `lock` is the mount's, under which the tree is read and changed.
+
+    `settle_s`: a folder is complete when nothing in it has changed for so long; None: only explicit commits count.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        saver: Saver,
+        lock: threading.RLock,
+        base: MountedFiles,
+        *,
+        settle_s: float | None,
+        log: Callable[[str], None],
+    ) -> None:
+        self._top, self._saver, self._log = tree.root.children, saver, log
+        self._remove = tree.root.remove
+        self._settle_s = settle_s
+        self._lock = lock
+        self._change = threading.Condition(lock)
+        self._saves: dict[str, Save] = {}
+        self._saving: set[str] = set()  # names at the top that are being saved: nothing in them may change
+        self._changes = 0
+        self._versions = [base]
+        self._has_new_sides = False  # small files at the top were written
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="mount-save", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def newest(self) -> MountedFiles:
+        """The version that was made last, or the one that was mounted."""
+        return self._versions[-1]
+
+    # ---- what operations tell, with the lock held -------------------------------------------------------------
+
+    def begin(self, name: str) -> None:
+        """Before any change at or below a name at the top: waits while that is being saved."""
+        while name in self._saving and not self._is_stopped:
+            self._change.wait()
+        if self._is_stopped:
+            raise error(errno.EIO)
+
+    def note(self, node: Node, *, is_write: bool = True) -> None:
+        """A change of a file or folder that is in the tree; no write: only of what is left in it."""
+        is_write = is_write and isinstance(node, File) and node.content is not None
+        if isinstance(node, File) and is_write:
+            self._changes += 1
+            node.changed = self._changes
+        name = node.top
+        if name in self._top:
+            save = self._saves.setdefault(name, Save(name))
+            save.is_changed = True
+            save.has_writes = save.has_writes or is_write
+            save.is_asked = False
+            save.changed_s = time.monotonic()
+            save.retry_s = 0.0
+
+    def closed(self, node: File) -> None:
+        """The last writer has closed a file."""
+        save = self._saves.get(node.top)
+        if save is not None:
+            save.changed_s = time.monotonic()
+        if self._top.get(node.name) is node and _is_side(node) and not node.broken:
+            self._has_new_sides = True
+            if node.name in POINTERS and self._settle_s is not None:
+                self._follow(node)
+        self._change.notify_all()
+
+    def renamed(self, node: Node, old_path: str) -> str:
+        """After a rename; returns the save that this completes, "" for none."""
+        old_top, _, old_rest = old_path.strip("/").partition("/")
+        if old_rest:
+            self.removed(old_top)
+        else:
+            self._saves.pop(old_top, None)
+        for file in _files_of(node):
+            self.note(file)
+        self._change.notify_all()
+        if self._settle_s is None:
+            return ""
+        if self._top.get(node.name) is node:
+            if isinstance(node, File) and _is_side(node):
+                self.closed(node)
+                return next((name for name, save in self._saves.items() if save.is_asked), "")
+            was_temporary = is_temporary(old_path.rpartition("/")[2])
+            return node.name if was_temporary and not is_temporary(node.name) else ""
+        is_metadata = node.name == DCP_METADATA and node.parent is self._top.get(node.top)
+        return node.top if is_metadata else ""
+
+    def removed(self, top: str) -> None:
+        """A name at or below the top was removed."""
+        found = self._top.get(top)
+        if found is None:
+            self._saves.pop(top, None)
+        else:
+            self.note(found, is_write=False)
+            self._change.notify_all()
+
+    def is_waiting(self, node: File) -> bool:
+        """Whether a file is a save by itself that is to become a version."""
+        save = self._saves.get(node.name) if self._top.get(node.name) is node else None
+        return save is not None and self._due_s(save) is not None
+
+    # ---- commits, without the lock ----------------------------------------------------------------------------
+
+    def commit(self, names: Iterable[str] | None, *, is_asked: bool = True) -> None:
+        """Makes one version of these saves, or of all that were changed; returns when it is there.
+
+        `is_asked`: somebody says that they are complete; else those that do not look so are left for later.
+        Raises: OSError: EBUSY while a file is open for writing, EIO when one is broken or the version fails.
+        """
+        with self._lock:
+            is_all = names is None
+            wanted = [*self._saves] if names is None else [*names]
+            self._await(wanted)
+            chosen = []
+            for name in wanted:
+                save = self._saves.get(name)
+                if save is None or not save.is_changed or not (save.has_writes or not is_all):
+                    continue
+                why = self._why_not(save, is_asked)
+                if not why:
+                    chosen.append(name)
+                    continue
+                self._log(f"{name}: not saved: {why}")
+                if is_asked:
+                    raise error(errno.EBUSY if self._has_writers(name) else errno.EIO)
+            chosen = [name for name in chosen if not self._is_side_name(name)]
+            if not chosen and is_all and self._has_new_sides:
+                chosen = self._newest_names()
+            elif not chosen:
+                return
+            snapshot = self._begin_save(chosen)
+        if self._save(chosen, snapshot) is not None:
+            raise error(errno.EIO)
+
+    def finish(self) -> None:
+        """The mount has ended: saves what is complete, and says what is not."""
+        with self._lock:
+            self._is_stopped = True
+            self._change.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+        with self._lock:
+            left = [save for save in self._saves.values() if save.is_changed and save.has_writes]
+            left = [save for save in left if not self._is_side_name(save.name)]
+            reasons = {save.name: self._why_not(save, False) for save in left}
+            for name, why in reasons.items():
+                if why:
+                    self._log(f"{name}: not saved: {why}")
+            names = [name for name, why in reasons.items() if not why]
+        for name in names:
+            try:
+                self.commit([name])
+            except OSError:
+                pass  # it is in the log
+        if self._has_new_sides:
+            sides = [name for name in self._saves if self._is_side_name(name)]
+            self._log(
+                f"{', '.join(sides)}: not saved: small files at the top go with a save, and none came after them"
+            )
+
+    # ---- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._is_stopped:
+                    return
+                due = {name: at_s for name, save in self._saves.items() if (at_s := self._due_s(save)) is not None}
+                first = min(due, key=lambda name: due[name], default="")
+                if not first or self._saving:
+                    self._change.wait()
+                    continue
+                wait_s = due[first] - time.monotonic()
+                if wait_s > 0:
+                    self._change.wait(wait_s)
+                    continue
+                snapshot = self._begin_save([first])
+            self._save([first], snapshot)
+
+    def _due_s(self, save: Save) -> float | None:
+        """When to save it without being asked; None for not yet, and never."""
+        if self._settle_s is None or not save.is_changed or not save.has_writes:
+            return None
+        if self._is_side_name(save.name) or self._why_not(save, False):
+            return None
+        wait_s = FILE_SETTLE_S if isinstance(self._top[save.name], File) else self._settle_s
+        return max(save.retry_s, save.changed_s + (0.0 if save.is_asked else wait_s))
+
+    def _why_not(self, save: Save, is_asked: bool) -> str:
+        """Why a save is not complete, "" if nothing speaks against it."""
+        node = self._top.get(save.name)
+        if node is None:
+            return "it is gone"
+        files = [file for file in _files_of(node) if file.content is not None]
+        for file in files:
+            if file.writers:
+                return f"{file.path} is open for writing"
+            if file.broken:
+                return f"{file.path}: {file.broken}"
+        if is_asked:
+            return ""
+        if is_temporary(save.name):
+            return "its name is that of an unfinished file or folder"
+        if isinstance(node, Folder):
+            start = len(node.path) + 1
+            return find_missing({file.path[start:]: file.changed for file in files})
+        return ""
+
+    # ---- making a version -------------------------------------------------------------------------------------
+
+    def _begin_save(self, names: Sequence[str]) -> Snapshot:
+        """What the version is made of: the saves, and all small files at the top. None of it changes meanwhile."""
+        found: dict[str, tuple[SavedFile, File]] = {}
+        for file in [file for name in names for file in _files_of(self._top[name])] + self._sides():
+            path, content = file.path, file.content
+            if isinstance(content, SpoolFile):
+                found[path] = SavedFile(path, content.size, content.fd), file
+            elif isinstance(content, Stored):
+                found[path] = SavedFile(path, content.size, -1, content.files, content.path), file
+        self._saving = {path.partition("/")[0] for path in found} | {*names}
+        self._has_new_sides = False
+        return list(found.values())
+
+    def _save(self, names: Sequence[str], snapshot: Snapshot) -> BaseException | None:
+        """Makes the version; afterwards its files are read from there. Returns the error, if there was one."""
+        started_s = time.monotonic()
+        failure: BaseException | None = None
+        files: MountedFiles | None = None
+        steps = [step for name in names if (step := find_step(name)) is not None]
+        try:
+            files = self._saver.save([saved for saved, _ in snapshot], max(steps, default=None))
+        except Exception as caught:  # whatever it was, the files stay here and it is tried again
+            failure = caught
+        what = ", ".join(names) or "files at the top"
+        if files is None:
+            self._log(f"{what}: not saved: {failure or type(failure).__name__}")
+        else:
+            size = sum(saved.size for saved, _ in snapshot)
+            seconds = time.monotonic() - started_s
+            self._log(f"{what}: saved as {files.version}, {len(snapshot)} files, {size} bytes, {seconds:.1f} s")
+        with self._lock:
+            for name in self._saving:
+                save = self._saves.setdefault(name, Save(name))
+                if files is not None:
+                    save.is_changed = save.has_writes = save.is_asked = False
+                save.failures = 0 if files is not None else save.failures + 1
+                wait_s = min(MOST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(save.failures, 20))
+                save.retry_s = time.monotonic() + wait_s
+            if files is None:
+                self._has_new_sides = True
+            else:
+                self._take(files, names, snapshot)
+            self._saving = set()
+            self._change.notify_all()
+        return failure
+
+    def _take(self, files: MountedFiles, names: Sequence[str], snapshot: Snapshot) -> None:
+        for saved, file in snapshot:
+            if isinstance(file.content, SpoolFile):
+                file.content.close()
+            file.content = Stored(files, saved.path)
+        self._versions.append(files)
+        others = [node for name, node in self._top.items() if name not in names and isinstance(node, File)]
+        for node in others:
+            is_stored = isinstance(node.content, Stored) and node.content.files is not files
+            if len(names) == 1 and is_stored and find_step(node.name) is None and find_step(names[0]) is None:
+                self._log(f"{names[0]}: this newest version has no {node.name}: a folder keeps files together")
+                break
+        keep = self._saver.keep
+        if keep is not None:
+            self._versions = self._versions[-keep:]
+            for name, top in [*self._top.items()]:
+                contents = [file.content for file in _files_of(top)]
+                is_spooled = any(isinstance(content, SpoolFile) for content in contents)
+                old = any(isinstance(each, Stored) and each.files not in self._versions for each in contents)
+                if old and not is_spooled:
+                    self._remove(name)
+                    self._saves.pop(name, None)
+
+    def _await(self, names: Iterable[str]) -> None:
+        """Until nothing is being saved, and closes that have begun are done."""
+        end_s = time.monotonic() + PATIENCE_S
+        while True:
+            is_closing = any(self._is_closing(name) for name in names) and time.monotonic() < end_s
+            if not self._saving and (not is_closing or self._is_stopped):
+                return
+            self._change.wait(0.05 if is_closing else None)
+
+    def _follow(self, pointer: File) -> None:
+        """A file that names the newest complete folder is the sign that this one is complete."""
+        content = pointer.content
+        if not isinstance(content, SpoolFile) or content.size > MOST_POINTER_BYTES:
+            return
+        text = bytearray(content.size)
+        content.read_into(memoryview(text), 0)
+        folders = [name for name, node in self._top.items() if isinstance(node, Folder)]
+        name = find_named(text.decode("utf-8", "replace"), folders)
+        if name:
+            self.note(self._top[name], is_write=False)
+            save = self._saves[name]
+            save.has_writes = save.is_asked = True
+
+    def _has_writers(self, name: str) -> bool:
+        node = self._top.get(name)
+        return node is not None and any(file.writers for file in _files_of(node))
+
+    def _is_closing(self, name: str) -> bool:
+        node = self._top.get(name)
+        return node is not None and any(file.closing for file in _files_of(node))
+
+    def _newest_names(self) -> list[str]:
+        """The saves that the newest version holds."""
+        return [
+            name
+            for name, node in self._top.items()
+            if not self._is_side_name(name) and find_files(node) is self.newest
+        ]
+
+    def _sides(self) -> list[File]:
+        nodes = [node for node in self._top.values() if isinstance(node, File) and _is_side(node)]
+        return [node for node in nodes if not node.writers and not node.broken]
+
+    def _is_side_name(self, name: str) -> bool:
+        node = self._top.get(name)
+        return isinstance(node, File) and _is_side(node)
+
+
+def find_files(node: Node) -> MountedFiles | None:
+    """The one version that all bytes of a file or folder are in, None if there is none."""
+    found = [file.content for file in _files_of(node) if file.content is not None]
+    stored = {id(each.files): each.files for each in found if isinstance(each, Stored)}
+    is_one = len(stored) == 1 and not any(isinstance(each, SpoolFile) for each in found)
+    return next(iter(stored.values())) if is_one else None
+
+
+def is_commit(path: str) -> bool:
+    """Whether a path is that of a sign that a save is complete: at the top, or in a folder at the top."""
+    names = path.strip("/").split("/")
+    return len(names) in (1, 2) and names[-1] == COMMIT_NAME
+
+
+def _is_side(node: File) -> bool:
+    return node.content is not None and is_side_file(node.name, node.size) and not is_temporary(node.name)
+
+
+def _files_of(node: Node) -> list[File]:
+    if isinstance(node, Folder):
+        return list(node.walk())
+    assert isinstance(node, File)
+    return [node]

@@ -1,0 +1,157 @@
+"""The names under a mount: folders and files, and where each file's bytes are.
+
+Nothing here locks; whoever changes the tree holds the mount's lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bootseer.errors import IntegrityError
+from bootseer.mounts.protocol import MountedFiles
+from bootseer.mounts.spool import SpoolFile
+
+MOST_DEPTH = 64  # of folders
+
+
+class Stored(NamedTuple):
+    """Bytes of a version."""
+
+    files: MountedFiles
+    path: str
+
+    @property
+    def size(self) -> int:
+        return self.files.files[self.path].size
+
+
+class Node:
+    """A name in a folder; without `parent` when it was removed."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.parent: Folder | None = None
+        self.mtime_ns = time.time_ns()
+
+    @property
+    def path(self) -> str:
+        names = [self.name]
+        above = self.parent
+        while above is not None and above.parent is not None:
+            names.append(above.name)
+            above = above.parent
+        return "/".join(reversed(names))
+
+    @property
+    def top(self) -> str:
+        """The first name of its path."""
+        return self.path.partition("/")[0]
+
+
+class File(Node):
+    """`content`: None for a mark, an empty file that says something."""
+
+    def __init__(self, content: Stored | SpoolFile | None) -> None:
+        super().__init__()
+        self.content = content
+        self.writers = 0  # open for writing
+        self.closing = 0  # of these, closed by their programs, which the kernel has not confirmed yet
+        self.broken = ""  # why it is not complete
+        self.changed = 0  # number of its last change, of all changes under this mount; 0 for none
+
+    @property
+    def size(self) -> int:
+        return 0 if self.content is None else self.content.size
+
+
+class Folder(Node):
+    def __init__(self) -> None:
+        super().__init__()
+        self.children: dict[str, Node] = {}
+
+    def add(self, name: str, node: Node) -> None:
+        node.name, node.parent = name, self
+        self.children[name] = node
+        self.mtime_ns = time.time_ns()
+
+    def remove(self, name: str) -> Node:
+        node = self.children.pop(name)
+        node.parent = None
+        self.mtime_ns = time.time_ns()
+        return node
+
+    def walk(self) -> Iterator[File]:
+        """All files below, marks too."""
+        for node in list(self.children.values()):
+            if isinstance(node, Folder):
+                yield from node.walk()
+            elif isinstance(node, File):
+                yield node
+
+
+class Tree:
+    """Paths as the kernel gives them: with a `/` at the start."""
+
+    def __init__(self) -> None:
+        self.root = Folder()
+
+    def add_all(self, files: MountedFiles) -> None:
+        """Shows all files of a version. Raises IntegrityError for names that cannot be."""
+        for path, found in files.files.items():
+            names = path.split("/")
+            if len(names) > MOST_DEPTH or any(name in ("", ".", "..") or "\0" in name for name in names):
+                raise IntegrityError(f"{path[:200]!r} cannot be the path of a file")
+            folder = self.root
+            for name in names[:-1]:
+                below = folder.children.get(name)
+                if below is None:
+                    below = Folder()
+                    below.mtime_ns = found.mtime_ns
+                    folder.add(name, below)
+                if not isinstance(below, Folder):
+                    raise IntegrityError(f"{path[:200]!r} lies below a file")
+                folder = below
+            if names[-1] in folder.children:
+                raise IntegrityError(f"{path[:200]!r} is there twice")
+            node = File(Stored(files, path))
+            node.mtime_ns = found.mtime_ns
+            folder.add(names[-1], node)
+            folder.mtime_ns = max(found.mtime_ns, *(each.mtime_ns for each in folder.children.values()))
+
+    def find(self, path: str) -> Node:
+        """Raises OSError (ENOENT, ENOTDIR)."""
+        node: Node = self.root
+        for name in path.split("/"):
+            if name:
+                if not isinstance(node, Folder):
+                    raise error(errno.ENOTDIR)
+                below = node.children.get(name)
+                if below is None:
+                    raise error(errno.ENOENT)
+                node = below
+        return node
+
+    def find_file(self, path: str) -> File:
+        node = self.find(path)
+        if not isinstance(node, File):
+            raise error(errno.EISDIR)
+        return node
+
+    def find_folder(self, path: str) -> Folder:
+        node = self.find(path)
+        if not isinstance(node, Folder):
+            raise error(errno.ENOTDIR)
+        return node
+
+    def split(self, path: str) -> tuple[Folder, str]:
+        """The folder that a name is or is to be in, and the name."""
+        above, _, name = path.rstrip("/").rpartition("/")
+        return self.find_folder(above), name
+
+
+def error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))

@@ -1,0 +1,139 @@
+"""Which HDFS a URL means: what the native client is given, and where WebHDFS is.
+
+Reads Hadoop's own configuration ($HADOOP_CONF_DIR, else $HADOOP_HOME/etc/hadoop), which hdfs-native honours too.
+Without one the web server is looked for where Hadoop 3 and Hadoop 2 have it by default.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from bootseer.errors import ConfigError
+
+DEFAULT_WEB_PORTS = (9870, 50070)  # Hadoop 3, Hadoop 2
+DEFAULT_TLS_PORT = 9871
+
+
+class HdfsAddress(NamedTuple):
+    """One HDFS and a folder of it."""
+
+    url: str  # without user
+    folder: str  # absolute, "" for the root
+    native: str  # hdfs://HOST:PORT or hdfs://NAMESERVICE; "" when only WebHDFS is to be used
+    rpc: str  # what a DataNode is told to call: HOST:PORT or NAMESERVICE; "" where it is not known
+    namenodes: tuple[str, ...]  # HOST:PORT of web servers; () when WebHDFS cannot be used
+    is_guessed: bool  # the web servers are: they may not be there
+    tls: bool
+    user: str
+
+
+def read_address(url: str, options: Mapping[str, object], environ: Mapping[str, str]) -> HdfsAddress:
+    """What `url` (hdfs, viewfs, webhdfs or swebhdfs) means here.
+
+    Options: `web` (HOST:PORT of the NameNode's web server, "" for no WebHDFS), `conf_folder`, `user`.
+    """
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    authority, _, path = rest.partition("/")  # a path is taken as it is written
+    named_user, _, netloc = authority.rpartition("@")
+    conf_folder = str(options.get("conf_folder") or _find_conf_folder(environ))
+    conf = read_conf(conf_folder)
+    named = options.get("user") or unquote(named_user.partition(":")[0]) or environ.get("HADOOP_USER_NAME")
+    user = str(named or getpass.getuser())
+    folder = "/" + path.strip("/") if path.strip("/") else ""
+    shown = f"{scheme}://{netloc}{folder}"
+    port = netloc.rpartition(":")[2] if re.search(r":[^:\]]*$", netloc) else None
+    if port is not None and not (port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise ConfigError(f"{scheme}://{netloc}: the port is no number from 1 to 65535")
+    if scheme == "viewfs":
+        return HdfsAddress(shown, folder, f"viewfs://{netloc}", "", (), False, False, user)
+    if scheme in ("webhdfs", "swebhdfs"):
+        tls = scheme == "swebhdfs"
+        if port is None and (nodes := _web_of_nameservice(conf, netloc, tls)):
+            return HdfsAddress(shown, folder, "", netloc, nodes, False, tls, user)
+        if not netloc:
+            raise ConfigError(f"{shown}: no NameNode is named: {scheme}://HOST:PORT/PATH")
+        default = DEFAULT_TLS_PORT if tls else DEFAULT_WEB_PORTS[0]
+        node = netloc if port is not None else f"{netloc}:{default}"
+        return HdfsAddress(shown, folder, "", "", (node,), False, tls, user)
+    if not netloc:
+        netloc = urlsplit(conf.get("fs.defaultFS", "")).netloc
+        if not netloc:
+            raise ConfigError(
+                f"{url}: no NameNode is named, and there is no fs.defaultFS: set HADOOP_CONF_DIR,"
+                " or write hdfs://HOST:PORT/PATH"
+            )
+        shown = f"hdfs://{netloc}{folder}"
+    native = f"hdfs://{netloc}"
+    web, is_guessed, tls = _web_of_hdfs(conf, netloc, options)
+    return HdfsAddress(shown, folder, native, netloc, web, is_guessed, tls, user)
+
+
+def read_conf(folder: str) -> dict[str, str]:
+    """The settings of core-site.xml and hdfs-site.xml in a folder; missing files are empty."""
+    found: dict[str, str] = {}
+    for name in ("core-site.xml", "hdfs-site.xml"):
+        path = os.path.join(folder, name) if folder else ""
+        if not path or not os.path.isfile(path):
+            continue
+        try:
+            root = ElementTree.parse(path).getroot()  # noqa: S314  the user's own configuration
+        except (OSError, ElementTree.ParseError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        for entry in root.iter("property"):
+            key, value = entry.findtext("name"), entry.findtext("value")
+            if key and value is not None:
+                found[key.strip()] = value.strip()
+    return found
+
+
+def _find_conf_folder(environ: Mapping[str, str]) -> str:
+    if folder := environ.get("HADOOP_CONF_DIR"):
+        return folder
+    home = environ.get("HADOOP_HOME")
+    return os.path.join(home, "etc/hadoop") if home else ""
+
+
+def _web_of_hdfs(
+    conf: Mapping[str, str], netloc: str, options: Mapping[str, object]
+) -> tuple[tuple[str, ...], bool, bool]:
+    """Web servers of an hdfs:// address, whether they are guessed, and whether they want TLS."""
+    tls = conf.get("dfs.http.policy", "").upper() == "HTTPS_ONLY"
+    if (web := options.get("web")) is not None:
+        return ((str(web),) if web else ()), False, tls
+    if conf.get("hadoop.security.authentication", "simple").lower() != "simple":
+        return (), False, tls  # we have no Kerberos for HTTP; the native client has it
+    if conf.get("dfs.webhdfs.enabled", "true").lower() == "false":
+        return (), False, tls
+    host, colon, port = netloc.rpartition(":")
+    if not colon:
+        host, port = netloc, ""
+    if not port and (nodes := _web_of_nameservice(conf, netloc, tls)):
+        return nodes, False, tls
+    configured = _web_value(conf, "", tls)
+    if configured and _is_namenode(conf, netloc):
+        named, _, web_port = configured.rpartition(":")
+        return (f"{host if named in ('', '0.0.0.0') else named}:{web_port}",), False, tls  # noqa: S104
+    return tuple(f"{host}:{guess}" for guess in DEFAULT_WEB_PORTS), True, False
+
+
+def _is_namenode(conf: Mapping[str, str], netloc: str) -> bool:
+    """Whether the configuration's single NameNode is this one."""
+    named = (conf.get("dfs.namenode.rpc-address", ""), urlsplit(conf.get("fs.defaultFS", "")).netloc)
+    return netloc in named
+
+
+def _web_of_nameservice(conf: Mapping[str, str], nameservice: str, tls: bool) -> tuple[str, ...]:
+    names = [name.strip() for name in conf.get(f"dfs.ha.namenodes.{nameservice}", "").split(",") if name.strip()]
+    found = (_web_value(conf, f".{nameservice}.{name}", tls) for name in names)
+    return tuple(value for value in found if value)
+
+
+def _web_value(conf: Mapping[str, str], suffix: str, tls: bool) -> str:
+    return conf.get(f"dfs.namenode.{'https' if tls else 'http'}-address{suffix}", "")

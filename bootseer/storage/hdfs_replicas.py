@@ -1,0 +1,61 @@
+"""Which DataNode to read a block from or to send a file to, from what happened with them lately. Pure.
+
+The native client does not say which replica it reads. So when it stalls or loses a race and another replica gives
+the same bytes, the blame goes to the replicas that are left; it is forgotten after a while. Times are seconds of
+any one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+BLAME_S = 30.0  # how long a DataNode is avoided; as long as HDFS takes to call one stale
+SUSPECT = (
+    0.5  # share of blame from which it is avoided; of two replicas one is it, of three it takes two incidents
+)
+MOST_SILENT_S = 10  # since a heartbeat, which comes every 3 s
+
+T = TypeVar("T")
+
+
+class _Blame(NamedTuple):
+    share: float
+    since_s: float
+
+
+class Replicas:
+    """What is known of the DataNodes of one HDFS, by address."""
+
+    def __init__(self) -> None:
+        self._blames: dict[str, _Blame] = {}
+
+    def blame(self, addresses: Sequence[str], now_s: float) -> None:
+        """One of these is to blame for something."""
+        for address in addresses:
+            self._blames[address] = _Blame(self._share(address, now_s) + 1.0 / len(addresses), now_s)
+
+    def praise(self, address: str) -> None:
+        """It serves."""
+        self._blames.pop(address, None)
+
+    def is_suspect(self, address: str, now_s: float) -> bool:
+        return self._share(address, now_s) >= SUSPECT
+
+    def any_suspect(self, now_s: float) -> bool:
+        """Whether any is to be avoided now; cheap, as nearly always nothing is known against any."""
+        for address in [found for found, blame in self._blames.items() if now_s - blame.since_s > BLAME_S]:
+            del self._blames[address]
+        return any(blame.share >= SUSPECT for blame in self._blames.values())
+
+    def order(self, addresses: Iterable[str], turn: int, now_s: float) -> list[str]:
+        """All of them: good ones first, from the `turn`th on; then those to be avoided, oldest blame first."""
+        known = sorted(set(addresses))
+        good = [address for address in known if not self.is_suspect(address, now_s)]
+        bad = sorted(set(known) - set(good), key=lambda address: self._blames[address].since_s)
+        start = turn % len(good) if good else 0
+        return good[start:] + good[:start] + bad
+
+    def _share(self, address: str, now_s: float) -> float:
+        blame = self._blames.get(address)
+        return 0.0 if blame is None or now_s - blame.since_s > BLAME_S else blame.share

@@ -1,0 +1,18 @@
+"""Servers that several files of these tests share; started when the first test asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bootseer.testing.minihdfs import MiniHdfs
+from tests.integration import hdfs_cluster
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniHdfs]:
+    """A real HDFS of three DataNodes. A test leaves all servers running, as it found them."""
+    folder = tmp_path_factory.mktemp("hdfs")
+    with hdfs_cluster.start(folder, block_bytes=4 << 20, permissions=True) as made:
+        yield made

@@ -1,0 +1,80 @@
+"""A keeper process as bootrun drives it, for tests: orders out, answers in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+LIMIT_S = 60.0
+
+
+class KeeperProcess:
+    """`python -m bootseer.checkpoint.keeper` for one checkpoint; `folder` gets its caches and temporary files."""
+
+    def __init__(self, folder: Path, url: str, **start: Any) -> None:
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        environ = {**os.environ, "TMPDIR": str(self.temporary), "BOOTSEER_CACHE_DIR": str(folder / "cache")}
+        self._errors = (folder / "keeper.err").open("ab+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environ,
+        )  # fmt: skip
+        self.url = url
+        self.heard: list[dict[str, Any]] = []
+        self.order("start", url=url, memory_bytes=None, arena_bytes=0, keep=False, local_world_size=2, **start)
+
+    def order(self, do: str, **fields: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self, *dids: str) -> dict[str, Any]:
+        """The next answer of these kinds."""
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            answer: dict[str, Any] = json.loads(line)
+            self.heard.append(answer)
+            if answer["did"] in dids:
+                return answer
+        raise AssertionError(f"the keeper has ended: {self.errors()}\n{self.heard}")
+
+    def errors(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode()
+
+    def resolve(self) -> dict[str, Any]:
+        self.order("resolve")
+        return self.hear("resolved", "absent", "unresolved")
+
+    def load(self, *, nnodes: int = 1, group_rank: int = 0, **found: Any) -> dict[str, Any]:
+        """Resolves and loads; the answer of the load, with version and digest."""
+        found = found or self.resolve()
+        pinned = {"version": found["version"], "digest": found["digest"]}
+        self.order("load", **pinned, world_size=2 * nnodes, nnodes=nnodes, group_rank=group_rank, attempt=0)
+        return {**self.hear("ready", "direct"), **pinned}
+
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def close(self) -> None:
+        """As bootrun does: the input ends, then so does the keeper, with everything that it made."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self.process.wait(LIMIT_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._errors.close()
+
+
+def wait_until(condition: Any, what: str) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s, f"never: {what}"
+        time.sleep(0.005)

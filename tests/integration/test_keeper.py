@@ -1,0 +1,284 @@
+"""A node's arena with real processes: read once, written by nobody, gone at the end, and no rank depends on it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bootseer import aio
+from bootseer.checkpoint.arena import READY
+from bootseer.checkpoint.arena_client import ArenaSource, connect
+from bootseer.checkpoint.inputs import MemoryInput
+from bootseer.checkpoint.source import Request, Source
+from bootseer.checkpoint.writer import Geometry, write_version
+from bootseer.errors import CheckpointError, StorageError
+from bootseer.storage.local import LocalStore
+from bootseer.testing.faulty_http import FaultyHttpServer
+from tests.integration.keeper_driver import KeeperProcess, wait_until
+
+DATA = random.Random(1).randbytes(40 << 20)
+Start = Callable[..., KeeperProcess]
+Attach = Callable[[dict[str, str]], ArenaSource]
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Start]:
+    started: list[KeeperProcess] = []
+
+    def start(url: str, **more: object) -> KeeperProcess:
+        started.append(KeeperProcess(tmp_path, url, **more))
+        return started[-1]
+
+    yield start
+    aio.close()
+    for each in started:
+        each.close()
+        assert "Traceback" not in (tmp_path / "keeper.err").read_text()
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.fixture
+def server() -> Iterator[FaultyHttpServer]:
+    with FaultyHttpServer({"model.bin": DATA}) as running:
+        yield running
+
+
+@pytest.fixture
+def attach() -> Iterator[Attach]:
+    found: list[ArenaSource] = []
+
+    def open_arena(answer: dict[str, str]) -> ArenaSource:
+        source = connect(answer["address"], answer["digest"])
+        assert source is not None
+        found.append(source)
+        return source
+
+    yield open_arena
+    for source in found:
+        source.close()
+    aio.close()
+
+
+def is_ready(source: ArenaSource, path: str) -> bool:
+    """The first unit of a file."""
+    return source._states[source._first_unit[source._numbers[path]]] == READY
+
+
+def write(path: str) -> None:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.write(fd, b"x")
+    finally:
+        os.close(fd)
+
+
+def read(source: Source, path: str) -> bytes:
+    target = bytearray(source.files[path].size)
+    source.read([Request(path, 0, memoryview(target))])
+    return bytes(target)
+
+
+def test_a_checkpoint_is_read_once_for_all_ranks(keeper: Start, server: FaultyHttpServer) -> None:
+    answer = keeper(server.url_of("model.bin")).load()
+    assert answer["did"] == "ready"
+    script = (
+        "import sys; from bootseer.checkpoint.arena_client import connect\n"
+        "s = connect(sys.argv[1], sys.argv[2]); v = s.map('model.bin', 0, s.files['model.bin'].size)\n"
+        "import hashlib; print(hashlib.sha256(v).hexdigest()); s.close()"
+    )
+    argv = [sys.executable, "-c", script, answer["address"], answer["digest"]]
+    ranks = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    sums = {rank.communicate(timeout=60)[0] for rank in ranks}
+    assert len(sums) == 1
+    assert Path(answer["path"]).read_bytes() == DATA  # code that knows nothing of it
+    assert server.served_bytes["model.bin"] <= 1.01 * len(DATA)
+
+
+def test_nobody_can_write_to_it(keeper: Start, attach: Attach, tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(DATA[:100_000])
+    answer = keeper(str(tmp_path / "model.bin")).load()
+    path = answer["path"]
+    with pytest.raises(PermissionError):
+        write(path)
+    with pytest.raises(PermissionError), open(path, "r+b") as file:
+        mmap.mmap(file.fileno(), 4096)
+    with pytest.raises(PermissionError):
+        os.truncate(path, 10)
+    one, two = attach(answer), attach(answer)
+    view = one.map("model.bin", 0, 100_000)
+    assert view is not None
+    view[:4] = b"mine"
+    assert read(two, "model.bin") == DATA[:100_000]
+    assert Path(path).read_bytes() == DATA[:100_000]
+    one.close()
+    two.close()
+    assert bytes(view[:4]) == b"mine"  # lives as long as somebody looks at it
+
+
+@pytest.mark.system
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
+def test_another_user_gets_nothing(keeper: Start, tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(DATA[:5000])
+    answer = keeper(str(tmp_path / "model.bin")).load()
+    script = (
+        "import os, socket, sys; os.setuid(65534)\n"
+        "for act in (lambda: socket.socket(socket.AF_UNIX).connect(sys.argv[1]), lambda: open(sys.argv[2])):\n"
+        "    try: act(); print('in')\n"
+        "    except PermissionError: print('out')\n"
+    )
+    argv = [sys.executable, "-c", script, answer["address"], answer["path"]]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "out\nout\n"
+
+
+def test_another_version_is_not_served(keeper: Start, tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(DATA[:5000])
+    answer = keeper(str(tmp_path / "model.bin")).load()
+    assert connect(answer["address"], "0" * 64) is None
+    with pytest.raises(CheckpointError, match="does not answer"):
+        connect(str(tmp_path / "nothing"), answer["digest"])
+
+
+def test_a_reader_that_dies_is_replaced(keeper: Start, attach: Attach, server: FaultyHttpServer) -> None:
+    server.rate = 2e6
+    running = keeper(server.url_of("model.bin"))
+    found = running.resolve()
+    running.order("load", version=found["version"], digest=found["digest"], world_size=2, nnodes=1, group_rank=0)
+    wait_until(lambda: server.served_bytes["model.bin"] > 100_000, "it reads")
+    [filler] = running.children()
+    os.kill(filler, signal.SIGKILL)
+    server.rate = None
+    answer = {**running.hear("ready", "direct"), "digest": found["digest"]}
+    assert answer["did"] == "ready"
+    assert read(attach(answer), "model.bin") == DATA
+
+
+def test_without_the_keeper_what_is_there_stays_and_the_rest_is_read(
+    keeper: Start, attach: Attach, tmp_path: Path, server: FaultyHttpServer
+) -> None:
+    running = keeper(server.url_of("model.bin"))
+    answer = running.load()
+    source = attach(answer)
+    assert read(source, "model.bin") == DATA
+    view = source.map("model.bin", 0, 100)
+    running.process.send_signal(signal.SIGKILL)
+    running.process.wait()
+    assert read(source, "model.bin") == DATA
+    assert view is not None and bytes(view) == DATA[:100]
+    with pytest.raises(CheckpointError):
+        connect(answer["address"], answer["digest"])
+    assert source.statistics()["read_bytes"] == 0
+    source.close()
+    for left in (tmp_path / "tmp").iterdir():  # SIGKILL leaves the folder with its links
+        subprocess.run(["rm", "-r", str(left)], check=True)
+
+
+def test_what_the_store_cannot_give_is_an_error(keeper: Start, tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    pinned = aio.run_sync(
+        write_version(store, "ckpt", [("f", MemoryInput([DATA[:50_000]]))], geometry=Geometry(4096, 2))
+    )
+    stripe = tmp_path / pinned.files[0].stripes[0]
+    stripe.write_bytes(bytes(stripe.stat().st_size))
+    answer = keeper(str(tmp_path / "ckpt")).load()
+    assert answer["did"] == "direct"
+    assert "CRC32C" in answer["why"]
+
+
+def test_too_little_memory(keeper: Start, tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(DATA)
+    running = keeper(str(tmp_path / "model.bin"))
+    running.order("start", url=running.url, memory_bytes=1 << 20, arena_bytes=0, keep=False)
+    answer = running.load()
+    assert (answer["did"], answer["path"]) == ("direct", str(tmp_path / "model.bin"))
+    assert "do not fit in the arena" in answer["why"]
+
+
+def test_nothing_there_and_nobody_there(keeper: Start, tmp_path: Path) -> None:
+    assert keeper(str(tmp_path / "nothing")).resolve()["did"] == "absent"
+
+
+def test_the_next_attempt_finds_it_there(keeper: Start, attach: Attach, server: FaultyHttpServer) -> None:
+    running = keeper(server.url_of("model.bin"))
+    first = running.load()
+    again = running.load()
+    assert (again["did"], again["digest"]) == ("ready", first["digest"])
+    assert read(attach(again), "model.bin") == DATA
+    assert server.served_bytes["model.bin"] <= 1.01 * len(DATA)
+
+
+def test_a_newer_version_takes_its_place(keeper: Start, attach: Attach, tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+
+    def save(data: bytes) -> None:
+        aio.run_sync(write_version(store, "ckpt", [("f", MemoryInput([data]))], geometry=Geometry(4096, 2)))
+
+    save(DATA[:50_000])
+    running = keeper(str(tmp_path / "ckpt"))
+    first = running.load()
+    old = attach(first)
+    view = old.map("f", 0, 50_000)
+    save(DATA[50_000:100_000])
+    second = running.load()
+    assert first["digest"] != second["digest"]
+    assert read(attach(second), "f") == DATA[50_000:100_000]
+    assert view is not None and bytes(view) == DATA[:50_000]  # the last attempt's tensors do not change
+
+
+def test_a_sharded_checkpoint_is_read_by_what_ranks_ask_for(keeper: Start, attach: Attach, tmp_path: Path) -> None:
+    files = {".metadata": b"m" * 1000, **{f"__{rank}_0.distcp": DATA[: 20 << 20] for rank in range(3)}}
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    for kind in ("first", "recorded"):
+        running = keeper(str(folder))
+        answer = running.load(nnodes=4)
+        assert answer["did"] == "ready" and answer["path"] == str(folder)
+        source = attach(answer)
+        if kind == "recorded":
+            wait_until(partial(is_ready, source, "__1_0.distcp"), "it is read ahead")
+        assert read(source, "__1_0.distcp") == files["__1_0.distcp"]
+        assert read(source, ".metadata") == files[".metadata"]
+        assert not is_ready(source, "__0_0.distcp") and not is_ready(source, "__2_0.distcp")
+        running.order("release")
+        running.close()
+
+
+def test_a_client_that_lies_only_loses_its_connection(keeper: Start, attach: Attach, tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(DATA[:5000])
+    answer = keeper(str(tmp_path / "model.bin")).load()
+    for line in (b"{}\n", b"[]\n", b"\xff\n", b'{"do":"want","id":1,"units":[[9,9]]}\n',
+                 b'{"do":"asked","spans":[[0,0,999999]]}\n'):  # fmt: skip
+        source = attach(answer)
+        assert source._connection is not None
+        source._connection.sendall(line)
+        assert source._connection.recv(1) == b""
+        source.close()
+    assert read(attach(answer), "model.bin") == DATA[:5000]
+
+
+def test_without_a_fallback_a_lost_keeper_is_an_error(
+    keeper: Start, attach: Attach, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    files = {".metadata": b"m", "big.distcp": DATA}
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    running = keeper(str(folder))
+    source = attach(running.load())
+    running.process.kill()
+    running.process.wait()
+    with pytest.raises(StorageError, match="arena is gone"):
+        read(source, "big.distcp")
+    for left in (tmp_path / "tmp").iterdir():
+        subprocess.run(["rm", "-r", str(left)], check=True)
