@@ -29,6 +29,7 @@ from bench.record import (
     note,
     write_document,
 )
+from bootseer.errors import BootseerError
 
 ROUNDS = 9
 MINIMUM_ROUNDS = 9
@@ -38,7 +39,7 @@ NEEDED_BYTES = {"full": 12_000_000_000, "small": 500_000_000}
 PEERS = {
     "local": ("safetensors", "transformers", "runai_model_streamer", "fastsafetensors"),
     "http": ("safetensors", "transformers", "fsspec", "aiohttp", "obstore"),
-    "hdfs": ("hdfs_native", "fsspec"),
+    "hdfs": ("hdfs_native", "fsspec", "mfusepy"),
     "dcp": (),
 }
 TARGETS = {
@@ -84,7 +85,11 @@ def run(args: argparse.Namespace) -> Figures:
         note(f"== {part}")
         measure = cast(Callable[[str, str, int], Figures], importlib.import_module(f"bench.ckpt_{part}").measure)
         with tempfile.TemporaryDirectory(prefix=f"bench-ckpt-{part}-", dir=args.folder) as folder:
-            for name, made in measure(folder, args.size, args.rounds):
+            try:
+                found = measure(folder, args.size, args.rounds)
+            except BootseerError as error:
+                raise BenchError(f"--{part}: {error}") from error
+            for name, made in found:
                 figures.add(name, made.unit, made.samples)
         if args.json:
             # A later part may fail; what took an hour is kept.

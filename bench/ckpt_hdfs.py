@@ -1,7 +1,7 @@
 """`bench ckpt --hdfs`: striped files against plain ones on a real HDFS whose DataNodes have links of a set rate.
 
 Three DataNodes, each behind a link capped in both directions, in network namespaces (root); blocks of 16 MiB; a
-torch.save file of 512 MiB; replication 1, then 2. A round writes it plainly by one stream, striped, and as one
+torch.save file of 510 MiB; replication 1, then 2. A round writes it plainly by one stream, striped, and as one
 ordinary file in parts that are concatenated, reads each of these back in every way, and deletes them. `plain` is
 one file and one stream, as every tool has it; `ranges` is the ordinary file, of the stripes' placement, read by
 our reader with the same window. Each round says where the blocks lay and how much each DataNode sent or got.
@@ -9,6 +9,7 @@ our reader with the same window. Each round says where the blocks lay and how mu
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -20,13 +21,14 @@ from typing import NamedTuple
 
 from bench.ckpt_run import BOUND, ROOT, Program, make_environ, programs, python, rotate
 from bench.record import BenchError, Figures, note
+from bootseer.mounts.fuse import check_system
 from bootseer.testing.minihdfs import MiniHdfs, why_not
 from bootseer.testing.minihdfs_net import why_not_capped
 
 DATANODES = 3
 BLOCK_BYTES = 16 << 20
 RATE_MBIT = 320.0
-SIZES = {"full": 512 << 20, "small": 72 << 20}  # bytes of tensors
+SIZES = {"full": 510 << 20, "small": 72 << 20}  # bytes of tensors; the file has 32 whole units less a bit
 FILE = "state.pt"
 MB = 1e6
 DEADLINE_S = 180.0
@@ -173,6 +175,13 @@ def wait_mounted(mount: Program, folder: str) -> None:
         time.sleep(0.02)
 
 
+def why_not_stripe() -> str:
+    """Why fsspec would not find the protocol stripe::, "" when it does."""
+    if importlib.metadata.entry_points(group="fsspec.specs", name="stripe"):
+        return ""
+    return "fsspec does not know stripe:: (an old installation of bootseer?): pip install -e ."
+
+
 def make_source(folder: str, size: str) -> tuple[str, str, str]:
     """A torch.save file; its path, the digest of its bytes, and that of its tensors."""
     import torch
@@ -190,8 +199,9 @@ def make_source(folder: str, size: str) -> tuple[str, str, str]:
 
 def measure(folder: str, size: str, rounds: int) -> Figures:
     """Both replications, as figures."""
-    if problem := why_not() or why_not_capped():
+    if problem := why_not() or why_not_capped() or why_not_stripe():
         raise BenchError(f"--hdfs: {problem}")
+    check_system()
     source, bytes_digest, tensors_digest = make_source(folder, size)
     figures = Figures()
     for replication in (1, 2):

@@ -44,8 +44,8 @@ def bootseer() -> Loader:
 
 def bootseer_http() -> Loader:
     """The same over HTTP; what fsspec imports before it is timed, we do as well."""
-    for module in ("bootseer.checkpoint.direct", "bootseer.storage.http"):
-        importlib.import_module(module)
+    for module in ("aio", "checkpoint.direct", "checkpoint.versions", "storage.http"):
+        importlib.import_module(f"bootseer.{module}")
     return bootseer()
 
 

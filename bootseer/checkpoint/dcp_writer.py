@@ -38,6 +38,7 @@ from bootseer.storage import open_store
 
 FILE_BYTES = 1 << 30  # of one file: what a rank whose tensors are on a GPU has in memory, times FILES_AT_ONCE
 FILES_AT_ONCE = 2
+BUFFER_BYTES = 256 << 20  # of units on their way; every rank of a node has so many
 SMALL_BYTES = 64 << 10  # writes of torch.save up to here are copied, larger ones are the tensor's own memory
 FILES_ENTRY = "bootseer.files"  # name of the result in which a rank tells the coordinator what it wrote
 
@@ -159,7 +160,10 @@ class BootseerWriter(StorageWriter):  # type: ignore[misc]  # torch is not typed
     ) -> Iterator[tuple[list[WriteResult], StripedFile]]:
         """The planner is asked in the calling thread; files are written in others, a few at a time."""
         store = open_store(self._url)
-        writer = VersionWriter(store, "", version, geometry=self._geometry(store), prefix=f"r{rank:05d}-")
+        prefix = f"r{rank:05d}-"
+        writer = VersionWriter(
+            store, "", version, geometry=self._geometry(store), prefix=prefix, buffer_bytes=BUFFER_BYTES
+        )
         pending: deque[tuple[list[WriteResult], Done[StripedFile]]] = deque()
         try:
             with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="checkpoint-save") as pool:

@@ -5,6 +5,7 @@ way, never in argv. Ranks connect to a Unix socket in a folder of the keeper's o
 its input does, and leaves nothing behind.
 
     start    url memory_bytes arena_bytes keep local_world_size   looks for the version and makes memory ready
+             whole                          all of it is wanted, whatever an earlier load has read
     resolve                       -> resolved version digest | absent why | unresolved why
     load     version digest world_size nnodes group_rank attempt
                                   -> progress bytes of_bytes ... then ready path address | direct why path
@@ -41,6 +42,7 @@ from bootseer.errors import BootseerError, CheckpointError
 
 MOST_FILLERS = 3  # that may die before ranks read for themselves
 PROGRESS_S = 0.5
+MOST_PARENT_BYTES = 70  # addresses of sockets have at most 107 bytes
 DCP_METADATA = ".metadata"
 
 
@@ -80,7 +82,7 @@ class Keeper:
         self._told_s = 0.0
         self._position = prefetch.Position(1, 1, 0)
         self._recordings = Recordings(cache_folder(os.environ))
-        self._folder = tempfile.mkdtemp(prefix="bootseer-arena-")
+        self._folder = _make_folder()
         self._is_over = False
 
     # ---- loop ------------------------------------------------------------------------------------------------
@@ -232,6 +234,8 @@ class Keeper:
     def _is_whole(self) -> bool:
         """Whether code that opens files by name must be able to: all but sharded DCP folders of other machines."""
         assert self._pinned is not None
+        if self._start.get("whole"):
+            return True
         return not any(file.path.rpartition("/")[2] == DCP_METADATA for file in self._pinned.files)
 
     def _advance(self) -> None:
@@ -430,6 +434,12 @@ class Keeper:
         os.waitpid(child.pid, 0)
 
     _is_waiting = False
+
+
+def _make_folder() -> str:
+    """Of this user alone, with a path that a Unix socket in it can have."""
+    parent = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="bootseer-arena-", dir=parent if len(parent) <= MOST_PARENT_BYTES else "/tmp")  # noqa: S108
 
 
 def _to_pinned(record: object) -> Pinned:

@@ -29,6 +29,7 @@ from bootseer.mounts import MountedFile, MountedFiles, Options, SavedFile, mount
 from bootseer.mounts.fuse import check_folder, check_system
 from bootseer.mounts.mounting import SETTLE_S, SPOOL_BYTES, WINDOW_BYTES
 from bootseer.storage import open_store, redact
+from bootseer.storage.paths import scheme_of
 
 MEMORY_SHARE = 8  # of the free memory, at most one part in so many for the window, and for what is written
 LEAST_WINDOW_BYTES = 32 << 20
@@ -73,6 +74,8 @@ def mount_checkpoint(
     Returns: the path of the log of the background process, "" in the foreground.
     Raises: ConfigError, NotFound, CheckpointError, StorageError, IntegrityError.
     """
+    if url and not scheme_of(url):
+        url = os.path.abspath(url)  # libfuse leaves the working directory
     settings = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
     check_system()
     check_folder(folder)

@@ -45,25 +45,22 @@ async def write_plain(
     folder, _, name = path.rpartition("/")
     mark = uuid.uuid4().hex
     numbers = range(-(-source.size // length))
+    written: list[str] = []
 
     async def write(number: int) -> str:
         part = PartInput(source, number * length, min(length, source.size - number * length))
 
         async def attempt(name: str) -> None:
             await _write(store, name, part, number, note)
-            begun.append(name)
-            found = await store.stat(name)
-            if found.size != part.size:
-                raise Truncated(f"{store.url}/{name}: has {found.size} bytes; {part.size} were written")
+            written.append(name)
 
         first = f".{name}.{mark}.{number:03d}"
         return await write_anew(f"{folder}/{first}" if folder else first, attempt)
 
-    begun: list[str] = []
     try:
         await store.concat(path, await aio.map_bounded(write, numbers, width=len(numbers)))
     except BaseException:
-        for each in begun:
+        for each in written:
             try:
                 await store.delete(each)
             except StorageError:
@@ -83,19 +80,28 @@ async def refuse_existing(store: Store, path: str) -> None:
 async def _write(
     store: Store, path: str, source: Input, placement: int | None, note: Callable[[int], None]
 ) -> None:
-    written = 0
+    noted = 0
 
     def count(more: int) -> None:
-        nonlocal written
-        written += more
+        nonlocal noted
+        noted += more
         note(more)
 
     try:
         async with store.create(path, size=source.size, placement=placement) as writer:
             await _copy(source, writer, count)
+        await _check_size(store, path, source.size)
     except BaseException:
-        note(-written)
+        note(-noted)
         raise
+
+
+async def _check_size(store: Store, path: str, size: int) -> None:
+    """Takes away the file that we have just made if it is not what was written."""
+    found = await store.stat(path)
+    if found.size != size:
+        await store.delete(path)
+        raise Truncated(f"{store.url}/{path}: has {found.size} bytes; {size} were written")
 
 
 async def _copy(source: Input, writer: StoreWriter, note: Callable[[int], None]) -> None:

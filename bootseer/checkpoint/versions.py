@@ -110,8 +110,7 @@ async def pin(store: Store, path: str, version: str, digest: str) -> Pinned:
             raise IntegrityError(f"{where(store, path)}: version {version[:80]!r} is no path below it")
         striped = stored.version_of(posixpath.basename(version))
         if striped:
-            found = await _load(store, _join(path, version), striped)
-            found = found._replace(version=version)
+            found = _as_step(await _load(store, _join(path, version), striped), posixpath.dirname(version))
         else:
             found = await _pin_folder(store, _join(path, version), version)
     else:
@@ -218,11 +217,16 @@ async def _resolve_step(store: Store, path: str, name: str) -> Pinned | None:
     entries = await _list(store, folder) or []
     striped = await _load_newest(store, folder, _version_names(entries))
     if striped is not None:
-        step = step_of(name) if striped.step is None else striped.step
-        return striped._replace(version=f"{name}/{stored.folder_of(striped.version)}", step=step)
+        return _as_step(striped, name)
     if await judge(store, folder, entries):
         return await _pin_folder(store, folder, name)
     return None
+
+
+def _as_step(found: Pinned, name: str) -> Pinned:
+    """A striped version as that of the single save's folder in which it lies."""
+    step = step_of(posixpath.basename(name)) if found.step is None else found.step
+    return found._replace(version=_join(name, stored.folder_of(found.version)), step=step)
 
 
 # ---- plain ---------------------------------------------------------------------------------------------------

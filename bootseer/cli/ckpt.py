@@ -6,8 +6,10 @@ In: a command line. Out: results on stdout (`--json` for scripts), progress and 
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -15,12 +17,15 @@ import typer
 
 from bootseer import aio
 from bootseer.checkpoint import convert
+from bootseer.checkpoint.inputs import Input
 from bootseer.checkpoint.verify import verify as verify_version
 from bootseer.checkpoint.version_input import inputs_of
 from bootseer.checkpoint.versions import Pinned, list_versions, resolve
+from bootseer.cli.node_arena import NodeArena, run_command, until_signal
 from bootseer.cli.progress import ProgressLine, format_bytes
 from bootseer.cli.sizes import parse_size
-from bootseer.errors import BootseerError, IntegrityError, NotFound
+from bootseer.errors import BootseerError, IntegrityError, NotFound, UsageError
+from bootseer.storage.paths import redact, scheme_of
 
 app = typer.Typer(
     name="ckpt",
@@ -34,28 +39,32 @@ app = typer.Typer(
 Url = Annotated[str, typer.Argument(metavar="URL", help="path or URL: a checkpoint folder, a version, or a file")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
+Unit = Annotated[str | None, typer.Option(metavar="SIZE", help="size of a unit (default 16MiB)")]
+Stripes = Annotated[int | None, typer.Option(min=1, max=1024, help="stripe files (default 8 on HDFS, else 1)")]
+Keep = Annotated[int | None, typer.Option(min=1, help="take away all but so many of the newest versions")]
+Replication = Annotated[int | None, typer.Option(min=1, max=512, help="of new files, on HDFS")]
 CHUNK_BYTES = 64 << 20  # of `cat`
+HDFS = ("hdfs", "viewfs", "webhdfs", "swebhdfs")
 
 
 @app.command(epilog="bootseer ckpt stripe model.safetensors hdfs://namenode/run1/ckpt --step 1000 --keep 3")
 def stripe(
     source: Url,
     target: Annotated[str, typer.Argument(metavar="CKPT", help="checkpoint folder that gets a new version")],
-    unit: Annotated[str | None, typer.Option(help="size of a unit (default 16MiB)")] = None,
-    stripes: Annotated[int | None, typer.Option(min=1, max=1024, help="stripe files (default 8 on HDFS)")] = None,
+    unit: Unit = None,
+    stripes: Stripes = None,
     step: Annotated[int | None, typer.Option(min=0, help="training step to note")] = None,
-    keep: Annotated[
-        int | None, typer.Option(min=1, help="take away all but so many of the newest versions")
-    ] = None,
+    keep: Keep = None,
+    replication: Replication = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the newest checkpoint of URL as a new striped version of CKPT."""
-    unit_bytes = None if unit is None else parse_size(unit, "--unit")
     with ProgressLine("bootseer ckpt stripe", is_quiet=quiet) as line:
         done = convert.stripe(
-            source, target, unit_bytes=unit_bytes, stripes=stripes, step=step, keep=keep, progress=line
-        )
+            source, target, unit_bytes=_size(unit, "--unit"), stripes=stripes, step=step, keep=keep,
+            options=_options(target, replication), progress=line,
+        )  # fmt: skip
     _report(done._asdict() | {"seconds": line.elapsed_s}, as_json, f"version {done.version}: {_sum(done, line)}")
 
 
@@ -63,12 +72,13 @@ def stripe(
 def unstripe(
     source: Url,
     target: Annotated[str, typer.Argument(metavar="FOLDER", help="where the plain files go")],
+    replication: Replication = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the files of the newest checkpoint of URL as plain files that every tool reads."""
     with ProgressLine("bootseer ckpt unstripe", is_quiet=quiet) as line:
-        done = convert.unstripe(source, target, progress=line)
+        done = convert.unstripe(source, target, options=_options(target, replication), progress=line)
     _report(done._asdict() | {"seconds": line.elapsed_s}, as_json, _sum(done, line))
 
 
@@ -151,16 +161,79 @@ def cat(
             name = file or (next(iter(inputs)) if len(inputs) == 1 else "")
             if name not in inputs:
                 shown = ", ".join(sorted(inputs)[:8])
-                raise NotFound(f"{url}: has no file {name!r}; name one of: {shown}")
-            size = inputs[name].size
-            buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))
-            for offset in range(0, size, CHUNK_BYTES):
-                view = buffer[: min(CHUNK_BYTES, size - offset)]
-                await inputs[name].read_into(offset, view)
-                await aio.run_io(sys.stdout.buffer.write, view)
-            await aio.run_io(sys.stdout.buffer.flush)
+                raise NotFound(f"{redact(url)}: has no file {name!r}; name one of: {shown}")
+            await _pour(inputs[name])
 
     aio.run_sync(run())
+
+
+@app.command(epilog="bootseer ckpt prefetch hdfs://namenode/run1/ckpt -- torchrun --nproc-per-node 8 train.py")
+def prefetch(
+    url: Url,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="program that gets it in its environment")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="at most so much (default a quarter of what there is)")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Load the newest checkpoint of URL into this node's memory, and hold it while COMMAND runs, or until Ctrl-C.
+
+    Programs of this user find it by the variables that COMMAND gets, and that are printed without COMMAND.
+    """
+    with NodeArena(url, _size(memory, "--memory")) as arena:
+        with ProgressLine("bootseer ckpt prefetch", is_quiet=quiet) as line:
+            environ = arena.load(line)
+        if command:
+            raise typer.Exit(run_command(command, environ))
+        _report(environ, as_json, "\n".join(f"export {name}={shlex.quote(environ[name])}" for name in environ))
+        sys.stdout.flush()
+        with until_signal():
+            arena.wait()
+
+
+@app.command(epilog="bootseer ckpt mount hdfs://namenode/run1/ckpt /mnt/ckpt --writable --keep 3")
+def mount(
+    url: Url,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="an empty folder")],
+    writable: Annotated[bool, typer.Option("--writable", help="files that are written become versions")] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="serve in this process, until Ctrl-C")] = False,
+    version: Annotated[str | None, typer.Option(help="a version instead of the newest complete one")] = None,
+    verify: Annotated[
+        str | None, typer.Option(metavar="HOW", help="what is checked: units, sampled, full or none")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="memory for reading ahead (default 256MiB)")
+    ] = None,
+    allow_other: Annotated[bool, typer.Option("--allow-other", help="other users may look as well")] = False,
+    spool: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="memory for what is written; more goes to the disk")
+    ] = None,
+    spool_folder: Annotated[str, typer.Option(metavar="PATH", help="there (default TMPDIR)")] = "",
+    settle: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="a save that rests so long is complete")
+    ] = 30.0,
+    never_settle: Annotated[
+        bool, typer.Option("--never-settle", help="saves are complete when the saver says so")
+    ] = False,
+    keep: Keep = None,
+    unit: Unit = None,
+    stripes: Stripes = None,
+    log: Annotated[str, typer.Option(metavar="PATH", help="of the background process")] = "",
+) -> None:
+    """Show the newest checkpoint of URL as a folder that any program reads. Needs FUSE. End: umount FOLDER."""
+    from bootseer.checkpoint.mounting import mount_checkpoint
+
+    path = mount_checkpoint(
+        url, folder, writable=writable, foreground=foreground, version=version, verify=verify,
+        window_bytes=_size(window, "--window"), allow_other=allow_other, spool_bytes=_size(spool, "--spool"),
+        spool_folder=spool_folder, settle_s=None if never_settle else settle, keep=keep,
+        unit_bytes=_size(unit, "--unit"), stripes=stripes, log_path=log,
+    )  # fmt: skip
+    if path:
+        _print(f"{folder} shows {redact(url)}; end it by: umount {shlex.quote(folder)}; log: {path}")
 
 
 def main(argv: list[str]) -> int:
@@ -181,6 +254,42 @@ def main(argv: list[str]) -> int:
         show(file=sys.stderr)
         return int(getattr(error, "exit_code", 2))
     return ended if isinstance(ended, int) else 0  # of typer.Exit
+
+
+async def _pour(file: Input) -> None:
+    """A file to stdout: the next bytes are read while some are written."""
+    size = max(1, min(CHUNK_BYTES, file.size))
+    views = [memoryview(bytearray(size)), memoryview(bytearray(size))]
+
+    async def read(offset: int) -> memoryview:
+        view = views[offset // size % 2][: min(size, file.size - offset)]
+        await file.read_into(offset, view)
+        return view
+
+    reading = asyncio.create_task(read(0))
+    try:
+        for offset in range(0, file.size, size):
+            view = await reading
+            if offset + size < file.size:
+                reading = asyncio.create_task(read(offset + size))
+            await aio.run_io(sys.stdout.buffer.write, view)
+        await aio.run_io(sys.stdout.buffer.flush)
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+def _size(text: str | None, flag: str) -> int | None:
+    return None if text is None else parse_size(text, flag)
+
+
+def _options(target: str, replication: int | None) -> dict[str, object]:
+    """Of the target's store."""
+    if replication is None:
+        return {}
+    if scheme_of(target) not in HDFS:
+        raise UsageError(f"--replication is an option of HDFS; {redact(target)} is none")
+    return {"replication": replication}
 
 
 def _sum(done: convert.Copied, line: ProgressLine) -> str:

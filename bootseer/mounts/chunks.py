@@ -17,7 +17,8 @@ from typing import NamedTuple
 from bootseer.errors import BootseerError, Unavailable
 from bootseer.mounts.protocol import MountedFiles
 
-LOADERS = 32  # threads: as many reads of the files are in flight
+LOADERS = 48  # threads: as many reads of the files are in flight; 40 x 4 MiB are more than 8 units of 16 MiB
+RESERVED = 8  # of these, for what readers wait for
 FORGOTTEN_S = 10.0  # what was read ahead and not asked for since may go
 SMALLEST_BUFFER_BYTES = 64 << 10
 
@@ -219,7 +220,7 @@ class Chunks:
             if chunk.memory is None:
                 break  # all is in use: some reader gives a chunk back, or a load ends
             return self._wanted.popleft()
-        if self._ahead:
+        if self._ahead and self.in_flight < LOADERS - RESERVED:
             self.loads_ahead += 1
             return self._ahead.popleft()
         return None

@@ -20,7 +20,7 @@ from bootseer.mounts.operations import Operations
 
 MAX_READ_BYTES = 1 << 20  # the kernel's limit without special settings
 MAX_BACKGROUND = 128  # requests that the kernel sends ahead of the programs
-READ_AHEAD_KIB = 4096  # of the kernel, for the mount; set by root only
+READ_AHEAD_KIB = 1024  # of the kernel, for the mount; only root can set it, others have 128
 MAX_THREADS = 64
 UNCHANGING_S = 86400.0
 KICK_S = 0.05
@@ -102,8 +102,9 @@ class Session:
             self._messages.catch()
             _make_class(self._mfusepy)(self._operations, self._folder, foreground=True, **self._options())
         except RuntimeError as caught:  # libfuse's exit status
-            said = " ".join(self._messages.text().split()) or f"libfuse gave up with status {caught}"
-            self.error = StorageError(f"{self._folder}: could not be mounted: {said}")
+            said = " ".join(self._messages.take().split()) or f"libfuse gave up with status {caught}"
+            hint = "; a container needs --cap-add SYS_ADMIN for it" if "not permitted" in said else ""
+            self.error = StorageError(f"{self._folder}: could not be mounted: {said}{hint}")
         except BaseException as caught:
             self.error = caught
         finally:
@@ -173,18 +174,24 @@ class _Messages:
             self._saved = os.dup(2)
             os.dup2(self._caught, 2)
 
-    def let_go(self) -> None:
+    def take(self) -> str:
+        """What was said; from here on the stream is as before."""
         with self._lock:
-            if self._saved >= 0:
-                os.dup2(self._saved, 2)
-                os.close(self._saved)
-                self._saved = -1
-                os.close(self._caught)
-                self._caught = -1
+            if self._saved < 0:
+                return ""
+            os.dup2(self._saved, 2)
+            text = os.pread(self._caught, 4096, 0)
+            os.close(self._saved)
+            os.close(self._caught)
+            self._saved = self._caught = -1
+            return text.decode("utf-8", "replace")
 
-    def text(self) -> str:
-        with self._lock:
-            return os.pread(self._caught, 4096, 0).decode("utf-8", "replace") if self._caught >= 0 else ""
+    def let_go(self) -> None:
+        """What was said goes where it would have gone."""
+        text = self.take()
+        if text:
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def _import_mfusepy() -> Any:

@@ -27,4 +27,7 @@ class Log:
             if len(self._written_s) >= REMEMBERED:
                 self._written_s.clear()
             self._written_s[line] = now_s
-        self._write(line)
+        try:
+            self._write(line)
+        except (OSError, ValueError):
+            pass  # nobody reads the log any more; the mount goes on

@@ -25,6 +25,7 @@ from bootseer.mounts.protocol import MountedFiles, Saver
 from bootseer.mounts.reading import Reader
 from bootseer.mounts.saving import Saves
 from bootseer.mounts.spool import Spool
+from bootseer.mounts.writing import WritableOperations
 
 WINDOW_BYTES = 256 << 20  # 2 x 8 units of 16 MiB
 SPOOL_BYTES = 1 << 30
@@ -67,22 +68,23 @@ def mount(
     tree = show(files)
     reader = Reader(options.window_bytes)
     lock = threading.RLock()
+    saves: Saves | None = None
     operations = Operations(tree, reader, lines, lock)
     if not read_only and saver is not None:
         _allow_many_files()
-        operations.spool = Spool(options.spool_bytes, options.spool_folder or tempfile.gettempdir())
-        operations.saves = Saves(tree, saver, lock, files, settle_s=options.settle_s, log=lines)
-    is_writable = operations.saves is not None
+        spool = Spool(options.spool_bytes, options.spool_folder or tempfile.gettempdir())
+        saves = Saves(tree, saver, lock, files, settle_s=options.settle_s, log=lines)
+        operations = WritableOperations(tree, reader, lines, lock, saves, spool)
     session = Session(
-        operations, folder, name=options.name, read_only=not is_writable, allow_other=options.allow_other
+        operations, folder, name=options.name, read_only=saves is None, allow_other=options.allow_other
     )
     with _signals() as signals:
         session.start()
         session.is_ready.wait()
         try:
             if session.error is None:
-                if operations.saves is not None:
-                    operations.saves.start()
+                if saves is not None:
+                    saves.start()
                 on_ready()
             while not session.join(LOOK_S) and not signals.are_wanted:
                 pass
@@ -92,9 +94,9 @@ def mount(
                 session.stop()
         if session.error is not None:
             raise session.error
-        if operations.saves is not None:
+        if saves is not None:
             signals.interrupt = True
-            operations.saves.finish()
+            saves.finish()
 
 
 class _Signals:

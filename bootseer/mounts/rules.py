@@ -20,17 +20,29 @@ _TEMPORARY = re.compile(
     r"^\.|~$|(^|[._-])(tmp|temp|partial|incomplete|part|swp)([._-]|$)|[._-]tmp\w*$", re.IGNORECASE
 )
 _SHARD = re.compile(r"(.*?)-?([0-9]{1,9})-of-([0-9]{1,9})(\..*)?")
+_DCP_PART = re.compile(rb"__[0-9]{1,9}_[0-9]{1,9}\.distcp")
 _NUMBER = re.compile(r"([0-9]{1,18})(?!.*[0-9])")
 
 
 def is_temporary(name: str) -> bool:
     """Whether savers use such a name until a file or folder is complete."""
-    return _TEMPORARY.search(name) is not None
+    return name != DCP_METADATA and _TEMPORARY.search(name) is not None
+
+
+def is_part(name: str) -> bool:
+    """Whether a file is of use only with others beside it: of DCP, or one of several shards."""
+    shard = _SHARD.fullmatch(name)
+    return name == DCP_METADATA or name.endswith(".distcp") or (shard is not None and int(shard[3]) > 1)
+
+
+def find_parts(metadata: bytes | bytearray) -> set[str]:
+    """Names of the files that DCP's metadata speaks of. They are looked for, not unpickled."""
+    return {found[0].decode() for found in _DCP_PART.finditer(metadata)}
 
 
 def is_side_file(name: str, size: int) -> bool:
     """Whether a file at the top is no save of its own."""
-    return name in POINTERS or (size <= SIDE_BYTES and not name.endswith(WEIGHTS))
+    return name in POINTERS or (size <= SIDE_BYTES and not name.endswith(WEIGHTS) and not is_part(name))
 
 
 def find_step(name: str) -> int | None:

@@ -1,7 +1,8 @@
 """Which of the files written under a mount become a version, and when; docs/mount.md has the rules.
 
-A save is a name at the top of the mount: a file, or a folder with all that is below it. In: changes, closes and
-signs of completion. Out: versions, made one after the other; what is not complete never becomes one.
+A save is a name at the top of the mount: a file, or a folder with all that is below it; files at the top that are
+parts of one thing are a save together. In: changes, closes and signs of completion. Out: versions, made one after
+the other; what is not complete never becomes one.
 """
 
 from __future__ import annotations
@@ -18,23 +19,27 @@ from bootseer.mounts.rules import (
     POINTERS,
     find_missing,
     find_named,
+    find_parts,
     find_step,
+    is_part,
     is_side_file,
     is_temporary,
 )
 from bootseer.mounts.spool import SpoolFile
-from bootseer.mounts.tree import File, Folder, Node, Stored, Tree, error
+from bootseer.mounts.tree import File, Folder, Node, Stored, Tree, error, files_of, find_files
 
 FILE_SETTLE_S = 0.5  # a file that was closed may be renamed at once
 FIRST_RETRY_S, MOST_RETRY_S = 5.0, 300.0
 MOST_POINTER_BYTES = 4096
+MOST_METADATA_BYTES = 256 << 20
+PARTS = ""  # the save of the parts at the top
 PATIENCE_S = 2.0  # for the end of a close, which the kernel tells later than the close returns
 
 Snapshot = list[tuple[SavedFile, File]]
 
 
 class Save:
-    """A name at the top that was changed under this mount."""
+    """A name at the top, or `PARTS`, that was changed under this mount."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -98,8 +103,8 @@ class Saves:
         if isinstance(node, File) and is_write:
             self._changes += 1
             node.changed = self._changes
-        name = node.top
-        if name in self._top:
+        if node.top in self._top:
+            name = self._save_of(node)
             save = self._saves.setdefault(name, Save(name))
             save.is_changed = True
             save.has_writes = save.has_writes or is_write
@@ -109,7 +114,7 @@ class Saves:
 
     def closed(self, node: File) -> None:
         """The last writer has closed a file."""
-        save = self._saves.get(node.top)
+        save = self._saves.get(self._save_of(node))
         if save is not None:
             save.changed_s = time.monotonic()
         if self._top.get(node.name) is node and _is_side(node) and not node.broken:
@@ -118,39 +123,39 @@ class Saves:
                 self._follow(node)
         self._change.notify_all()
 
-    def renamed(self, node: Node, old_path: str) -> str:
-        """After a rename; returns the save that this completes, "" for none."""
-        old_top, _, old_rest = old_path.strip("/").partition("/")
-        if old_rest:
-            self.removed(old_top)
-        else:
-            self._saves.pop(old_top, None)
-        for file in _files_of(node):
+    def renamed(self, node: Node, old_path: str) -> str | None:
+        """After a rename; returns the save that this completes."""
+        self.removed(old_path.strip("/").partition("/")[0])
+        for file in files_of(node):
             self.note(file)
         self._change.notify_all()
         if self._settle_s is None:
-            return ""
-        if self._top.get(node.name) is node:
-            if isinstance(node, File) and _is_side(node):
-                self.closed(node)
-                return next((name for name, save in self._saves.items() if save.is_asked), "")
-            was_temporary = is_temporary(old_path.rpartition("/")[2])
-            return node.name if was_temporary and not is_temporary(node.name) else ""
-        is_metadata = node.name == DCP_METADATA and node.parent is self._top.get(node.top)
-        return node.top if is_metadata else ""
+            return None
+        is_top = self._top.get(node.name) is node
+        if node.name == DCP_METADATA and (is_top or node.parent is self._top.get(node.top)):
+            return self._save_of(node)
+        if not is_top or (isinstance(node, File) and is_part(node.name)):
+            return None
+        if isinstance(node, File) and _is_side(node):
+            self.closed(node)
+            return next((name for name, save in self._saves.items() if save.is_asked), None)
+        was_temporary = is_temporary(old_path.rpartition("/")[2])
+        return node.name if was_temporary and not is_temporary(node.name) else None
 
     def removed(self, top: str) -> None:
         """A name at or below the top was removed."""
         found = self._top.get(top)
         if found is None:
             self._saves.pop(top, None)
+            if PARTS in self._saves and not self._files(PARTS):
+                del self._saves[PARTS]
         else:
             self.note(found, is_write=False)
             self._change.notify_all()
 
     def is_waiting(self, node: File) -> bool:
         """Whether a file is a save by itself that is to become a version."""
-        save = self._saves.get(node.name) if self._top.get(node.name) is node else None
+        save = self._saves.get(self._save_of(node)) if self._top.get(node.name) is node else None
         return save is not None and self._due_s(save) is not None
 
     # ---- commits, without the lock ----------------------------------------------------------------------------
@@ -174,7 +179,7 @@ class Saves:
                 if not why:
                     chosen.append(name)
                     continue
-                self._log(f"{name}: not saved: {why}")
+                self._log(f"{name or 'parts'}: not saved: {why}")
                 if is_asked:
                     raise error(errno.EBUSY if self._has_writers(name) else errno.EIO)
             chosen = [name for name in chosen if not self._is_side_name(name)]
@@ -199,7 +204,7 @@ class Saves:
             reasons = {save.name: self._why_not(save, False) for save in left}
             for name, why in reasons.items():
                 if why:
-                    self._log(f"{name}: not saved: {why}")
+                    self._log(f"{name or 'parts'}: not saved: {why}")
             names = [name for name, why in reasons.items() if not why]
         for name in names:
             try:
@@ -220,8 +225,8 @@ class Saves:
                 if self._is_stopped:
                     return
                 due = {name: at_s for name, save in self._saves.items() if (at_s := self._due_s(save)) is not None}
-                first = min(due, key=lambda name: due[name], default="")
-                if not first or self._saving:
+                first = min(due, key=lambda name: due[name], default=None)
+                if first is None or self._saving:
                     self._change.wait()
                     continue
                 wait_s = due[first] - time.monotonic()
@@ -237,15 +242,14 @@ class Saves:
             return None
         if self._is_side_name(save.name) or self._why_not(save, False):
             return None
-        wait_s = FILE_SETTLE_S if isinstance(self._top[save.name], File) else self._settle_s
+        wait_s = FILE_SETTLE_S if isinstance(self._top.get(save.name), File) else self._settle_s
         return max(save.retry_s, save.changed_s + (0.0 if save.is_asked else wait_s))
 
     def _why_not(self, save: Save, is_asked: bool) -> str:
         """Why a save is not complete, "" if nothing speaks against it."""
-        node = self._top.get(save.name)
-        if node is None:
-            return "it is gone"
-        files = [file for file in _files_of(node) if file.content is not None]
+        files = [file for file in self._files(save.name) if file.content is not None]
+        if not files:
+            return "it is gone, or has no files"
         for file in files:
             if file.writers:
                 return f"{file.path} is open for writing"
@@ -255,9 +259,24 @@ class Saves:
             return ""
         if is_temporary(save.name):
             return "its name is that of an unfinished file or folder"
-        if isinstance(node, Folder):
-            start = len(node.path) + 1
-            return find_missing({file.path[start:]: file.changed for file in files})
+        if isinstance(self._top.get(save.name), File):
+            return ""
+        start = len(save.name) + 1 if save.name else 0
+        missing = find_missing({file.path[start:]: file.changed for file in files})
+        return missing or next(filter(None, map(self._why_not_dcp, files)), "")
+
+    def _why_not_dcp(self, file: File) -> str:
+        """DCP's metadata comes last, but on one node only: its mount sees the files of no other."""
+        content = file.content
+        if file.name != DCP_METADATA or not isinstance(content, SpoolFile) or content.size > MOST_METADATA_BYTES:
+            return ""
+        if file.parts_at != file.changed:
+            data = bytearray(content.size)
+            content.read_into(memoryview(data), 0)
+            file.parts_at, file.parts = file.changed, find_parts(data)
+        assert file.parent is not None
+        for name in sorted(file.parts - file.parent.children.keys()):
+            return f"{file.path} names {name}, which is not here: savers on several nodes need BootseerWriter"
         return ""
 
     # ---- making a version -------------------------------------------------------------------------------------
@@ -265,7 +284,7 @@ class Saves:
     def _begin_save(self, names: Sequence[str]) -> Snapshot:
         """What the version is made of: the saves, and all small files at the top. None of it changes meanwhile."""
         found: dict[str, tuple[SavedFile, File]] = {}
-        for file in [file for name in names for file in _files_of(self._top[name])] + self._sides():
+        for file in [file for name in names for file in self._files(name)] + self._sides():
             path, content = file.path, file.content
             if isinstance(content, SpoolFile):
                 found[path] = SavedFile(path, content.size, content.fd), file
@@ -285,7 +304,7 @@ class Saves:
             files = self._saver.save([saved for saved, _ in snapshot], max(steps, default=None))
         except Exception as caught:  # whatever it was, the files stay here and it is tried again
             failure = caught
-        what = ", ".join(names) or "files at the top"
+        what = ", ".join(name for name in names if name) or "files at the top"
         if files is None:
             self._log(f"{what}: not saved: {failure or type(failure).__name__}")
         else:
@@ -293,7 +312,7 @@ class Saves:
             seconds = time.monotonic() - started_s
             self._log(f"{what}: saved as {files.version}, {len(snapshot)} files, {size} bytes, {seconds:.1f} s")
         with self._lock:
-            for name in self._saving:
+            for name in {*names, *(self._save_of(file) for _, file in snapshot)}:
                 save = self._saves.setdefault(name, Save(name))
                 if files is not None:
                     save.is_changed = save.has_writes = save.is_asked = False
@@ -315,7 +334,7 @@ class Saves:
             file.content = Stored(files, saved.path)
         self._versions.append(files)
         others = [node for name, node in self._top.items() if name not in names and isinstance(node, File)]
-        for node in others:
+        for node in [node for node in others if not is_part(node.name) and names != [PARTS]]:
             is_stored = isinstance(node.content, Stored) and node.content.files is not files
             if len(names) == 1 and is_stored and find_step(node.name) is None and find_step(names[0]) is None:
                 self._log(f"{names[0]}: this newest version has no {node.name}: a folder keeps files together")
@@ -324,7 +343,7 @@ class Saves:
         if keep is not None:
             self._versions = self._versions[-keep:]
             for name, top in [*self._top.items()]:
-                contents = [file.content for file in _files_of(top)]
+                contents = [file.content for file in files_of(top)]
                 is_spooled = any(isinstance(content, SpoolFile) for content in contents)
                 old = any(isinstance(each, Stored) and each.files not in self._versions for each in contents)
                 if old and not is_spooled:
@@ -354,21 +373,28 @@ class Saves:
             save = self._saves[name]
             save.has_writes = save.is_asked = True
 
-    def _has_writers(self, name: str) -> bool:
+    def _save_of(self, node: Node) -> str:
+        """The name of the save that a file or folder in the tree belongs to."""
+        top = node.top
+        return PARTS if isinstance(self._top.get(top), File) and is_part(top) else top
+
+    def _files(self, name: str) -> list[File]:
+        """All files of a save."""
+        if name == PARTS:
+            return [node for node in self._top.values() if isinstance(node, File) and is_part(node.name)]
         node = self._top.get(name)
-        return node is not None and any(file.writers for file in _files_of(node))
+        return [] if node is None else files_of(node)
+
+    def _has_writers(self, name: str) -> bool:
+        return any(file.writers for file in self._files(name))
 
     def _is_closing(self, name: str) -> bool:
-        node = self._top.get(name)
-        return node is not None and any(file.closing for file in _files_of(node))
+        return any(file.closing for file in self._files(name))
 
     def _newest_names(self) -> list[str]:
         """The saves that the newest version holds."""
-        return [
-            name
-            for name, node in self._top.items()
-            if not self._is_side_name(name) and find_files(node) is self.newest
-        ]
+        nodes = [node for name, node in self._top.items() if not self._is_side_name(name)]
+        return sorted({self._save_of(node) for node in nodes if find_files(node) is self.newest})
 
     def _sides(self) -> list[File]:
         nodes = [node for node in self._top.values() if isinstance(node, File) and _is_side(node)]
@@ -379,14 +405,6 @@ class Saves:
         return isinstance(node, File) and _is_side(node)
 
 
-def find_files(node: Node) -> MountedFiles | None:
-    """The one version that all bytes of a file or folder are in, None if there is none."""
-    found = [file.content for file in _files_of(node) if file.content is not None]
-    stored = {id(each.files): each.files for each in found if isinstance(each, Stored)}
-    is_one = len(stored) == 1 and not any(isinstance(each, SpoolFile) for each in found)
-    return next(iter(stored.values())) if is_one else None
-
-
 def is_commit(path: str) -> bool:
     """Whether a path is that of a sign that a save is complete: at the top, or in a folder at the top."""
     names = path.strip("/").split("/")
@@ -395,10 +413,3 @@ def is_commit(path: str) -> bool:
 
 def _is_side(node: File) -> bool:
     return node.content is not None and is_side_file(node.name, node.size) and not is_temporary(node.name)
-
-
-def _files_of(node: Node) -> list[File]:
-    if isinstance(node, Folder):
-        return list(node.walk())
-    assert isinstance(node, File)
-    return [node]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-START_BYTES = 1 << 20  # a run of so much is a sequential reader; programs that jump read less in one place
+START_BYTES = 4 << 20  # a run of so much is a sequential reader; programs that jump read less in one place
 GROWTH = 8  # times the run are read ahead
 RUNS = 16  # of one open file that are remembered
 DISORDER_BYTES = 8 << 20  # reads of one run may overtake each other by so much

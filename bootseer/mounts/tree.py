@@ -61,6 +61,8 @@ class File(Node):
         self.writers = 0  # open for writing
         self.closing = 0  # of these, closed by their programs, which the kernel has not confirmed yet
         self.broken = ""  # why it is not complete
+        self.parts: set[str] = set()  # what it names, if it is a list of parts,
+        self.parts_at = -1  # as of this change
         self.changed = 0  # number of its last change, of all changes under this mount; 0 for none
 
     @property
@@ -151,6 +153,22 @@ class Tree:
         """The folder that a name is or is to be in, and the name."""
         above, _, name = path.rstrip("/").rpartition("/")
         return self.find_folder(above), name
+
+
+def files_of(node: Node) -> list[File]:
+    """A file itself, or all files of a folder."""
+    if isinstance(node, Folder):
+        return list(node.walk())
+    assert isinstance(node, File)
+    return [node]
+
+
+def find_files(node: Node) -> MountedFiles | None:
+    """The one version that all bytes of a file or folder are in, None if there is none."""
+    found = [file.content for file in files_of(node) if file.content is not None]
+    stored = {id(each.files): each.files for each in found if isinstance(each, Stored)}
+    is_one = len(stored) == 1 and not any(isinstance(each, SpoolFile) for each in found)
+    return next(iter(stored.values())) if is_one else None
 
 
 def error(number: int) -> OSError:

@@ -24,24 +24,17 @@ from bootseer.errors import (
     Unavailable,
 )
 from bootseer.storage.counts import Counts
+from bootseer.storage.hdfs_arrow import open_arrow
+from bootseer.storage.hdfs_arrow import why_not as why_no_arrow
 from bootseer.storage.hdfs_conf import HdfsAddress, read_address
 from bootseer.storage.hdfs_native import NativeHdfs
 from bootseer.storage.hdfs_reading import HdfsReader, etag_of
 from bootseer.storage.hdfs_replicas import Replicas
-from bootseer.storage.hdfs_writer import (
-    TEMPORARY,
-    FileOptions,
-    Names,
-    PartsWriter,
-    StreamWriter,
-    Uploads,
-    join_parts,
-    pause_s,
-    rename_whole,
-)
+from bootseer.storage.hdfs_uploads import TEMPORARY, FileOptions, Names, Uploads, pause_s
+from bootseer.storage.hdfs_writer import PartsWriter, StreamWriter, join_parts, rename_whole
 from bootseer.storage.joining import join_by_copy
 from bootseer.storage.paths import check_offset, check_path
-from bootseer.storage.protocol import Entry, Features, Stat
+from bootseer.storage.protocol import Entry, Features, Stat, Store
 from bootseer.storage.webhdfs import WebHdfs
 from bootseer.storage.webhdfs_client import FileStatus, WebHdfsClient
 
@@ -80,8 +73,8 @@ class HdfsStore:
         self._uploads = self._make_uploads()
 
     @classmethod
-    def open(cls, url: str, *, timeout_s: float = 30.0, options: Mapping[str, object] | None = None) -> HdfsStore:
-        """The folder that a URL names.
+    def open(cls, url: str, *, timeout_s: float = 30.0, options: Mapping[str, object] | None = None) -> Store:
+        """The folder that a URL names, by hdfs-native if it is installed, else by libhdfs, else by WebHDFS alone.
 
         Options: `web`: HOST:PORT of the NameNode's web server, "" for none; `conf_folder`: in place of
         HADOOP_CONF_DIR; `user`; `replication`, `block_bytes`: of new files; `part_bytes`: written at once, kept
@@ -104,10 +97,13 @@ class HdfsStore:
                     address.native, timeout_s=timeout_s, conf_folder=str(given.get("conf_folder", ""))
                 )
             except ImportError as error:
+                reason = why_no_arrow(os.environ)
+                if not reason:
+                    return open_arrow(address, timeout_s=timeout_s)
                 if web is None or address.is_guessed:
                     raise ConfigError(
-                        f"{address.url}: hdfs-native is not installed, and no WebHDFS is configured:"
-                        " pip install hdfs-native"
+                        f"{address.url}: there is no client for HDFS: pip install hdfs-native"
+                        f" (else: {reason}; and no WebHDFS is configured)"
                     ) from error
         numbers = {name: _number(given, name) for name in ("replication", "block_bytes", "part_bytes")}
         return cls(address, native, web, timeout_s=timeout_s, options=FileOptions(**numbers))
@@ -316,6 +312,7 @@ class HdfsStore:
         return Uploads(
             self._names,
             self._web,
+            self.native,
             self._replicas,
             self._options,
             timeout_s=self._timeout_s,

@@ -24,7 +24,7 @@ from bootseer.errors import (
 from bootseer.storage.counts import Counts
 from bootseer.storage.hdfs_native import NativeFile, NativeHdfs
 from bootseer.storage.hdfs_replicas import Replicas
-from bootseer.storage.hdfs_writer import pause_s
+from bootseer.storage.hdfs_uploads import pause_s
 from bootseer.storage.landing import Landing
 from bootseer.storage.webhdfs import WebHdfs
 from bootseer.storage.webhdfs_client import FileStatus, WebBlock

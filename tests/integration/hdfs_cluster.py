@@ -17,6 +17,7 @@ from bootseer.storage.ranges import RangeReader, RangeRequest
 from bootseer.storage.webhdfs_client import WebHdfsClient
 from bootseer.testing import minihdfs
 from tests.leaks import LeakCheck
+from tests.support import wait_until
 
 T = TypeVar("T")
 
@@ -58,6 +59,18 @@ def holder(hdfs: minihdfs.MiniHdfs, name: str) -> minihdfs.DataNode:
     """A DataNode that has the first block of a file."""
     address = hdfs.blocks(f"{FOLDER}/{name}")[0].addresses[0]
     return next(node for node in hdfs.datanodes if node.address == address)
+
+
+def writing_to(hdfs: minihdfs.MiniHdfs) -> minihdfs.DataNode:
+    """A DataNode that has some of a file in the making."""
+
+    def find() -> minihdfs.DataNode | None:
+        for name in hidden_names(hdfs):
+            if hdfs.blocks(f"{FOLDER}/{name}"):
+                return holder(hdfs, name)
+        return None
+
+    return wait_until(find, 10.0)
 
 
 def hidden_names(hdfs: minihdfs.MiniHdfs) -> list[str]:
@@ -124,7 +137,7 @@ async def write(
         try:
             async with place.create(name, size=len(data), placement=placement) as writer:
                 await writer.write(view[: len(data) // 4])
-                disturb()
+                await aio.run_io(disturb)
                 await writer.write(view[len(data) // 4 :])
         except BootseerError as failure:
             error = failure
@@ -133,7 +146,7 @@ async def write(
     return seconds, error, seen
 
 
-def wait_threads_back(wait_until: Callable[..., object]) -> None:
+def wait_threads_back() -> None:
     """Until no call hangs any more; idle threads end then."""
 
     def are_gone() -> bool:

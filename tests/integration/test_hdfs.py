@@ -7,7 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -34,9 +34,9 @@ roots = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def settled(leaks: LeakCheck, wait_until: Callable[..., object]) -> Iterator[None]:
+def settled(leaks: LeakCheck) -> Iterator[None]:
     yield
-    hdfs_cluster.wait_threads_back(wait_until)
+    hdfs_cluster.wait_threads_back()
     hdfs_cluster.forgive_native(leaks)
 
 

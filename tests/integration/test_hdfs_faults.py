@@ -47,10 +47,10 @@ def usual_s(hdfs: MiniHdfs) -> float:
 
 
 @pytest.fixture(autouse=True)
-def settled(request: pytest.FixtureRequest, leaks: LeakCheck, wait_until: Callable[..., object]) -> Iterator[None]:
+def settled(request: pytest.FixtureRequest, leaks: LeakCheck) -> Iterator[None]:
     """After each test all threads that hung are back."""
     yield
-    hdfs_cluster.wait_threads_back(wait_until)
+    hdfs_cluster.wait_threads_back()
     hdfs_cluster.forgive_native(leaks)
 
 
@@ -123,7 +123,7 @@ def test_frozen_datanode_spoils_no_write(hdfs: MiniHdfs) -> None:
 
     def freeze() -> None:
         nonlocal node
-        node = hdfs_cluster.holder(hdfs, hdfs_cluster.hidden_names(hdfs)[0])
+        node = hdfs_cluster.writing_to(hdfs)
         node.freeze()
 
     try:
@@ -167,9 +167,7 @@ def test_frozen_namenode_is_a_timeout(hdfs: MiniHdfs) -> None:
     assert hdfs_cluster.run(ask()) < 3 * 1.0 + 1.0
 
 
-def test_killed_servers(
-    tmp_path: os.PathLike[str], leaks: LeakCheck, wait_until: Callable[..., object], usual_s: float
-) -> None:
+def test_killed_servers(tmp_path: os.PathLike[str], leaks: LeakCheck, usual_s: float) -> None:
     """Its own cluster, as servers are started again: the leak check must see them come and go."""
     with hdfs_cluster.start(tmp_path, block_bytes=BLOCK_BYTES) as hdfs:
         seconds, error, _ = hdfs_cluster.run(hdfs_cluster.write(_store(hdfs), "data", DATA))
@@ -193,7 +191,7 @@ def test_killed_servers(
                 hdfs.restart(node)
 
         _namenode_gone_and_back(hdfs, usual_s)
-        hdfs_cluster.wait_threads_back(wait_until)
+        hdfs_cluster.wait_threads_back()
     hdfs_cluster.forgive_native(leaks)
 
 
@@ -201,7 +199,7 @@ def _kill_soon(hdfs: MiniHdfs) -> Callable[[], None]:
     """Kills the DataNode that has what was written so far, while the next part is on its way."""
 
     def kill() -> None:
-        node = hdfs_cluster.holder(hdfs, hdfs_cluster.hidden_names(hdfs)[0])
+        node = hdfs_cluster.writing_to(hdfs)
         threading.Timer(0.05, node.kill).start()
 
     return kill

@@ -1,4 +1,7 @@
-"""A store whose process dies at its n-th step: the call has an effect or not, and no later one has any."""
+"""Stores for tests of writers: one whose process dies at its n-th step, one that fails now and then.
+
+The last call of a process that dies has an effect or not, and no later one has any.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from bootseer.errors import Unavailable
 from bootseer.storage.protocol import Entry, Stat, Store
 
 
@@ -77,3 +81,21 @@ class CrashingStore:
 
     def statistics(self) -> dict[str, int]:
         return {}
+
+
+class FailingStore(CrashingStore):
+    """Its first writers fail; `names` are those of all files that were begun."""
+
+    def __init__(self, inner: Store, failures: int) -> None:
+        super().__init__(inner, 1 << 40)
+        self.failures = failures
+        self.names: list[str] = []
+
+    @asynccontextmanager
+    async def create(self, path: str, **more: Any) -> AsyncIterator[Any]:
+        self.names.append(path)
+        async with super().create(path, **more) as writer:
+            yield writer
+            if self.failures:
+                self.failures -= 1
+                raise Unavailable("a server is gone")

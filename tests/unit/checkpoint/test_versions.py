@@ -9,6 +9,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.checkpoint.versions import PLAIN, STRIPED, Pinned, pin, resolve
+from bootseer.checkpoint.writer import commit
 from bootseer.errors import CheckpointError, IntegrityError, NotFound, SourceChanged, StorageError
 from bootseer.storage.memory import MemoryStore
 from bootseer.storage.protocol import Entry, Store
@@ -29,8 +30,6 @@ def put(store: Store, name: str, data: bytes) -> None:
 
 
 def put_version(store: Store, version: str) -> None:
-    from bootseer.checkpoint.writer import commit
-
     aio.run_sync(commit(store, "ckpt", version, []))
 
 
@@ -116,6 +115,20 @@ def test_a_savers_own_pointer_counts_more_than_numbers(pointer: tuple[str, bytes
     store = store_with("ckpt/global_step10/a.pt", "ckpt/global_step20/a.pt")
     put(store, f"ckpt/{pointer[0]}", pointer[1])
     assert found(store).version == "global_step10"
+
+
+def test_striped_saves_in_folders_of_steps() -> None:
+    store = store_with("ckpt/step-9/a.pt", f"ckpt/step-30/v-{NEW}/00000.s000")
+    for step, version in ((10, OLD), (20, NEW)):
+        aio.run_sync(commit(store, f"ckpt/step-{step}", version, []))
+    pinned = found(store)
+    assert (pinned.kind, pinned.version, pinned.step) == (STRIPED, f"step-20/v-{NEW}", 20)
+    assert pinned.striped_version == NEW
+    assert aio.run_sync(pin(store, "ckpt", pinned.version, pinned.digest)) == pinned
+    put(store, f"ckpt/v-{OLD}/00000.s000", b"")
+    assert found(store) == pinned
+    aio.run_sync(commit(store, "ckpt", OLD, []))
+    assert found(store).version == OLD
 
 
 def test_an_index_whose_shards_are_not_all_there_is_half_done() -> None:

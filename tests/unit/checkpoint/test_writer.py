@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 from collections.abc import AsyncIterator
@@ -31,7 +32,7 @@ from bootseer.errors import BootseerError, CheckpointError, IntegrityError, NotF
 from bootseer.storage.local import LocalStore
 from bootseer.storage.memory import MemoryStore
 from bootseer.storage.protocol import Store
-from tests.unit.checkpoint.crashing import CrashingStore, Died
+from tests.unit.checkpoint.crashing import CrashingStore, Died, FailingStore
 
 SMALL = Geometry(unit_bytes=4096, stripes=3)
 
@@ -118,8 +119,9 @@ def test_files_of_this_machine(store: Store, tmp_path: Any) -> None:
     assert newest(store) == {"f": content(30_000)}
 
 
+@pytest.mark.parametrize("keep", [None, 1])
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_crash_at_any_step_leaves_the_old_version_or_the_new_one(is_done: bool) -> None:
+def test_a_crash_at_any_step_leaves_the_old_version_or_the_new_one(is_done: bool, keep: int | None) -> None:
     new = {path: data[::-1] for path, data in FILES.items()}
     seen = set()
     for after in range(10_000):
@@ -127,7 +129,7 @@ def test_a_crash_at_any_step_leaves_the_old_version_or_the_new_one(is_done: bool
         save(inner, FILES)
         crashing = CrashingStore(inner, after, is_done=is_done)
         try:
-            save(crashing, new)
+            save(crashing, new, keep=keep)
         except Died:
             found = newest(inner)
             assert found in (FILES, new)
@@ -196,24 +198,6 @@ def test_a_version_sorts_after_those_of_clocks_ahead() -> None:
     assert aio.run_sync(new_version(store, "ckpt")) > ahead
 
 
-class FailingStore(CrashingStore):
-    """Its first writers fail; `names` are those of all files that were begun."""
-
-    def __init__(self, inner: Store, failures: int) -> None:
-        super().__init__(inner, 1 << 40)
-        self.failures = failures
-        self.names: list[str] = []
-
-    @asynccontextmanager
-    async def create(self, path: str, **more: Any) -> AsyncIterator[Any]:
-        self.names.append(path)
-        async with super().create(path, **more) as writer:
-            yield writer
-            if self.failures:
-                self.failures -= 1
-                raise Unavailable("a server is gone")
-
-
 def test_a_stripe_that_fails_is_written_under_another_name() -> None:
     inner = new_store()
     store = FailingStore(inner, 2)
@@ -231,6 +215,95 @@ def test_a_store_that_goes_on_failing_leaves_nothing() -> None:
     with pytest.raises(NotFound):
         newest(inner)
     assert aio.run_sync(list_versions(inner, "ckpt")) == []
+
+
+class MeteredStore(MemoryStore):
+    """Counts files that are being written."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.writers = self.most_writers = 0
+
+    @asynccontextmanager
+    async def create(self, path: str, **more: Any) -> AsyncIterator[Any]:
+        self.writers += 1
+        self.most_writers = max(self.most_writers, self.writers)
+        try:
+            async with super().create(path, **more) as writer:
+                yield writer
+        finally:
+            self.writers -= 1
+
+
+def test_memory_and_open_files_are_bounded() -> None:
+    store = MeteredStore(uuid.uuid4().hex)
+    writer = VersionWriter(store, "ckpt", "0" * 20 + "-" + "a" * 12, geometry=SMALL, buffer_bytes=5 * 4096)
+    taken: list[int] = []
+    take = writer._buffers.take
+
+    async def count() -> memoryview:
+        buffer = await take()
+        taken.append(id(buffer))
+        return buffer
+
+    writer._buffers.take = count  # type: ignore[method-assign]
+
+    async def chunks(number: int) -> AsyncIterator[bytes]:
+        for at in range(0, 50_000, 7_000):
+            yield content(50_000, number)[at : min(50_000, at + 7_000)]
+
+    async def add(number: int) -> None:
+        source = Stream(chunks(number)) if number % 2 else MemoryInput([content(50_000, number)])
+        await writer.add(f"{number}", source)
+
+    async def run() -> Pinned:
+        await aio.map_bounded(add, range(20), width=20)
+        return await writing.commit(store, "ckpt", writer.version, writer.files)
+
+    pinned = aio.run_sync(run())
+    assert read_back(store, pinned) == {f"{number}": content(50_000, number) for number in range(20)}
+    assert len(set(taken)) <= 5 and len(taken) == 20 * 13
+    assert store.most_writers <= writing.STRIPES_AT_ONCE
+
+
+def test_a_stream_that_ends_in_an_error_leaves_nothing() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield content(30_000)
+        raise Unavailable("its source is gone")
+
+    for store in (new_store(), FailingStore(new_store(), 1000)):
+        with pytest.raises(Unavailable):
+            aio.run_sync(write_version(store, "ckpt", [("f", Stream(chunks()))], geometry=SMALL))
+        assert aio.run_sync(list_versions(store, "ckpt")) == []
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_save_that_is_cancelled_leaves_nothing(store: Store, is_stream: bool) -> None:
+    save(store, {"old": b"1"})
+
+    async def run() -> None:
+        written = asyncio.Event()
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield content(30_000)
+            await asyncio.Event().wait()
+
+        class Hanging(MemoryInput):
+            async def read_into(self, offset: int, target: memoryview) -> None:
+                if offset:
+                    await asyncio.Event().wait()
+
+        source = Stream(chunks()) if is_stream else Hanging([content(30_000)])
+        saving = write_version(store, "ckpt", [("f", source)], geometry=SMALL, progress=lambda _: written.set())
+        task = asyncio.create_task(saving)
+        await written.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    aio.run_sync(run())
+    assert newest(store) == {"old": b"1"}
+    assert len(aio.run_sync(list_versions(store, "ckpt"))) == 1
 
 
 def test_old_versions_and_leftovers_are_taken_away() -> None:

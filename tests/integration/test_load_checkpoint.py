@@ -1,0 +1,174 @@
+"""`bootrun --load-checkpoint`: the newest complete save, the same for all ranks, before they start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bootseer import aio
+from bootseer.checkpoint.inputs import MemoryInput
+from bootseer.checkpoint.versions import resolve
+from bootseer.storage.local import LocalStore
+from tests import support
+
+# Trains with plain torch.save and torch.load: step folders, as savers make them. Rank 1 dies at step 25.
+TRAIN = """
+import json, os, signal, sys, time
+import torch
+rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+path = os.environ["BOOTSEER_CHECKPOINT"]
+state = torch.load(os.path.join(path, "state.pt")) if path else {"step": 0, "weight": torch.zeros(4)}
+first = state["step"]
+state["weight"] += 100 * rank  # what a rank does to its tensors is its own
+state["weight"] -= 100 * rank
+with open(f"from-{attempt}-{rank}", "w") as file:
+    json.dump([first, state["weight"].tolist(), os.environ.get("BOOTSEER_CHECKPOINT_DIGEST", "")], file)
+for step in range(first + 1, 31):
+    state = {"step": step, "weight": state["weight"] + 1}
+    if rank == 0 and step % 10 == 0:
+        os.makedirs(f"ckpt/step-{step}.tmp")
+        torch.save(state, f"ckpt/step-{step}.tmp/state.pt")
+        os.rename(f"ckpt/step-{step}.tmp", f"ckpt/step-{step}")
+    if rank == 0 and step == 25:
+        os.makedirs("ckpt/step-25.tmp", exist_ok=True)  # a save that will never be complete
+        open("ckpt/step-25.tmp/state.pt", "w").close()
+        open("saved", "w").close()
+        if attempt == "0":
+            signal.pause()  # until it is stopped
+    if rank == 1 and step == 25 and attempt == "0":
+        while not os.path.exists("saved"):
+            time.sleep(0.01)
+        sys.exit(3)
+"""
+READS = """
+import hashlib, json, os
+path = os.environ["BOOTSEER_CHECKPOINT"] + "BELOW"
+with open(path, "rb") as file:
+    found = hashlib.sha256(file.read()).hexdigest()
+with open("read-" + os.environ["RANK"], "w") as file:
+    json.dump([found, path, os.environ.get("BOOTSEER_CHECKPOINT_DIGEST", "")], file)
+"""
+
+
+def reads(below: str = "") -> str:
+    return READS.replace("BELOW", below)
+
+
+def loaded(folder: Path, name: str) -> list[object]:
+    return json.loads((folder / name).read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def folder(bootrun: support.Programs) -> Path:
+    """Where jobs run."""
+    return Path(bootrun.dir)
+
+
+@pytest.mark.parametrize("fork", ["on", "off"])
+def test_a_restart_resumes_from_the_newest_complete_save(
+    fork: str, bootrun: support.Programs, folder: Path
+) -> None:
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "ckpt").mkdir()
+    run = bootrun(
+        "--nproc-per-node", "2", "--max-restarts", "1", "--fork-ranks", fork, "--shutdown-timeout", "5",
+        "--load-checkpoint", "ckpt", "train.py",
+    )  # fmt: skip
+    assert run.status == 0, run.stderr
+    assert "there is no checkpoint yet" in run.stderr
+    assert [loaded(folder, f"from-0-{rank}")[:2] for rank in range(2)] == [[0, [0.0] * 4]] * 2
+    resumed = [loaded(folder, f"from-1-{rank}") for rank in range(2)]
+    assert resumed[0] == resumed[1]
+    assert resumed[0][:2] == [20, [20.0] * 4] and resumed[0][2]
+
+
+def test_nodes_load_the_same(bootrun: support.Programs, folder: Path, free_port: int, tmp_path: Path) -> None:
+    """Two nodes at one coordinator, while newer versions come: no two ranks differ."""
+    (folder / "reads.py").write_text(reads())
+    store = LocalStore(str(tmp_path))
+    for number in range(3):
+        (tmp_path / "plain").mkdir(exist_ok=True)
+        (tmp_path / "plain" / f"step-{number}").mkdir()
+        (tmp_path / "plain" / f"step-{number}" / "a.pt").write_bytes(os.urandom(50_000))
+    words = [
+        "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "x",
+        "--rdzv-endpoint", f"localhost:{free_port}", "--fork-ranks", "off",
+        "--load-checkpoint", f"{tmp_path}/plain",
+    ]  # fmt: skip
+    (folder / "reads.py").write_text(reads("/a.pt"))
+    programs = [bootrun.start(*words, "reads.py") for _ in range(2)]
+    for program in programs:
+        run = program.wait()
+        assert run.status == 0, run.stderr
+    found = [loaded(folder, f"read-{rank}") for rank in range(4)]
+    assert len({(each[0], each[2]) for each in found}) == 1
+    assert found[0][2] == aio.run_sync(resolve(store, "plain")).digest
+    aio.close()
+
+
+def test_striped_versions(bootrun: support.Programs, folder: Path, tmp_path: Path) -> None:
+    import hashlib
+
+    from bootseer.checkpoint.writer import write_version
+
+    data = os.urandom(100_000)
+    pinned = aio.run_sync(write_version(LocalStore(str(tmp_path)), "ckpt", [("model.bin", MemoryInput([data]))]))
+    aio.close()
+    (folder / "reads.py").write_text(reads("/model.bin"))
+    run = bootrun("--nproc-per-node", "2", "--load-checkpoint", f"{tmp_path}/ckpt", "reads.py")
+    assert run.status == 0, run.stderr
+    for rank in range(2):
+        assert loaded(folder, f"read-{rank}")[::2] == [hashlib.sha256(data).hexdigest(), pinned.digest]
+
+
+def test_ranks_read_for_themselves_without_a_keeper(
+    bootrun: support.Programs, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model.bin").write_bytes(b"bytes")
+    (folder / "reads.py").write_text(reads())
+    run = bootrun("--load-checkpoint", f"{tmp_path}/model.bin", "--checkpoint-memory", "0", "reads.py")
+    assert run.status == 0, run.stderr
+    assert loaded(folder, "read-0")[1] == f"{tmp_path}/model.bin"
+    assert "the checkpoint is not shared on this node" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("nosuch://x/y", "nosuch")],
+)
+def test_a_store_that_does_not_answer_ends_the_job(
+    url: str, says: str, bootrun: support.Programs, folder: Path
+) -> None:
+    (folder / "reads.py").write_text(reads())
+    run = bootrun("--load-checkpoint", url, "reads.py")
+    assert run.status == 1
+    assert says in run.stderr and "Traceback" not in run.stderr
+    assert not (folder / "read-0").exists()
+
+
+@pytest.mark.parametrize(
+    "flag", [("--load-checkpoint", ""), ("--checkpoint-memory", "much"), ("--arena-bytes", "-1")]
+)
+def test_mistakes(flag: tuple[str, str], bootrun: support.Programs, folder: Path) -> None:
+    (folder / "x.py").write_text("")
+    run = bootrun(*flag, "x.py")
+    assert run.status == 2 and flag[0] in run.stderr
+
+
+def test_a_stop_while_it_is_loaded(bootrun: support.Programs, folder: Path) -> None:
+    from bootseer.testing.faulty_http import FaultyHttpServer
+
+    (folder / "reads.py").write_text(reads())
+    with FaultyHttpServer({"model.bin": bytes(20 << 20)}, rate=1e5) as server:
+        program = bootrun.start(
+            "--load-checkpoint", server.url_of("model.bin"), "--shutdown-timeout", "3", "reads.py"
+        )
+        support.wait_until(lambda: server.served_bytes["model.bin"] > 50_000, what="it reads")
+        program.process.send_signal(signal.SIGTERM)
+        run = program.wait()
+    assert run.status == 143, run.stderr
+    assert not (folder / "read-0").exists()

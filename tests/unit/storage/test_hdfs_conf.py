@@ -1,0 +1,137 @@
+"""Which HDFS a URL means, with and without Hadoop's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import ConfigError
+from bootseer.storage.hdfs_conf import read_address, read_conf
+
+USER = {"HADOOP_USER_NAME": "ada"}
+
+
+def write_conf(folder: Path, **files: dict[str, str]) -> dict[str, str]:
+    """An environment whose configuration has these settings."""
+    for name, settings in files.items():
+        entries = "".join(f"<property><name>{k}</name><value>{v}</value></property>" for k, v in settings.items())
+        (folder / f"{name}-site.xml").write_text(f"<configuration>{entries}</configuration>")
+    return {**USER, "HADOOP_CONF_DIR": str(folder)}
+
+
+def test_host_and_port() -> None:
+    found = read_address("hdfs://nn:8020/a/b/", {}, USER)
+    assert (found.url, found.folder, found.native, found.rpc) == (
+        "hdfs://nn:8020/a/b",
+        "/a/b",
+        "hdfs://nn:8020",
+        "nn:8020",
+    )
+    assert (found.namenodes, found.is_guessed) == (("nn:9870", "nn:50070"), True)
+    assert (found.user, found.tls) == ("ada", False)
+
+
+def test_names_are_taken_as_they_are_written() -> None:
+    assert read_address("hdfs://nn:8020/100%41/what?/a#b", {}, USER).folder == "/100%41/what?/a#b"
+
+
+def test_root() -> None:
+    for url in ("hdfs://nn:8020", "hdfs://nn:8020/", "webhdfs://nn:9870//"):
+        assert read_address(url, {}, USER).folder == ""
+
+
+def test_user_and_no_password() -> None:
+    found = read_address("hdfs://eve:secret@nn:8020/x", {}, USER)
+    assert found.user == "eve"
+    assert "secret" not in repr(found)
+    assert read_address("hdfs://eve@nn:8020/x", {"user": "bob"}, USER).user == "bob"
+
+
+def test_web_servers_that_are_named() -> None:
+    named = read_address("hdfs://nn:8020/x", {"web": "proxy:1234"}, USER)
+    assert (named.namenodes, named.is_guessed) == (("proxy:1234",), False)
+    assert read_address("hdfs://nn:8020/x", {"web": ""}, USER).namenodes == ()
+
+
+def test_webhdfs() -> None:
+    found = read_address("webhdfs://nn:50070/x", {}, USER)
+    assert (found.native, found.namenodes, found.is_guessed, found.tls) == ("", ("nn:50070",), False, False)
+    assert read_address("webhdfs://nn/x", {}, USER).namenodes == ("nn:9870",)
+    assert read_address("swebhdfs://nn/x", {}, USER).namenodes == ("nn:9871",)
+    assert read_address("swebhdfs://nn/x", {}, USER).tls
+
+
+def test_viewfs_has_no_web_server() -> None:
+    found = read_address("viewfs://cluster/x", {}, USER)
+    assert (found.native, found.namenodes, found.folder) == ("viewfs://cluster", (), "/x")
+
+
+def test_default_file_system(tmp_path: Path) -> None:
+    environ = write_conf(tmp_path, core={"fs.defaultFS": "hdfs://nn:8020"})
+    found = read_address("hdfs:///x", {}, environ)
+    assert (found.url, found.native) == ("hdfs://nn:8020/x", "hdfs://nn:8020")
+
+
+def test_web_server_of_the_configuration(tmp_path: Path) -> None:
+    hdfs = {"dfs.namenode.http-address": "0.0.0.0:1111"}
+    environ = write_conf(tmp_path, core={"fs.defaultFS": "hdfs://nn:8020"}, hdfs=hdfs)
+    assert read_address("hdfs://nn:8020/x", {}, environ).namenodes == ("nn:1111",)
+    assert read_address("hdfs://other:8020/x", {}, environ).is_guessed
+
+
+def test_nameservice_with_two_namenodes(tmp_path: Path) -> None:
+    settings = {
+        "dfs.ha.namenodes.prod": "a, b",
+        "dfs.namenode.http-address.prod.a": "host1:9870",
+        "dfs.namenode.http-address.prod.b": "host2:9870",
+        "dfs.namenode.https-address.prod.a": "host1:9871",
+    }
+    environ = write_conf(tmp_path, hdfs=settings)
+    found = read_address("hdfs://prod/x", {}, environ)
+    assert (found.native, found.rpc) == ("hdfs://prod", "prod")
+    assert (found.namenodes, found.is_guessed) == (("host1:9870", "host2:9870"), False)
+    assert read_address("webhdfs://prod/x", {}, environ).namenodes == ("host1:9870", "host2:9870")
+    assert read_address("swebhdfs://prod/x", {}, environ).namenodes == ("host1:9871",)
+    environ = write_conf(tmp_path, hdfs={**settings, "dfs.http.policy": "HTTPS_ONLY"})
+    assert read_address("hdfs://prod/x", {}, environ)[4:7] == (("host1:9871",), False, True)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"hadoop.security.authentication": "kerberos"}, {"dfs.webhdfs.enabled": "false"}]
+)
+def test_no_web_server_with_kerberos_or_switched_off(tmp_path: Path, settings: dict[str, str]) -> None:
+    environ = write_conf(tmp_path, core=settings)
+    assert read_address("hdfs://nn:8020/x", {}, environ).namenodes == ()
+
+
+def test_configuration_below_hadoop_home(tmp_path: Path) -> None:
+    (tmp_path / "etc/hadoop").mkdir(parents=True)
+    write_conf(tmp_path / "etc/hadoop", core={"fs.defaultFS": "hdfs://home:8020"})
+    found = read_address("hdfs:///x", {}, {**USER, "HADOOP_HOME": str(tmp_path)})
+    assert found.native == "hdfs://home:8020"
+
+
+def test_no_configuration_is_an_empty_one(tmp_path: Path) -> None:
+    assert read_conf("") == read_conf(str(tmp_path)) == read_conf(str(tmp_path / "missing")) == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("hdfs:///x", "no NameNode is named"),
+        ("webhdfs:///x", "no NameNode is named"),
+        ("hdfs://nn:port/x", "the port is no number"),
+        ("hdfs://nn:70000/x", "the port is no number"),
+        ("hdfs://nn:0/x", "the port is no number"),
+    ],
+)
+def test_what_cannot_be(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_address(url, {}, USER)
+
+
+def test_broken_configuration_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "core-site.xml").write_text("<configuration><property>")
+    with pytest.raises(ConfigError, match=r"core-site\.xml cannot be read"):
+        read_address("hdfs:///x", {}, {**USER, "HADOOP_CONF_DIR": str(tmp_path)})
