@@ -56,6 +56,7 @@ class NodeCheckpoint:
         self._resolved: Resolved | None = None
         self._loaded: Loaded | None = None
         self._pinned: Pinned | None = None  # what is being loaded
+        self._saves = ""  # where savers in ranks leave what they write
         self._watchdog: Cancellable | None = None
         self._said_s = 0.0
 
@@ -159,6 +160,8 @@ class NodeCheckpoint:
             elif did == "direct":
                 self._say(f"the checkpoint is not shared on this node: {answer['why']}")
                 self._on_loaded(str(answer.get("path") or ""), "")
+            elif did == "listening":
+                self._saves = str(answer["saves"])
             elif did == "said":
                 self._say(str(answer["text"]))
         except (ValueError, KeyError, TypeError):
@@ -201,7 +204,7 @@ class NodeCheckpoint:
             return
         if not pinned.digest:
             self._say(f"there is no checkpoint yet: {self._spec.load_checkpoint}")
-            then({"BOOTSEER_CHECKPOINT": "", "BOOTSEER_CHECKPOINT_URL": self._spec.load_checkpoint})
+            then({**self._environ("", ""), "BOOTSEER_CHECKPOINT": ""})
             return
         if self._why:
             then(self._environ("", "", pinned))
@@ -249,6 +252,8 @@ class NodeCheckpoint:
             environ.update(BOOTSEER_CHECKPOINT_VERSION=pinned.version, BOOTSEER_CHECKPOINT_DIGEST=pinned.digest)
         if address:
             environ["BOOTSEER_ARENA"] = address
+        if self._saves and not self._why:
+            environ["BOOTSEER_SAVE_ARENA"] = self._saves
         return environ
 
     # ---- trouble and the end ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ PER_RANK = frozenset(
 READ_LATE = frozenset(
     "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK "
     "BOOTSEER_CHECKPOINT BOOTSEER_CHECKPOINT_URL BOOTSEER_CHECKPOINT_VERSION BOOTSEER_CHECKPOINT_DIGEST "
-    "BOOTSEER_ARENA".split()
+    "BOOTSEER_ARENA BOOTSEER_SAVE_ARENA".split()
 )
 # Threads that survive a fork's preparation and are known to do no harm there: jemalloc's (pyarrow) purges memory
 # and is started anew in the child. OpenBLAS's end before a fork by themselves.

@@ -7,33 +7,42 @@ memfd of their own, which ranks can read. Nothing of it has a name in /dev/shm; 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from bootseer.checkpoint.mapping import advise, map_range
 from bootseer.checkpoint.source import SourceFile
 from bootseer.errors import CheckpointError
 
 UNIT_BYTES = 16 << 20  # of plain files; of striped ones their own
+SHARD_UNIT_BYTES = 1 << 20  # of plain files of which nodes read parts: no more is read in vain at either end
 EMPTY, TAKEN, READY, FAILED = 0, 1, 2, 3
+FORGET = bytes(EMPTY if state in (TAKEN, FAILED) else state for state in range(256))
 MOST_FILES = 16_384
 F_SEAL_FUTURE_WRITE = 0x10
 MFD_NOEXEC_SEAL = 8
 MADV_POPULATE_WRITE = 23
 PIECE_BYTES = 64 << 20  # of pre-faulting
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+class Held:
+    """A memfd that only the keeper has, and its writable mapping once it was sealed."""
+
+    def __init__(self, fd: int, view: memoryview | None) -> None:
+        self.fd = fd
+        self.view = view
 
 
 class Arena:
     """Files of known sizes; made in the keeper, inherited by those it forks."""
 
-    def __init__(self, files: Sequence[SourceFile], unit_bytes: Sequence[int]) -> None:
-        """`unit_bytes`: of each file, what is read and waited for at a time.
+    def __init__(
+        self, files: Sequence[SourceFile], unit_bytes: Sequence[int], held: Mapping[str, Held] | None = None
+    ) -> None:
+        """`unit_bytes`: of each file, what is read and waited for at a time. `held`: files that have memory.
 
         Raises: CheckpointError where the system gives no memory or no descriptors for it.
         """
@@ -47,41 +56,48 @@ class Arena:
             self.first_unit.append(count)
             count += -(-file.size // length)
         self.units = count
+        self.is_held = bool(held)  # memory that somebody else keeps as well
         self.fds: list[int] = []
-        self._maps: list[mmap.mmap | None] = []
+        self._maps: list[memoryview] = []
         self.states_fd = -1
         _allow_descriptors(len(files) + 64)
         try:
             for file in files:
-                fd, area = _make(file.size)
-                self.fds.append(fd)
-                self._maps.append(area)
-            self.states_fd, states = _make(max(1, count))
+                own = (held or {}).get(file.path)
+                if own is None:
+                    fd = new_memfd()
+                    self.fds.append(fd)
+                    self._maps.append(_seal(fd, file.size))
+                else:
+                    self.fds.append(os.dup(own.fd))
+                    if own.view is None:
+                        own.view = _seal(own.fd, file.size)
+                    self._maps.append(own.view)
+            self.states_fd = new_memfd("bootseer-units")
+            self.states = _seal(self.states_fd, max(1, count))
         except OSError as error:
             self.close()
             raise CheckpointError(f"no memory or descriptors for an arena: {error.strerror}") from error
-        assert states is not None
-        self.states: mmap.mmap = states
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def taken_bytes(self) -> int:
+        """What its memory really takes: pages that nobody has touched are not there."""
+        return sum(os.fstat(fd).st_blocks for fd in self.fds) * 512
+
     def view(self, file: int, start: int, end: int) -> memoryview:
         """Writable bytes of a file; only in the keeper and what it forks."""
-        area = self._maps[file]
-        return memoryview(b"") if area is None else memoryview(area)[start:end]
+        return self._maps[file][start:end]
 
     def populate(self, file: int, start: int, end: int) -> None:
         """Has the kernel make pages for a range now. Without that call they are made when they are written."""
         area = self._maps[file]
-        if area is None or end <= start:
-            return
-        address = ctypes.addressof(ctypes.c_char.from_buffer(area))
-        start -= start % mmap.PAGESIZE
         for at in range(start, end, PIECE_BYTES):
-            if _libc.madvise(address + at, min(PIECE_BYTES, end - at), MADV_POPULATE_WRITE):
+            if advise(area[at : min(at + PIECE_BYTES, end)], MADV_POPULATE_WRITE):
                 return  # EINVAL: an older kernel; ENOMEM: the reads will say so
 
     def units_of(self, file: int) -> range:
@@ -102,13 +118,11 @@ class Arena:
     def is_complete(self, file: int) -> bool:
         first = self.first_unit[file]
         count = len(self.units_of(file))
-        return self.states[first : first + count] == bytes([READY]) * count
+        return bytes(self.states[first : first + count]) == bytes([READY]) * count
 
     def forget_taken(self) -> None:
         """What somebody was filling who is gone, or could not fill, is to be filled again."""
-        for place in range(self.units):
-            if self.states[place] in (TAKEN, FAILED):
-                self.states[place] = EMPTY
+        self.states[:] = bytes(self.states).translate(FORGET)
 
     def fits(self, files: Sequence[SourceFile], unit_bytes: Sequence[int]) -> bool:
         """Whether its memory can be filled with these files in place of its own."""
@@ -129,28 +143,27 @@ class Arena:
         self.fds, self._maps, self.states_fd = [], [], -1
 
 
-def _make(size: int) -> tuple[int, mmap.mmap | None]:
-    """A sealed memfd and the only writable mapping that there will ever be of it."""
+def new_memfd(name: str = "bootseer-arena") -> int:
+    """An empty one, not sealed yet."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        fd = os.memfd_create("bootseer-arena", flags | MFD_NOEXEC_SEAL)
+        fd = os.memfd_create(name, flags | MFD_NOEXEC_SEAL)
     except OSError:
-        fd = os.memfd_create("bootseer-arena", flags)  # before Linux 6.3
-    try:
-        os.ftruncate(fd, size)
-        area = mmap.mmap(fd, size) if size else None
-        if area is not None:
-            try:
-                area.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # small pages then
-        seals = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd, area
+        fd = os.memfd_create(name, flags)  # before Linux 6.3
+    os.fchmod(fd, 0o400)  # for whoever opens it anew by its place in /proc
+    return fd
+
+
+def _seal(fd: int, size: int) -> memoryview:
+    """The only writable mapping that there will ever be of it."""
+    os.ftruncate(fd, size)
+    area = map_range(fd, 0, size)
+    if size:
+        advise(area, mmap.MADV_HUGEPAGE)  # small pages where they are not allowed
+    seals = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
+    return area
 
 
 def _allow_descriptors(count: int) -> None:

@@ -1,18 +1,28 @@
 """The keeper's side of the socket at which ranks find the arena.
 
 Only processes of the same user get in; they get descriptors that cannot be written through. A rank says which
-units it waits for, and is answered when they are there; it says what it has read, for the next load's prefetch.
-What it says is bounded, and wrong things only end its own connection.
+units it waits for, and is answered when they are there or cannot be had; it says what it has read, for the next
+load's prefetch, and when it has all that it wants. What it says is bounded, and wrong things only end its own
+connection.
+
+    attach   digest rank      -> why version digest files, with the descriptor of the units' states
+    file     file             -> why, with the descriptor of a file
+    want     id units         -> id failed why, when all units (file, first, end) are ready or have failed;
+                                 until then now and then a sign of life, id 0
+    asked    spans            what was read: (file, start, end)
+    done                      the rank has its part
 """
 
 from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import socket
 import struct
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bootseer.checkpoint.arena import READY, Arena
@@ -20,8 +30,9 @@ from bootseer.checkpoint.lines import LineSocket
 from bootseer.checkpoint.spans import Spans
 from bootseer.checkpoint.versions import Pinned
 
-FDS_AT_ONCE = 200  # the kernel takes 253
-SEND_LIMIT_S = 10.0
+SEND_LIMIT_S = 5.0  # a rank that reads nothing for so long loses its connection
+ALIVE_S = 5.0
+MOST_UNITS = 1 << 20  # of one question
 SOCKET_NAME = "socket"
 Unit = tuple[int, int]  # number of the file, number of the unit in it
 
@@ -30,21 +41,42 @@ class _Client:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.lines = LineSocket(connection)
-        self.is_attached = False
-        self.waits: dict[int, set[Unit]] = {}  # by the rank's number of the question
+        self.rank: int | None = None
+
+
+class _Question:
+    def __init__(self, client: _Client, number: int, missing: set[Unit]) -> None:
+        self.client = client
+        self.number = number
+        self.missing = missing
+        self.failed: list[Unit] = []
+        self.why = ""
 
 
 class ArenaServer:
     """See the module's docstring. Runs on the keeper's loop."""
 
-    def __init__(self, folder: str, selector: selectors.BaseSelector, want: Callable[[list[Unit]], None]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        selector: selectors.BaseSelector,
+        want: Callable[[list[Unit]], dict[Unit, str]],
+        done: Callable[[], object],
+    ) -> None:
+        """`want`: has units fetched; tells at once which cannot be had, and why. `done`: a rank has its part, or
+        a rank has come or gone since."""
         self._folder = folder
         self._selector = selector
         self._want = want
+        self._on_done = done
         self._clients: dict[int, _Client] = {}
+        self._questions: dict[Unit, list[_Question]] = {}
+        self._alive_s = 0.0
         self._arena: Arena | None = None
         self._pinned: Pinned | None = None
+        self._link_folders: list[str] = []
         self.asked: dict[str, Spans] = {}  # what ranks have read
+        self.done: set[int] = set()  # ranks that have their part
         self.is_used = False
         self.address = os.path.join(folder, SOCKET_NAME)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -56,31 +88,56 @@ class ArenaServer:
         """From now on this is what ranks get; those of another version are sent away."""
         for client in list(self._clients.values()):
             self._drop(client)
+        self._drop_links()
         self._arena, self._pinned = arena, pinned
         self.asked = {}
+        self.done = set()
         self.is_used = False
 
-    def note_unit(self, unit: Unit, why: str) -> None:
-        """A unit has come, or cannot be had."""
+    def begin_attempt(self) -> None:
+        """New ranks: nobody has read anything yet."""
+        self.asked = {}
+        self.done = set()
+
+    @property
+    def attached(self) -> int:
+        """Connections of ranks."""
+        return len(self._clients)
+
+    def drain(self) -> None:
+        """Hears what ranks have said by now."""
         for client in list(self._clients.values()):
-            for question, units in list(client.waits.items()):
-                if unit not in units:
-                    continue
-                units.discard(unit)
-                if why or not units:
-                    del client.waits[question]
-                    client.lines.send({"id": question, "why": why})
+            while client.connection.fileno() in self._clients and self._hear(client):
+                pass
+
+    def note_units(self, units: Iterable[Unit], why: str) -> None:
+        """Units have come, or, with `why`, cannot be had."""
+        for unit in units:
+            for question in self._questions.pop(unit, ()):
+                question.missing.discard(unit)
+                if why:
+                    question.failed.append(unit)
+                    question.why = why
+                if not question.missing:
+                    self._answer(question)
 
     def wanted(self) -> list[Unit]:
         """All that ranks wait for."""
-        return sorted(
-            {unit for client in self._clients.values() for units in client.waits.values() for unit in units}
-        )
+        return sorted(self._questions)
+
+    def tick(self) -> None:
+        """Lets those that wait know that somebody is there."""
+        now_s = time.monotonic()
+        if self._questions and now_s - self._alive_s > ALIVE_S:
+            self._alive_s = now_s
+            for client in {each.client for questions in self._questions.values() for each in questions}:
+                client.lines.send({"id": 0})
 
     def make_links(self, single: bool) -> str:
         """A folder with a link for each file, for code that opens them by name; with `single` the only link."""
         assert self._arena is not None
         folder = tempfile.mkdtemp(prefix="files-", dir=self._folder)
+        self._link_folders.append(folder)
         for file, fd in zip(self._arena.files, self._arena.fds, strict=True):
             path = os.path.join(folder, file.path)
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -90,6 +147,7 @@ class ArenaServer:
     def close(self) -> None:
         for client in list(self._clients.values()):
             self._drop(client)
+        self._drop_links()
         self._selector.unregister(self._listener.fileno())
         self._listener.close()
         os.unlink(self.address)
@@ -99,6 +157,12 @@ class ArenaServer:
         self._listener.close()
         for client in self._clients.values():
             client.connection.close()
+
+    def _drop_links(self) -> None:
+        """Before descriptors are closed: their numbers will be those of other files."""
+        for folder in self._link_folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._link_folders = []
 
     # ---- clients ---------------------------------------------------------------------------------------------
 
@@ -113,62 +177,91 @@ class ArenaServer:
         self._clients[connection.fileno()] = client
         self._selector.register(connection.fileno(), selectors.EVENT_READ, lambda: self._hear(client))
 
-    def _hear(self, client: _Client) -> None:
+    def _hear(self, client: _Client) -> bool:
+        """Whether it has said something."""
+        if client.connection.fileno() < 0:
+            return False  # dropped while its turn was near
         lines = client.lines.receive()
         try:
             for line in lines or ():
                 self._take(client, line)
-        except (KeyError, TypeError, ValueError, IndexError, OSError):
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, OSError):
             lines = None
         if lines is None:
             self._drop(client)
+            self._on_done()
+        return bool(lines)
 
     def _drop(self, client: _Client) -> None:
         fd = client.connection.fileno()
         if self._clients.pop(fd, None) is not None:
             self._selector.unregister(fd)
             client.connection.close()
+        for unit, questions in list(self._questions.items()):
+            left = [each for each in questions if each.client is not client]
+            if left:
+                self._questions[unit] = left
+            else:
+                del self._questions[unit]
 
     def _take(self, client: _Client, line: dict[str, Any]) -> None:
         arena, pinned = self._arena, self._pinned
         assert arena is not None and pinned is not None
         match line["do"]:
             case "attach":
-                self._attach(client, arena, pinned, str(line["digest"]))
+                self._attach(client, arena, pinned, str(line["digest"]), int(line.get("rank", -1)))
+            case "file":
+                file = self._check_file(arena, int(line["file"]))
+                client.lines.send({"why": ""})
+                socket.send_fds(client.connection, [b"\n"], [arena.fds[file]])
             case "want":
-                units = {self._check(arena, int(file), int(unit)) for file, unit in line["units"]}
-                missing = {each for each in units if arena.state(*each) != READY}
-                if missing:
-                    client.waits[int(line["id"])] = missing
-                    self._want(sorted(missing))
-                else:
-                    client.lines.send({"id": int(line["id"]), "why": ""})
+                self._ask(client, arena, int(line["id"]), line["units"])
             case "asked":
                 for file, start, end in line["spans"]:
                     found = arena.files[self._check_file(arena, int(file))]
                     if not 0 <= int(start) < int(end) <= found.size:
                         raise ValueError(line)
                     self.asked.setdefault(found.path, Spans()).add(int(start), int(end))
+            case "done":
+                if client.rank is not None and client.rank >= 0:
+                    self.done.add(client.rank)
+            case _:
+                raise ValueError(line)
 
-    def _attach(self, client: _Client, arena: Arena, pinned: Pinned, digest: str) -> None:
+    def _attach(self, client: _Client, arena: Arena, pinned: Pinned, digest: str, rank: int) -> None:
         if digest != pinned.digest:
             client.lines.send({"why": f"the arena holds version {pinned.version or pinned.digest[:12]}"})
             return
-        client.is_attached = self.is_used = True
+        client.rank = rank
+        self.is_used = True
+        self.done.discard(rank)  # it wants more
         files = [
             [file.path, file.size, length] for file, length in zip(arena.files, arena.unit_bytes, strict=True)
         ]
         client.lines.send({"why": "", "version": pinned.version, "digest": digest, "files": files})
-        fds = [arena.states_fd, *arena.fds]
-        for start in range(0, len(fds), FDS_AT_ONCE):
-            socket.send_fds(client.connection, [b"\n"], fds[start : start + FDS_AT_ONCE])
+        socket.send_fds(client.connection, [b"\n"], [arena.states_fd])
+
+    def _ask(self, client: _Client, arena: Arena, number: int, spans: list[list[int]]) -> None:
+        missing: set[Unit] = set()
+        for file, first, end in spans:
+            units = arena.units_of(self._check_file(arena, int(file)))
+            if not 0 <= int(first) < int(end) <= len(units) or len(missing) + end - first > MOST_UNITS:
+                raise ValueError(spans)
+            missing.update((file, unit) for unit in range(first, end) if arena.state(file, unit) != READY)
+        question = _Question(client, number, missing)
+        if missing:
+            for unit in missing:
+                self._questions.setdefault(unit, []).append(question)
+            refused = self._want(sorted(missing))
+            for unit, why in refused.items():
+                self.note_units([unit], why)
+        else:
+            self._answer(question)
+
+    def _answer(self, question: _Question) -> None:
+        question.client.lines.send({"id": question.number, "failed": question.failed, "why": question.why})
 
     def _check_file(self, arena: Arena, file: int) -> int:
         if not 0 <= file < len(arena.files):
             raise ValueError(file)
         return file
-
-    def _check(self, arena: Arena, file: int, unit: int) -> Unit:
-        if unit not in arena.units_of(self._check_file(arena, file)):
-            raise ValueError(unit)
-        return file, unit

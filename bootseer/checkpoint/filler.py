@@ -19,13 +19,15 @@ import msgspec
 
 from bootseer import aio
 from bootseer.checkpoint.arena import EMPTY, FAILED, READY, TAKEN, Arena
+from bootseer.checkpoint.direct import StoredFile
 from bootseer.checkpoint.opening import store_at
 from bootseer.checkpoint.sums import crc32c
 from bootseer.checkpoint.versions import Pinned, pin, resolve
-from bootseer.errors import BootseerError, CheckpointError, DigestMismatch, NotFound
+from bootseer.errors import BootseerError, CheckpointError, NotFound
 from bootseer.storage.ranges import RangeReader, RangeRequest
 
-AT_ONCE = 8  # units on their way; the reader cuts them in pieces and decides how many of these are
+AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of these are on their way
+READ_BYTES = 16 << 20  # neighbouring units are read together up to here
 RESOLVE_TRIES_S = 60.0  # a store that is away for a moment must not end a job
 News = Callable[[dict[str, Any]], None]
 
@@ -86,6 +88,7 @@ class _Filler:
         self._arena = arena
         self._demand: deque[tuple[int, int]] = deque()
         self._prefetch: deque[tuple[int, int]] = deque()
+        self._to_check: deque[tuple[int, int]] = deque()  # savers have left them in the arena
         self._wake = asyncio.Event()
         self._telling = asyncio.Lock()
         self._is_over = False
@@ -121,6 +124,8 @@ class _Filler:
             self._demand.extend((file, unit) for file, unit in order["want"])
         if "prefetch" in order:
             self._prefetch.extend((file, unit) for file, unit in order["prefetch"])
+        if "check" in order:
+            self._to_check.extend((file, unit) for file, unit in order["check"])
         if "populate" in order:
             threading.Thread(target=self._populate, daemon=True).start()
         self._wake.set()
@@ -136,32 +141,76 @@ class _Filler:
 
     async def _work(self) -> None:
         while not self._is_over:
+            while self._to_check:  # before anything is read that may be there
+                await self._check(*self._to_check.popleft())
             queue = self._demand or self._prefetch
             if not queue:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             is_demand = queue is self._demand
-            file, unit = queue.popleft()
-            if self._arena.state(file, unit) in (TAKEN, READY):
+            units = self._take_units(queue)
+            if not units:
                 continue
+            file = units[0][0]
             self._populating.set()
-            self._arena.set_state(file, unit, TAKEN)
+            for each in units:
+                self._arena.set_state(*each, TAKEN)
             try:
-                await self._fill(file, unit, is_demand)
+                failed = await self._fill(file, [unit for _, unit in units], is_demand)
             except BootseerError as error:
-                self._arena.set_state(file, unit, FAILED)
-                await self._tell({"failed_unit": [file, unit], "why": str(error)})
+                failed = {unit: str(error) for _, unit in units}
             except BaseException:
-                self._arena.set_state(file, unit, EMPTY)
+                for each in units:
+                    self._arena.set_state(*each, EMPTY)
                 raise
-            else:
-                self._arena.set_state(file, unit, READY)
-                await self._tell({"ready": [file, unit]})
+            for _, unit in units:
+                self._arena.set_state(file, unit, FAILED if unit in failed else READY)
+            if ready := [[file, unit] for _, unit in units if unit not in failed]:
+                await self._tell({"ready": ready})
+            for unit, why in failed.items():
+                await self._tell({"failed_units": [[file, unit]], "why": why})
 
-    async def _fill(self, number: int, unit: int, is_demand: bool) -> None:
+    def _take_units(self, queue: deque[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The next unit that nobody has taken, with those that follow it in its file and in the queue."""
+        taken: list[tuple[int, int]] = []
+        size = 0
+        while queue:
+            file, unit = queue[0]
+            if self._arena.state(file, unit) in (TAKEN, READY):
+                queue.popleft()
+                continue
+            start, end = self._arena.extent(file, unit)
+            if taken and (taken[-1] != (file, unit - 1) or size + end - start > READ_BYTES):
+                break
+            taken.append(queue.popleft())
+            size += end - start
+        return taken
+
+    async def _fill(self, number: int, units: list[int], is_demand: bool) -> dict[int, str]:
+        """Neighbouring units; returns those whose sums are wrong, and why."""
         file = self._pinned.files[number]
-        start, end = self._arena.extent(number, unit)
+        start, end = self._arena.extent(number, units[0])[0], self._arena.extent(number, units[-1])[1]
+        await self._read(file, number, start, end, is_demand, 0)
+        failed: dict[int, str] = {}
+        for unit in units if file.sums else ():
+            start, end = self._arena.extent(number, unit)
+            view = self._arena.view(number, start, end)
+            found = await aio.run_io(crc32c, view)
+            if found != file.sums[unit]:  # another replica may be right
+                await self._read(file, number, start, end, is_demand, 1)
+                found = await aio.run_io(crc32c, view)
+            if found != file.sums[unit]:
+                stripe = file.stripes[unit % len(file.stripes)]
+                failed[unit] = (
+                    f"{self._reader.store.url}/{stripe}: unit {unit} of {file.path}: CRC32C {found:08x}, not"
+                    f" {file.sums[unit]:08x}"
+                )
+        return failed
+
+    async def _read(
+        self, file: StoredFile, number: int, start: int, end: int, is_demand: bool, attempt: int
+    ) -> None:
         view = self._arena.view(number, start, end)
         requests = [
             RangeRequest(
@@ -172,19 +221,18 @@ class _Filler:
             )
             for piece in file.layout.pieces(start, end - start)
         ]
-        found = 0
-        for attempt in range(2):  # another replica may be right
-            await self._reader.read(requests, is_demand=is_demand, attempt=attempt)
-            if not file.sums:
-                return
-            found = await aio.run_io(crc32c, view)
-            if found == file.sums[unit]:
-                return
-        stripe = file.stripes[unit % len(file.stripes)]
-        raise DigestMismatch(
-            f"{self._reader.store.url}/{stripe}: unit {unit} of {file.path}: CRC32C {found:08x}, not"
-            f" {file.sums[unit]:08x}"
-        )
+        await self._reader.read(requests, is_demand=is_demand, attempt=attempt)
+
+    async def _check(self, number: int, unit: int) -> None:
+        """A unit that is in memory already: if it is not what the manifest says, it is read like others."""
+        self._arena.set_state(number, unit, TAKEN)
+        found = await aio.run_io(crc32c, self._arena.view(number, *self._arena.extent(number, unit)))
+        if found == self._pinned.files[number].sums[unit]:
+            self._arena.set_state(number, unit, READY)
+            await self._tell({"ready": [[number, unit]]})
+        else:
+            self._arena.set_state(number, unit, EMPTY)
+            self._demand.append((number, unit))
 
     async def _tell(self, news: dict[str, Any]) -> None:
         async with self._telling:

@@ -6,14 +6,19 @@ its input does, and leaves nothing behind.
 
     start    url memory_bytes arena_bytes keep local_world_size   looks for the version and makes memory ready
              whole                          all of it is wanted, whatever an earlier load has read
+                                  -> listening saves ("" without arena_bytes): where savers leave units
     resolve                       -> resolved version digest | absent why | unresolved why
     load     version digest world_size nnodes group_rank attempt
                                   -> progress bytes of_bytes ... then ready path address | direct why path
     release                       ranks have what they need: what was read is recorded, the memory is given up
+    statistics                    -> statistics: bytes in the arena and left by savers, units, readers, ranks
+    end                           as the end of input
+                                  -> at any time said text: a line for people
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import selectors
 import shutil
@@ -29,8 +34,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from bootseer.checkpoint import prefetch
-from bootseer.checkpoint.arena import EMPTY, FAILED, READY, UNIT_BYTES, Arena
-from bootseer.checkpoint.arena_server import ArenaServer
+from bootseer.checkpoint.arena import EMPTY, FAILED, READY, SHARD_UNIT_BYTES, UNIT_BYTES, Arena, Held
+from bootseer.checkpoint.arena_offers import Offers
+from bootseer.checkpoint.arena_server import ArenaServer, Unit
 from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide, read_memory
 from bootseer.checkpoint.filler import run_filler, run_resolver
 from bootseer.checkpoint.lines import LineSocket
@@ -42,6 +48,9 @@ from bootseer.errors import BootseerError, CheckpointError
 
 MOST_FILLERS = 3  # that may die before ranks read for themselves
 PROGRESS_S = 0.5
+QUIET_S = 5.0  # after all ranks have said that they have their part, and none has come back
+FOLDER = "bootseer-arena-"
+LOCK_NAME = "lock"
 MOST_PARENT_BYTES = 70  # addresses of sockets have at most 107 bytes
 DCP_METADATA = ".metadata"
 
@@ -78,11 +87,16 @@ class Keeper:
         self._fillers = 0
         self._resolver: Child | None = None
         self._asked: Callable[[dict[str, Any]], None] | None = None  # who waits for the resolver
-        self._planned: set[tuple[int, int]] = set()
+        self._offers: Offers | None = None
+        self._planned: set[Unit] = set()
+        self._is_waiting = False  # ranks start when all that is planned is there
+        self._room_bytes = 0  # what the arena may still take
+        self._admitted = bytearray()  # of each unit, whether that counts it
+        self._quiet_since_s: float | None = None
         self._told_s = 0.0
         self._position = prefetch.Position(1, 1, 0)
         self._recordings = Recordings(cache_folder(os.environ))
-        self._folder = _make_folder()
+        self._folder, self._lock_fd = _make_folder()
         self._is_over = False
 
     # ---- loop ------------------------------------------------------------------------------------------------
@@ -94,6 +108,7 @@ class Keeper:
                 for key, _ in self._selector.select(1.0):
                     if key.fileobj in self._selector.get_map():  # an earlier one may have ended it
                         key.data()
+                self._tick()
         finally:
             self._end()
 
@@ -103,7 +118,19 @@ class Keeper:
         if self._server is not None and self._server.is_used:
             self._release(complete=False)
         self._drop_arena()
+        if self._offers is not None:
+            self._offers.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock_fd)
+
+    def _tick(self) -> None:
+        """About every second."""
+        if self._server is not None:
+            self._server.tick()
+        limit_s = float(self._start.get("quiet_s", QUIET_S))
+        if self._quiet_since_s is not None and time.monotonic() - self._quiet_since_s > limit_s:
+            self._quiet_since_s = None
+            self._release(complete=True)
 
     # ---- orders ----------------------------------------------------------------------------------------------
 
@@ -116,6 +143,10 @@ class Keeper:
             match order.get("do"):
                 case "start":
                     self._url, self._start = str(order["url"]), order
+                    limit = int(order.get("arena_bytes") or 0)
+                    if limit and self._offers is None:
+                        self._offers = Offers(self._folder, self._selector, limit)
+                    self._answer("listening", saves="" if self._offers is None else self._offers.address)
                     self._look_ahead()
                 case "resolve":
                     self._resolve()
@@ -123,6 +154,8 @@ class Keeper:
                     self._begin_load(order)
                 case "release":
                     self._release(complete=True)
+                case "statistics":
+                    self._answer("statistics", **self._statistics())
                 case "end":
                     self._is_over = True
 
@@ -136,11 +169,15 @@ class Keeper:
 
         def found(news: dict[str, Any]) -> None:
             if "pinned" in news and self._state is State.IDLE:
-                self._use(_to_pinned(news["pinned"]))
-                if self._filler is not None:
-                    self._filler.lines.send({"populate": True})
+                self._get_ready(_to_pinned(news["pinned"]))
 
         self._ask_resolver("", "", found)
+
+    def _get_ready(self, pinned: Pinned) -> None:
+        """Memory that will surely be filled is made before it is."""
+        self._use(pinned)
+        if self._filler is not None and self._is_whole:
+            self._filler.lines.send({"populate": True})
 
     def _resolve(self) -> None:
         def found(news: dict[str, Any]) -> None:
@@ -148,9 +185,7 @@ class Keeper:
                 pinned = _to_pinned(news["pinned"])
                 self._answer("resolved", version=pinned.version, digest=pinned.digest, bytes=pinned.size)
                 if self._state is State.IDLE:
-                    self._use(pinned)
-                    if self._filler is not None:
-                        self._filler.lines.send({"populate": True})
+                    self._get_ready(pinned)
             elif "absent" in news:
                 self._answer("absent", why=news["absent"])
             else:
@@ -209,6 +244,8 @@ class Keeper:
         if arena is None or server is None or self._filler is None:
             return  # `_use` has said why
         files = {file.path: file for file in arena.files}
+        server.begin_attempt()
+        self._quiet_since_s = None
         plan = prefetch.plan(
             files,
             self._recordings.load(files, self._position),
@@ -223,11 +260,11 @@ class Keeper:
             length = arena.unit_bytes[number]
             for unit in range(piece.start // length, -(-piece.end // length)):
                 units[number, unit] = None
-        self._planned = {each for each in units if arena.state(*each) != READY}
+        self._planned = {each for each in units if arena.state(*each) != READY and self._admit(each)}
         self._state = State.LOADING
         if self._planned:
             self._filler.lines.send({"prefetch": [each for each in units if each in self._planned]})
-        self._is_waiting = plan.kind == prefetch.WHOLE
+        self._is_waiting = self._is_whole
         self._advance()
 
     @property
@@ -280,10 +317,22 @@ class Keeper:
             self._answer("direct", why=why, path=path)
         self._state = State.SERVING
 
+    def _note_done(self) -> None:
+        """A rank's connection has ended. When all ranks of this node have their part, memory is given up soon.
+
+        Not while code that opens files by name may come: only its first step says that it has all.
+        """
+        server = self._server
+        count = int(self._start.get("local_world_size") or 0)
+        all_done = server is not None and not server.attached and 0 < count <= len(server.done)
+        is_quiet = all_done and self._state is State.SERVING and not self._is_whole
+        self._quiet_since_s = time.monotonic() if is_quiet else None
+
     def _release(self, complete: bool) -> None:
         """What ranks asked for is what the next load reads ahead."""
         server, arena = self._server, self._arena
-        if server is not None and arena is not None:
+        if server is not None and arena is not None and self._load:
+            server.drain()
             files = {file.path: file for file in arena.files}
             made = prefetch.record(files, server.asked, self._position)
             if made is not None:
@@ -293,27 +342,45 @@ class Keeper:
         if not self._start.get("keep"):
             self._drop_arena()
 
+    def _statistics(self) -> dict[str, object]:
+        arena = self._arena
+        states = bytes(arena.states) if arena is not None else b""
+        return {
+            "arena_bytes": arena.size if arena is not None else 0,
+            "units": arena.units if arena is not None else 0,
+            "ready_units": states.count(READY),
+            "taken_bytes": arena.taken_bytes if arena is not None else 0,
+            "saved_bytes": self._offers.bytes if self._offers is not None else 0,
+            "readers": self._fillers,
+            "ranks": self._server.attached if self._server is not None else 0,
+        }
+
     # ---- arena -----------------------------------------------------------------------------------------------
 
     def _capacity(self) -> Capacity:
         asked = self._start.get("memory_bytes")
-        held = self._arena.size if self._arena is not None else 0
+        held = self._arena.taken_bytes if self._arena is not None else 0
+        if self._offers is not None:
+            held += self._offers.bytes
         return allowed(read_memory(), "" if asked is None else str(int(asked)), held)
 
     def _use(self, pinned: Pinned) -> None:
         """Has an arena for these files and somebody to fill it."""
         if self._arena is not None and self._pinned is not None and self._pinned.digest == pinned.digest:
             return
-        files = [SourceFile(file.path, file.layout.size) for file in pinned.files]
-        units = [file.layout.unit_bytes if file.sums else UNIT_BYTES for file in pinned.files]
         self._pinned = pinned
-        mode = decide(pinned.size, self._is_whole, self._capacity())
-        if mode.name != ARENA or pinned.size > self._capacity().bytes:
+        plain_bytes = UNIT_BYTES if self._is_whole else SHARD_UNIT_BYTES
+        files = [SourceFile(file.path, file.layout.size) for file in pinned.files]
+        units = [file.layout.unit_bytes if file.sums else plain_bytes for file in pinned.files]
+        capacity = self._capacity()
+        mode = decide(pinned.size, self._is_whole, capacity)
+        if mode.name != ARENA:
             self._go_direct(mode.reason)
             return
-        if self._arena is not None and self._server is not None and self._arena.fits(files, units):
+        saved = self._find_saved(pinned)
+        if self._arena is not None and self._server is not None and self._arena.fits(files, units) and not saved:
             self._stop_filler()
-            if self._server.is_used:
+            if self._server.is_used or self._arena.is_held:
                 self._drop_arena()  # ranks of the last attempt may still have it mapped
             else:
                 self._arena.rename(files)
@@ -321,13 +388,50 @@ class Keeper:
             self._drop_arena()
         try:
             if self._arena is None:
-                self._arena = Arena(files, units)
+                self._arena = Arena(files, units, {path: held for path, (held, _) in saved.items()})
             if self._server is None:
-                self._server = ArenaServer(self._folder, self._selector, self._want)
+                self._server = ArenaServer(self._folder, self._selector, self._want, self._note_done)
             self._server.serve(self._arena, pinned)
+            self._room_bytes = capacity.bytes
+            self._admitted = bytearray(self._arena.units)
             self._start_filler()
+            self._check_saved(saved)
         except (OSError, BootseerError) as error:
             self._go_direct(str(error))
+
+    def _find_saved(self, pinned: Pinned) -> dict[str, tuple[Held, list[int]]]:
+        """Files of which a saver has left something, and which units."""
+        found = {}
+        for file in pinned.files if self._offers is not None and pinned.version else ():
+            assert self._offers is not None
+            left = self._offers.find(pinned.version, file.path, file.layout) if file.sums else None
+            if left is not None:
+                found[file.path] = left
+        return found
+
+    def _check_saved(self, saved: dict[str, tuple[Held, list[int]]]) -> None:
+        """Units whose sums are the manifest's need not be read; their memory is there, so it always has room."""
+        arena, filler = self._arena, self._filler
+        if not saved or arena is None or filler is None:
+            return
+        units = [
+            (number, unit) for number, file in enumerate(arena.files) for unit in saved.get(file.path, ((), ()))[1]
+        ]
+        for file, unit in units:
+            self._admitted[arena.first_unit[file] + unit] = 1
+        filler.lines.send({"check": units})
+
+    def _admit(self, unit: Unit) -> bool:
+        """Whether there is room for it."""
+        assert self._arena is not None
+        place = self._arena.first_unit[unit[0]] + unit[1]
+        if not self._admitted[place]:
+            start, end = self._arena.extent(*unit)
+            if end - start > self._room_bytes:
+                return False
+            self._room_bytes -= end - start
+            self._admitted[place] = 1
+        return True
 
     def _drop_arena(self) -> None:
         self._stop_filler()
@@ -338,6 +442,7 @@ class Keeper:
             self._arena.close()
             self._arena = None
         self._planned = set()
+        self._quiet_since_s = None
 
     # ---- filler ----------------------------------------------------------------------------------------------
 
@@ -361,21 +466,22 @@ class Keeper:
         lines = self._filler.lines.receive()
         for news in lines or ():
             if "ready" in news:
-                self._note_unit(tuple(news["ready"]), "")
-            elif "failed_unit" in news:
-                self._note_unit(tuple(news["failed_unit"]), str(news["why"]))
+                self._note_units(news["ready"], "")
+            elif "failed_units" in news:
+                self._note_units(news["failed_units"], str(news["why"]))
             elif "failed" in news:
                 self._answer("said", text=f"the reader of the checkpoint has failed: {news['failed']}")
         if lines is None:
             self._replace_filler()
 
-    def _note_unit(self, unit: tuple[int, int], why: str) -> None:
+    def _note_units(self, found: list[list[int]], why: str) -> None:
+        units = [(file, unit) for file, unit in found]
         if self._server is not None:
-            self._server.note_unit(unit, why)
-        if why and unit in self._planned and self._is_waiting:
+            self._server.note_units(units, why)
+        if why and self._is_waiting and not self._planned.isdisjoint(units):
             self._go_direct(why)
             return
-        self._planned.discard(unit)
+        self._planned.difference_update(units)
         self._advance()
 
     def _replace_filler(self) -> None:
@@ -389,14 +495,17 @@ class Keeper:
             self._filler.lines.send({"want": self._server.wanted()})
             self._filler.lines.send({"prefetch": sorted(self._planned)})
 
-    def _want(self, units: list[tuple[int, int]]) -> None:
-        """Ranks wait for these."""
+    def _want(self, units: list[Unit]) -> dict[Unit, str]:
+        """Ranks wait for these. Tells which have no room."""
         assert self._arena is not None
-        for unit in units:
+        refused = {unit: "the arena has no room for more" for unit in units if not self._admit(unit)}
+        wanted = [unit for unit in units if unit not in refused]
+        for unit in wanted:
             if self._arena.state(*unit) == FAILED:
                 self._arena.set_state(*unit, EMPTY)  # another try for another question
-        if self._filler is not None:
-            self._filler.lines.send({"want": units})
+        if self._filler is not None and wanted:
+            self._filler.lines.send({"want": wanted})
+        return refused
 
     # ---- processes -------------------------------------------------------------------------------------------
 
@@ -420,6 +529,8 @@ class Keeper:
         self._launcher.close()
         if self._server is not None:
             self._server.close_inherited()
+        if self._offers is not None:
+            self._offers.close_inherited()
         for child in (self._resolver, self._filler):
             if child is not None:
                 child.lines.close()
@@ -433,17 +544,45 @@ class Keeper:
             pass
         os.waitpid(child.pid, 0)
 
-    _is_waiting = False
-
-
-def _make_folder() -> str:
-    """Of this user alone, with a path that a Unix socket in it can have."""
-    parent = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="bootseer-arena-", dir=parent if len(parent) <= MOST_PARENT_BYTES else "/tmp")  # noqa: S108
-
 
 def _to_pinned(record: object) -> Pinned:
     return msgspec.convert(record, type=Pinned)
+
+
+def _make_folder() -> tuple[str, int]:
+    """A folder of our own, with a path that a socket in it can have, locked for as long as we live.
+
+    What killed keepers left goes.
+    """
+    parent = tempfile.gettempdir()
+    base = parent if len(os.fsencode(parent)) <= MOST_PARENT_BYTES else "/tmp"  # noqa: S108
+    with os.scandir(base) as entries:
+        old = [entry.path for entry in entries if entry.name.startswith(FOLDER) and _is_ours(entry)]
+    for folder in old:
+        try:
+            lock = os.open(os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # it has just been made
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # its keeper lives
+        finally:
+            os.close(lock)
+    folder = tempfile.mkdtemp(prefix=FOLDER, dir=base)
+    path = os.path.join(folder, LOCK_NAME)
+    lock = os.open(path + ".new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(path + ".new", path)  # nobody finds it before it is locked
+    return folder, lock
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _take_streams() -> LineSocket:

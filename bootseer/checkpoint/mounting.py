@@ -286,6 +286,11 @@ def _serve(ready: int) -> NoReturn:
         print(f"bootseer mount: {error}", file=sys.stderr, flush=True)
         tell(str(error))
         sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        print(
+            "bootseer mount: ended by a second signal; what was not a version is lost", file=sys.stderr, flush=True
+        )
+        sys.exit(130)
     sys.exit(0)
 
 

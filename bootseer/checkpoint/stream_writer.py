@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
 from bootseer import aio
@@ -29,6 +30,7 @@ class WrittenStream(NamedTuple):
 
 
 class _Unit(NamedTuple):
+    number: int
     buffer: memoryview
     length: int
 
@@ -44,14 +46,19 @@ class StreamWriter:
         unit_bytes: int,
         buffers: UnitBuffers,
         progress: Callable[[int], None],
+        leaving: Callable[[int, int, memoryview], AbstractAsyncContextManager[None]],
     ) -> None:
-        """Args: paths: of a stripe's number, its name, its path in the store, and its placement."""
+        """Args:
+        paths: of a stripe's number, its name, its path in the store, and its placement.
+        leaving: of the length of units, a unit's number and its bytes; entered while they are written.
+        """
         self._store = store
         self._paths = paths
         self._most_stripes = stripes
         self._unit_bytes = unit_bytes
         self._buffers = buffers
         self._progress = progress
+        self._leaving = leaving
         self._queues: list[asyncio.Queue[_Unit | None]] = []
         self._held: dict[int, memoryview] = {}  # buffers that are ours now
         self._names: list[str] = []
@@ -90,16 +97,17 @@ class StreamWriter:
                 filled += len(part)
                 view = view[len(part) :]
                 if filled == self._unit_bytes:
-                    await self._send(_Unit(buffer, filled), group)
+                    await self._send(buffer, filled, group)
                     buffer = None
         if buffer is not None:
-            await self._send(_Unit(buffer, filled), group)
+            await self._send(buffer, filled, group)
         if not self._queues:
             self._begin_stripe(group)  # an empty file has a stripe as well
         for queue in self._queues:
             await queue.put(None)
 
-    async def _send(self, unit: _Unit, group: asyncio.TaskGroup) -> None:
+    async def _send(self, buffer: memoryview, length: int, group: asyncio.TaskGroup) -> None:
+        unit = _Unit(len(self._sums), buffer, length)
         stripe = len(self._sums) % self._most_stripes
         if stripe == len(self._queues):
             self._begin_stripe(group)
@@ -117,7 +125,9 @@ class StreamWriter:
     async def _drain(self, stripe: int, path: str, placement: int) -> None:
         async with self._store.create(path, placement=placement) as writer:
             while (unit := await self._queues[stripe].get()) is not None:
-                await writer.write(unit.buffer[: unit.length])
+                view = unit.buffer[: unit.length]
+                async with self._leaving(self._unit_bytes, unit.number, view):
+                    await writer.write(view)
                 self._give_back(unit.buffer)
                 self._sizes[stripe] += unit.length
                 self._progress(unit.length)

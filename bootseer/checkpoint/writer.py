@@ -7,8 +7,10 @@ newest version or the new one.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from bootseer import aio
@@ -19,6 +21,7 @@ from bootseer.checkpoint.inputs import Input, Stream
 from bootseer.checkpoint.layout import Layout
 from bootseer.checkpoint.manifest import StripedFile
 from bootseer.checkpoint.plain_writer import write_plain
+from bootseer.checkpoint.saved_units import SavedUnits
 from bootseer.checkpoint.stream_writer import StreamWriter
 from bootseer.checkpoint.sums import crc32c
 from bootseer.checkpoint.unit_buffers import Places, UnitBuffers
@@ -85,6 +88,7 @@ class VersionWriter:
         self._buffers = UnitBuffers(self._geometry.unit_bytes, buffer_bytes)
         self._places = Places(STRIPES_AT_ONCE)
         self._progress = progress or (lambda _: None)
+        self._saved = SavedUnits.from_environ(os.environ, version)
         self._paths: set[str] = set()
         self.files: list[StripedFile] = []
 
@@ -111,7 +115,7 @@ class VersionWriter:
 
         async def write(stripe: int) -> str:
             async def attempt(name: str) -> None:
-                await self._write_stripe(name, number, layout, stripe, source, sums)
+                await self._write_stripe(path, name, number, layout, stripe, source, sums)
 
             return await write_anew(self._stripe_name(number, stripe), attempt)
 
@@ -120,7 +124,7 @@ class VersionWriter:
         return StripedFile(path=path, size=source.size, unit_bytes=layout.unit_bytes, stripes=names, sums=sums)
 
     async def _write_stripe(
-        self, name: str, number: int, layout: Layout, stripe: int, source: Input, sums: list[int]
+        self, path: str, name: str, number: int, layout: Layout, stripe: int, source: Input, sums: list[int]
     ) -> None:
         size = layout.stripe_size(stripe)
         placement = self._placement(number, stripe)
@@ -133,7 +137,8 @@ class VersionWriter:
                         view = buffer[:length]
                         await source.read_into(unit * layout.unit_bytes, view)
                         sums[unit] = await aio.run_io(crc32c, view)
-                        await writer.write(view)
+                        async with self._saved.leaving(path, layout.unit_bytes, unit, view):
+                            await writer.write(view)
                     written += length
                     self._progress(length)
             await self._check_size(name, size)
@@ -147,7 +152,15 @@ class VersionWriter:
             return name, _join(self.folder, name), self._placement(number, stripe)
 
         unit_bytes, stripes = self._geometry.unit_bytes, self._geometry.stripes
-        writer = StreamWriter(self._store, paths, stripes, unit_bytes, self._buffers, self._progress)
+        writer = StreamWriter(
+            self._store,
+            paths,
+            stripes,
+            unit_bytes,
+            self._buffers,
+            self._progress,
+            partial(self._saved.leaving, path),
+        )
         async with self._places.taken(stripes):
             done = await writer.run(source.chunks)
         for name, size in zip(done.stripes, done.stripe_sizes, strict=True):

@@ -202,7 +202,7 @@ class HdfsReader:
                 failure = Unavailable(f"{self._clients.url}: the NameNode does not know all of {rest.full!r}")
         except (StorageError, IntegrityError) as error:
             failure = error
-        if landing.have:
+        if landing.have or isinstance(failure, Truncated):
             # A DataNode opens the file by its name: only if it is still the same, these are its bytes.
             try:
                 status = await self._clients.status(rest.full)

@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from bootseer.checkpoint.writer import Geometry, write_version
 from bootseer.errors import CheckpointError, StorageError
 from bootseer.storage.local import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer
-from tests.integration.keeper_driver import KeeperProcess, wait_until
+from tests.integration.keeper_driver import LIMIT_S, KeeperProcess, wait_until
 
 DATA = random.Random(1).randbytes(40 << 20)
 Start = Callable[..., KeeperProcess]
@@ -258,11 +259,12 @@ def test_a_client_that_lies_only_loses_its_connection(keeper: Start, attach: Att
     answer = keeper(str(tmp_path / "model.bin")).load()
     for line in (b"{}\n", b"[]\n", b"\xff\n", b'{"do":"want","id":1,"units":[[9,9]]}\n',
                  b'{"do":"asked","spans":[[0,0,999999]]}\n'):  # fmt: skip
-        source = attach(answer)
-        assert source._connection is not None
-        source._connection.sendall(line)
-        assert source._connection.recv(1) == b""
-        source.close()
+        attach(answer)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(LIMIT_S)
+            connection.connect(answer["address"])
+            connection.sendall(line)
+            assert connection.recv(1) == b""
     assert read(attach(answer), "model.bin") == DATA[:5000]
 
 
