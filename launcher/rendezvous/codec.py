@@ -156,6 +156,8 @@ def _find_wrong(message: tuple[Any, ...]) -> str | None:
 
 
 def _is_within(name: str, value: Any) -> bool:
+    if value is None:
+        return True  # where the type allows it
     if isinstance(value, str):
         return len(value) <= _TEXT_CHARS.get(name, KIB)
     if isinstance(value, int | float):
