@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := timeout --foreground --kill-after=30 3600 $(BIN)/python -m pytest
 # Benches that need root are left out for others.
-BENCHES := launch fork fork_fallbacks restarts rendezvous kill $(if $(filter 0,$(shell id -u)),hosts pressure)
+BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt $(if $(filter 0,$(shell id -u)),hosts pressure)
 
 # Tests see what a fresh shell has, whatever this one sets.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS

@@ -78,6 +78,7 @@ class NodeCheckpoint:
             "url": spec.load_checkpoint,
             "host": os.uname().nodename,
             "local_world_size": spec.nproc,
+            "nodes": spec.max_nodes,
             "memory_bytes": spec.checkpoint_memory_bytes,
             "arena_bytes": spec.arena_bytes,
             "keep": spec.keep_arena,
@@ -210,6 +211,7 @@ class NodeCheckpoint:
             then(self._environ("", "", pinned))
             return
         self._loaded = then
+        self._said_s = self._loop.time()
         self._pinned = pinned
         self._ask(
             "load",

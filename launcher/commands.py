@@ -42,7 +42,9 @@ def main(argv: list[str]) -> int:
 def _checkpoint(argv: list[str]) -> int:
     try:
         from bootseer.cli.ckpt import main as run
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("bootseer", "launcher"):
+            raise  # a mistake of ours, which no installation mends
         print(f"bootseer: error: {error.name} is missing: pip install 'bootseer[checkpoint]'", file=sys.stderr)
         return 1
     return run(argv)

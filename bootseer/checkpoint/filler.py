@@ -26,16 +26,22 @@ from bootseer.checkpoint.versions import Pinned, pin, resolve
 from bootseer.errors import BootseerError, CheckpointError, NotFound
 from bootseer.storage.local_reading import read_range
 from bootseer.storage.page_cache import is_remote
+from bootseer.storage.paths import redact
 from bootseer.storage.ranges import RangeReader, RangeRequest
 
 AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of these are on their way
 READ_BYTES = 16 << 20  # neighbouring units are read together up to here
+TELL_AFTER_S = 3.0
 RESOLVE_TRIES_S = 60.0  # a store that is away for a moment must not end a job
 News = Callable[[dict[str, Any]], None]
 
 
 def run_resolver(connection: socket.socket, url: str, version: str, digest: str) -> None:
-    """Finds the newest version of `url`, or the one given, and tells it; ends the process."""
+    """Finds the newest version of `url`, or the one given, and tells it; ends the process.
+
+    While the store is away it tries again for a while, and tells that once.
+    """
+    has_told = False
 
     async def find() -> dict[str, Any]:
         store, path = store_at(url)
@@ -45,10 +51,28 @@ def run_resolver(connection: socket.socket, url: str, version: str, digest: str)
             await store.aclose()
         return {"pinned": json.loads(msgspec.json.encode(found))}
 
+    def tell(why: str) -> None:
+        nonlocal has_told
+        if not has_told:
+            has_told = True
+            connection.sendall(json.dumps({"waiting": why}).encode() + b"\n")
+
+    async def attempt(_: int) -> dict[str, Any]:
+        # The store tries again by itself, too.
+        timer = asyncio.get_running_loop().call_later(TELL_AFTER_S, tell, f"{redact(url)} does not answer")
+        try:
+            return await find()
+        except BootseerError as error:
+            if error.retryable:
+                tell(str(error))
+            raise
+        finally:
+            timer.cancel()
+
     async def patiently() -> dict[str, Any]:
         policy = aio.RetryPolicy(tries=30, base_s=0.5, most_s=5.0, budget_s=RESOLVE_TRIES_S)
         try:
-            return await aio.retry(policy, lambda _: find())
+            return await aio.retry(policy, attempt)
         except NotFound as error:
             return {"absent": str(error)}
         except CheckpointError as error:

@@ -4,7 +4,8 @@ bootrun gives orders on its standard input and hears answers on its standard out
 way, never in argv. Ranks connect to a Unix socket in a folder of the keeper's own (arena_client.py). It ends when
 its input does, and leaves nothing behind.
 
-    start    url memory_bytes arena_bytes keep local_world_size   looks for the version and makes memory ready
+    start    url memory_bytes arena_bytes keep local_world_size nodes
+                                  looks for the version and makes memory ready
              whole                          all of it is wanted, whatever an earlier load has read
                                   -> listening saves ("" without arena_bytes): where savers leave units
     resolve                       -> resolved version digest | absent why | unresolved why
@@ -41,6 +42,7 @@ from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide, read_
 from bootseer.checkpoint.filler import run_filler, run_resolver
 from bootseer.checkpoint.lines import LineSocket
 from bootseer.checkpoint.opening import local_path
+from bootseer.checkpoint.rank_mount import RankMount, clean
 from bootseer.checkpoint.recordings import Recordings, cache_folder
 from bootseer.checkpoint.source import SourceFile
 from bootseer.checkpoint.versions import PLAIN, Pinned
@@ -51,6 +53,7 @@ PROGRESS_S = 0.5
 QUIET_S = 5.0  # after all ranks have said that they have their part, and none has come back
 FOLDER = "bootseer-arena-"
 LOCK_NAME = "lock"
+MOUNT_NAME = "mount"
 MOST_PARENT_BYTES = 70  # addresses of sockets have at most 107 bytes
 DCP_METADATA = ".metadata"
 
@@ -89,6 +92,7 @@ class Keeper:
         self._asked: Callable[[dict[str, Any]], None] | None = None  # who waits for the resolver
         self._offers: Offers | None = None
         self._planned: set[Unit] = set()
+        self._mount: RankMount | None = None  # of this attempt
         self._is_waiting = False  # ranks start when all that is planned is there
         self._room_bytes = 0  # what the arena may still take
         self._admitted = bytearray()  # of each unit, whether that counts it
@@ -115,6 +119,7 @@ class Keeper:
     def _end(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the guard's, at the end of the job
         self._drop_resolver()
+        self._drop_mount()
         if self._server is not None and self._server.is_used:
             self._release(complete=False)
         self._drop_arena()
@@ -127,6 +132,8 @@ class Keeper:
         """About every second."""
         if self._server is not None:
             self._server.tick()
+        if self._mount is not None:
+            self._mount.tick()
         limit_s = float(self._start.get("quiet_s", QUIET_S))
         if self._quiet_since_s is not None and time.monotonic() - self._quiet_since_s > limit_s:
             self._quiet_since_s = None
@@ -202,9 +209,15 @@ class Keeper:
     def _hear_resolver(self) -> None:
         assert self._resolver is not None
         lines = self._resolver.lines.receive()
-        news = lines[0] if lines else {"failed": "the process that looks for the version has died"}
-        if lines == []:
-            return  # a part of a line
+        if lines is None:
+            lines = [{"failed": "the process that looks for the version has died"}]
+        for each in lines:
+            if "waiting" in each:
+                self._answer("said", text=f"trying again: {each['waiting']}")
+        found = [each for each in lines if "waiting" not in each]
+        if not found:
+            return
+        [news] = found
         asked, self._asked = self._asked, None
         self._drop_resolver()
         if asked is not None:
@@ -218,6 +231,7 @@ class Keeper:
     # ---- loading ---------------------------------------------------------------------------------------------
 
     def _begin_load(self, order: dict[str, Any]) -> None:
+        self._drop_mount()  # the kernel would answer from what the last attempt has read, and none be recorded
         self._load = order
         self._position = prefetch.Position(
             int(order["world_size"]), int(order["nnodes"]), int(order["group_rank"])
@@ -264,15 +278,21 @@ class Keeper:
         self._state = State.LOADING
         if self._planned:
             self._filler.lines.send({"prefetch": [each for each in units if each in self._planned]})
-        self._is_waiting = self._is_whole
+        # Of several nodes those that read it whole the last time get it as links as well.
+        self._is_waiting = self._is_whole or (plan.kind == prefetch.WHOLE and not self._own_path())
         self._advance()
 
     @property
     def _is_whole(self) -> bool:
-        """Whether code that opens files by name must be able to: all but sharded DCP folders of other machines."""
+        """Whether all of it is wanted before anything is known of who reads what.
+
+        Not where parts of it are other nodes': of DCP folders, and with several nodes of more than one file.
+        """
         assert self._pinned is not None
         if self._start.get("whole"):
             return True
+        if int(self._start.get("nodes") or 1) > 1 and len(self._pinned.files) > 1:
+            return False
         return not any(file.path.rpartition("/")[2] == DCP_METADATA for file in self._pinned.files)
 
     def _advance(self) -> None:
@@ -287,15 +307,34 @@ class Keeper:
                 left = sum(end - start for start, end in (arena.extent(*each) for each in self._planned))
                 self._answer("progress", bytes=arena.size - left, of_bytes=arena.size)
             return
+        assert self._pinned is not None
         self._state = State.SERVING
-        self._answer("ready", path=self._path_for_ranks(server), address=server.address)
+        # For code that opens files by name: links into the arena if all is there, else the files' own, or a mount.
+        path = self._own_path()
+        if all(arena.is_complete(number) for number in range(len(arena.files))):
+            path = server.make_links(len(self._pinned.files) == 1 and self._names_a_file())
+        if path:
+            self._answer("ready", path=path, address=server.address)
+        else:
+            self._show(server.address, lambda found: self._answer("ready", path=found, address=server.address))
 
-    def _path_for_ranks(self, server: ArenaServer) -> str:
-        """For code that opens files by name: links into the arena, if all files are there; else the files' own."""
-        assert self._arena is not None and self._pinned is not None
-        if all(self._arena.is_complete(number) for number in range(len(self._arena.files))):
-            return server.make_links(len(self._pinned.files) == 1 and self._names_a_file())
-        return self._own_path()
+    def _show(self, arena: str, then: Callable[[str], object]) -> None:
+        """Mounts the version and calls `then` with the folder, or with "": ranks get the URL."""
+        assert self._pinned is not None
+
+        def shown(path: str, why: str) -> None:
+            if not path:
+                self._answer("said", text=f"the checkpoint has no path, ranks find its URL: {why}")
+            then(path)
+
+        self._drop_mount()
+        self._mount = RankMount(self._selector, os.path.join(self._folder, MOUNT_NAME), shown)
+        self._mount.start(self._url, self._pinned.version, self._pinned.digest, arena)
+
+    def _drop_mount(self) -> None:
+        mount, self._mount = self._mount, None
+        if mount is not None:
+            mount.end()
 
     def _names_a_file(self) -> bool:
         """Whether the URL is that of a file."""
@@ -310,12 +349,16 @@ class Keeper:
             return ""
         return os.path.join(path, self._pinned.version) if self._pinned.version else path
 
-    def _go_direct(self, why: str) -> None:
+    def _go_direct(self, why: str, *, shows: bool = False) -> None:
+        """`shows`: the store is as it should be, so that ranks can be given a path by a mount."""
         path = self._own_path()
         self._drop_arena()
-        if self._state in (State.PINNING, State.LOADING):
-            self._answer("direct", why=why, path=path)
+        was_loading = self._state in (State.PINNING, State.LOADING)
         self._state = State.SERVING
+        if was_loading and shows and not path:
+            self._show("", lambda found: self._answer("direct", why=why, path=found))
+        elif was_loading:
+            self._answer("direct", why=why, path=path)
 
     def _note_done(self) -> None:
         """A rank's connection has ended. When all ranks of this node have their part, memory is given up soon.
@@ -375,7 +418,7 @@ class Keeper:
         capacity = self._capacity()
         mode = decide(pinned.size, self._is_whole, capacity)
         if mode.name != ARENA:
-            self._go_direct(mode.reason)
+            self._go_direct(mode.reason, shows=True)
             return
         saved = self._find_saved(pinned)
         if self._arena is not None and self._server is not None and self._arena.fits(files, units) and not saved:
@@ -565,6 +608,7 @@ def _make_folder() -> tuple[str, int]:
             continue  # it has just been made
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            clean(os.path.join(folder, MOUNT_NAME))
             shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             pass  # its keeper lives

@@ -103,7 +103,7 @@ def open_source(
         raise ConfigError(f"{name[:200]!r} is neither a path nor a URL")
     inner = None if version else inside_job(job, name)
     if inner is not None:
-        source = _open_job(job, verify)
+        source = open_job(job, verify)
         return Opened(source, inner or _only_file(source, job.url))
     if name.endswith(INDEX_SUFFIX) and not version:
         try:
@@ -156,7 +156,7 @@ def parent_of(url: str) -> tuple[str, str] | None:
     return head, tail
 
 
-def _open_job(job: Job, verify: str | None) -> Source:
+def open_job(job: Job, verify: str | None) -> Source:
     """From the arena; where that cannot be, from the store, the very same version."""
 
     def open_directly(why: str = "the process that keeps it has ended") -> Source:

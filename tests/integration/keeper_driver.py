@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bootseer import aio
+
 LIMIT_S = 60.0
+Start = Callable[..., "KeeperProcess"]
 
 
 class KeeperProcess:
@@ -71,6 +75,22 @@ class KeeperProcess:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._errors.close()
+
+
+def keepers(folder: Path) -> Iterator[Start]:
+    """For a fixture: starts keepers; in the end they leave nothing behind."""
+    started: list[KeeperProcess] = []
+
+    def start(url: str, **more: object) -> KeeperProcess:
+        started.append(KeeperProcess(folder, url, **more))
+        return started[-1]
+
+    yield start
+    aio.close()
+    for each in started:
+        each.close()
+        assert "Traceback" not in (folder / "keeper.err").read_text()
+    assert os.listdir(folder / "tmp") == []
 
 
 def wait_until(condition: Any, what: str) -> None:

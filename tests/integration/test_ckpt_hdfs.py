@@ -118,8 +118,8 @@ def test_there_and_back_by_url(hdfs: MiniHdfs, tmp_path: Any) -> None:
 def test_a_datanode_freezes_while_a_version_is_written(hdfs: MiniHdfs) -> None:
     node = hdfs.datanodes[1]
     try:
-        took_s = using(hdfs, lambda store: save(store, "frozen", node.freeze), replication=2)
-        assert using(hdfs, lambda store: is_right(store, "frozen"))
+        took_s = using(hdfs, lambda store: save(store, "frozen-save", node.freeze), replication=2)
+        assert using(hdfs, lambda store: is_right(store, "frozen-save"))
     finally:
         node.thaw()
     assert took_s < LIMIT_S

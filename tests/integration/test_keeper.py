@@ -24,27 +24,15 @@ from bootseer.checkpoint.writer import Geometry, write_version
 from bootseer.errors import CheckpointError, StorageError
 from bootseer.storage.local import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer
-from tests.integration.keeper_driver import LIMIT_S, KeeperProcess, wait_until
+from tests.integration.keeper_driver import LIMIT_S, Start, keepers, wait_until
 
 DATA = random.Random(1).randbytes(40 << 20)
-Start = Callable[..., KeeperProcess]
 Attach = Callable[[dict[str, str]], ArenaSource]
 
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Start]:
-    started: list[KeeperProcess] = []
-
-    def start(url: str, **more: object) -> KeeperProcess:
-        started.append(KeeperProcess(tmp_path, url, **more))
-        return started[-1]
-
-    yield start
-    aio.close()
-    for each in started:
-        each.close()
-        assert "Traceback" not in (tmp_path / "keeper.err").read_text()
-    assert os.listdir(tmp_path / "tmp") == []
+    yield from keepers(tmp_path)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -12,8 +13,11 @@ import pytest
 from bootseer import aio
 from bootseer.checkpoint.inputs import MemoryInput
 from bootseer.checkpoint.versions import resolve
+from bootseer.checkpoint.writer import write_version
 from bootseer.storage.local import LocalStore
+from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests import support
+from tests.integration.mounting import need_fuse
 
 # Trains with plain torch.save and torch.load: step folders, as savers make them. Rank 1 dies at step 25.
 TRAIN = """
@@ -111,10 +115,6 @@ def test_nodes_load_the_same(bootrun: support.Programs, folder: Path, free_port:
 
 
 def test_striped_versions(bootrun: support.Programs, folder: Path, tmp_path: Path) -> None:
-    import hashlib
-
-    from bootseer.checkpoint.writer import write_version
-
     data = os.urandom(100_000)
     pinned = aio.run_sync(write_version(LocalStore(str(tmp_path)), "ckpt", [("model.bin", MemoryInput([data]))]))
     aio.close()
@@ -123,6 +123,42 @@ def test_striped_versions(bootrun: support.Programs, folder: Path, tmp_path: Pat
     assert run.status == 0, run.stderr
     for rank in range(2):
         assert loaded(folder, f"read-{rank}")[::2] == [hashlib.sha256(data).hexdigest(), pinned.digest]
+
+
+@pytest.mark.system
+def test_nodes_open_their_own_files_by_name(
+    bootrun: support.Programs, folder: Path, free_port: int, tmp_path: Path
+) -> None:
+    """Two nodes of a striped version with a file for each: unmodified code, and no node reads the other's."""
+    need_fuse()
+    data = [os.urandom(100_000) for _ in range(2)]
+    files = [(f"node-{number}.bin", MemoryInput([each])) for number, each in enumerate(data)]
+    aio.run_sync(write_version(LocalStore(str(tmp_path)), "ckpt", files))
+    aio.close()
+    (folder / "reads.py").write_text(READS.replace('"BELOW"', "'/node-%s.bin' % os.environ['GROUP_RANK']"))
+    words = [
+        "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "x",
+        "--rdzv-endpoint", f"localhost:{free_port}", "--load-checkpoint", f"{tmp_path}/ckpt", "reads.py",
+    ]  # fmt: skip
+    programs = [bootrun.start(*words) for _ in range(2)]
+    for program in programs:
+        run = program.wait()
+        assert run.status == 0, run.stderr
+    sums = [hashlib.sha256(each).hexdigest() for each in data]
+    assert [loaded(folder, f"read-{rank}")[0] for rank in range(4)] == [sums[0], sums[0], sums[1], sums[1]]
+
+
+def test_a_store_that_is_away_for_a_moment_is_waited_for(bootrun: support.Programs, folder: Path) -> None:
+    (folder / "reads.py").write_text(reads())
+    plan = [HttpFault(HttpKind.STATUS, method=method, status=503) for method in ("HEAD", "GET")]
+    with FaultyHttpServer({"model.bin": b"bytes"}, plan) as server:
+        program = bootrun.start("--load-checkpoint", server.url_of("model.bin"), "reads.py")
+        support.wait_until(lambda: "trying again" in program.stderr, what="it says so")
+        server.plan.clear()
+        run = program.wait()
+    assert run.status == 0, run.stderr
+    assert run.stderr.count("trying again") == 1
+    assert loaded(folder, "read-0")[0] == hashlib.sha256(b"bytes").hexdigest()
 
 
 def test_ranks_read_for_themselves_without_a_keeper(
@@ -160,8 +196,6 @@ def test_mistakes(flag: tuple[str, str], bootrun: support.Programs, folder: Path
 
 
 def test_a_stop_while_it_is_loaded(bootrun: support.Programs, folder: Path) -> None:
-    from bootseer.testing.faulty_http import FaultyHttpServer
-
     (folder / "reads.py").write_text(reads())
     with FaultyHttpServer({"model.bin": bytes(20 << 20)}, rate=1e5) as server:
         program = bootrun.start(

@@ -22,8 +22,10 @@ from launcher.rendezvous.messages import (
     Join,
     Leave,
     Ping,
+    Pinned,
     RankFailed,
     Stopped,
+    World,
 )
 
 JOIN = Join("run", "node1", "10.0.0.1", 7, -1, "default", 2, 1, 2, 0, 40000, False)
@@ -81,6 +83,15 @@ failures = st.builds(
     text,
     st.lists(text, max_size=5).map(tuple),
 )
+worlds = st.builds(
+    World,
+    *[numbers] * 3,
+    st.integers(1, 64),
+    *[numbers] * 4,
+    text,
+    st.integers(0, 65535),
+    st.none() | st.builds(Pinned, text, st.text("0123456789abcdef", max_size=64)),
+)
 
 
 @given(
@@ -90,6 +101,7 @@ failures = st.builds(
         st.builds(RankFailed, numbers, failures),
         st.builds(Stopped, numbers, st.lists(failures, max_size=3).map(tuple), numbers, st.booleans()),
         st.builds(Finish, numbers, text, st.lists(failures, max_size=3).map(tuple), st.just((1, 2))),
+        worlds,
         st.builds(Environment, st.builds(Distributions, text, st.lists(text, max_size=9).map(tuple))),
     )
 )
