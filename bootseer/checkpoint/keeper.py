@@ -19,14 +19,12 @@ its input does, and leaves nothing behind.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import selectors
 import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -40,9 +38,10 @@ from bootseer.checkpoint.arena_offers import Offers
 from bootseer.checkpoint.arena_server import ArenaServer, Unit
 from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide, read_memory
 from bootseer.checkpoint.filler import run_filler, run_resolver
+from bootseer.checkpoint.keeper_process import MOUNT_NAME, die_with_parent, make_folder, take_streams
 from bootseer.checkpoint.lines import LineSocket
 from bootseer.checkpoint.opening import local_path
-from bootseer.checkpoint.rank_mount import RankMount, clean
+from bootseer.checkpoint.rank_mount import RankMount
 from bootseer.checkpoint.recordings import Recordings, cache_folder
 from bootseer.checkpoint.source import SourceFile
 from bootseer.checkpoint.versions import PLAIN, Pinned
@@ -51,10 +50,6 @@ from bootseer.errors import BootseerError, CheckpointError
 MOST_FILLERS = 3  # that may die before ranks read for themselves
 PROGRESS_S = 0.5
 QUIET_S = 5.0  # after all ranks have said that they have their part, and none has come back
-FOLDER = "bootseer-arena-"
-LOCK_NAME = "lock"
-MOUNT_NAME = "mount"
-MOST_PARENT_BYTES = 70  # addresses of sockets have at most 107 bytes
 DCP_METADATA = ".metadata"
 
 
@@ -100,7 +95,7 @@ class Keeper:
         self._told_s = 0.0
         self._position = prefetch.Position(1, 1, 0)
         self._recordings = Recordings(cache_folder(os.environ))
-        self._folder, self._lock_fd = _make_folder()
+        self._folder, self._lock_fd = make_folder()
         self._is_over = False
 
     # ---- loop ------------------------------------------------------------------------------------------------
@@ -568,7 +563,7 @@ class Keeper:
     def _be_child(self) -> None:
         """What is the keeper's must not stay open here: its ranks and bootrun would not see it end."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _die_with_parent()
+        die_with_parent()
         self._launcher.close()
         if self._server is not None:
             self._server.close_inherited()
@@ -592,62 +587,6 @@ def _to_pinned(record: object) -> Pinned:
     return msgspec.convert(record, type=Pinned)
 
 
-def _make_folder() -> tuple[str, int]:
-    """A folder of our own, with a path that a socket in it can have, locked for as long as we live.
-
-    What killed keepers left goes.
-    """
-    parent = tempfile.gettempdir()
-    base = parent if len(os.fsencode(parent)) <= MOST_PARENT_BYTES else "/tmp"  # noqa: S108
-    with os.scandir(base) as entries:
-        old = [entry.path for entry in entries if entry.name.startswith(FOLDER) and _is_ours(entry)]
-    for folder in old:
-        try:
-            lock = os.open(os.path.join(folder, LOCK_NAME), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue  # it has just been made
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            clean(os.path.join(folder, MOUNT_NAME))
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            pass  # its keeper lives
-        finally:
-            os.close(lock)
-    folder = tempfile.mkdtemp(prefix=FOLDER, dir=base)
-    path = os.path.join(folder, LOCK_NAME)
-    lock = os.open(path + ".new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(path + ".new", path)  # nobody finds it before it is locked
-    return folder, lock
-
-
-def _is_ours(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
-def _take_streams() -> LineSocket:
-    """Orders and answers; what a library prints goes to stderr, and nobody reads orders but us."""
-    orders, answers = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    os.close(null)
-    return LineSocket.of_streams(orders, answers)
-
-
-def _die_with_parent() -> None:
-    import ctypes
-
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def main() -> NoReturn:
     """Serves until standard input ends."""
     os.umask(0o077)
@@ -661,7 +600,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, leave)
     status = 0
     try:
-        Keeper(_take_streams()).run()
+        Keeper(take_streams()).run()
     except SystemExit:
         pass
     except CheckpointError as error:
