@@ -46,11 +46,10 @@ class VersionFile(io.RawIOBase):
         self._where = f"{folder}/{name}"
         self._at = 0
         self._waiting = bytearray()
-        self._chunks: queue.Queue[bytes | None] = queue.Queue(CHUNKS)
-        self._failure: BaseException | None = None
-        self._is_abandoned = False
+        self._feed = _Feed(self._where)
+        # The thread does not hold this object: one that is dropped without a close is discarded.
         self._thread = threading.Thread(
-            target=self._run, args=(folder, name, stripes), name="checkpoint-write", daemon=True
+            target=_write, args=(self._feed, folder, name, stripes), name="checkpoint-write", daemon=True
         )
         self._thread.start()
 
@@ -73,7 +72,7 @@ class VersionFile(io.RawIOBase):
             self._waiting += part
             done += len(part)
             if len(self._waiting) == CHUNK_BYTES:
-                self._put(bytes(self._waiting))
+                self._feed.put(bytes(self._waiting))
                 self._waiting.clear()
         self._at += done
         return done
@@ -83,20 +82,19 @@ class VersionFile(io.RawIOBase):
         if self.closed:
             return
         try:
-            if not self._is_abandoned:
-                if self._waiting:
-                    self._put(bytes(self._waiting))
-                self._put(None)
-                self._thread.join()
+            if self._waiting:
+                self._feed.put(bytes(self._waiting))
+            self._feed.put(None)
+            self._thread.join()
         finally:
             super().close()
-        if self._failure is not None and not self._is_abandoned:
-            raise self._failure
+        if self._feed.failure is not None:
+            raise self._feed.failure
 
     def discard(self) -> None:
         """Ends without a version."""
         if not self.closed:
-            self._is_abandoned = True
+            self._feed.is_abandoned = True
             self._thread.join()
             super().close()
 
@@ -110,30 +108,43 @@ class VersionFile(io.RawIOBase):
         if not self.closed:  # never closed: what is there may be a part only
             self.discard()
 
-    def _put(self, chunk: bytes | None) -> None:
-        while self._failure is None:
+
+class _Feed:
+    """What a file and the thread that writes it share."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._chunks: queue.Queue[bytes | None] = queue.Queue(CHUNKS)
+        self.failure: BaseException | None = None
+        self.is_abandoned = False
+
+    def put(self, chunk: bytes | None) -> None:
+        """None is the end. Raises what writing ended with."""
+        while self.failure is None:
             try:
                 self._chunks.put(chunk, timeout=LOOK_S)
                 return
             except queue.Full:
                 continue
         if chunk is not None:
-            raise self._failure
+            raise self.failure
 
-    def _get(self) -> bytes | None:
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Until the end. Raises CheckpointError when the file was given up."""
         while True:
             try:
-                return self._chunks.get(timeout=LOOK_S)
+                chunk = await aio.run_io(self._chunks.get, True, LOOK_S)
             except queue.Empty:
-                if self._is_abandoned or not threading.main_thread().is_alive():
+                if self.is_abandoned or not threading.main_thread().is_alive():
                     raise CheckpointError(f"{self._where}: was given up before it was closed") from None
+                continue
+            if chunk is None:
+                return
+            yield chunk
 
-    def _run(self, folder: str, name: str, stripes: int | None) -> None:
-        async def chunks() -> AsyncIterator[bytes]:
-            while (chunk := await aio.run_io(self._get)) is not None:
-                yield chunk
 
-        try:
-            write_files(folder, [(name, Stream(chunks()))], stripes)
-        except BaseException as error:  # raised again by `write` or `close`
-            self._failure = error
+def _write(feed: _Feed, folder: str, name: str, stripes: int | None) -> None:
+    try:
+        write_files(folder, [(name, Stream(feed.chunks()))], stripes)
+    except BaseException as error:  # raised again by `put` or `close`
+        feed.failure = error

@@ -348,6 +348,7 @@ def test_a_failed_write_is_never_visible(tmp_path: Path, fs: StripeFileSystem) -
     file = fs.open(f"{tmp_path}/ck/m", "wb")
     file.write(b"part")
     del file  # never closed
+    assert "checkpoint-write" not in [thread.name for thread in threading.enumerate()]
     with pytest.raises(FileNotFoundError):
         fs.info(f"{tmp_path}/ck/m")
     (tmp_path / "file").write_bytes(b"")
