@@ -85,6 +85,7 @@ def test_connections_are_kept(server: FaultyHttpServer) -> None:
         (HttpFault(HttpKind.SLOW, delay_s=0.1), 206, DATA[100:200]),
         (HttpFault(HttpKind.WRONG, keep_bytes=99), 206, DATA[100:199] + bytes([DATA[199] ^ 0xFF])),
     ],
+    ids=["status", "full", "other", "less", "lying", "drip", "slow", "wrong"],
 )
 def test_answers(server: FaultyHttpServer, fault: HttpFault, status: int, body: bytes) -> None:
     server.plan = [fault]
