@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := timeout --foreground --kill-after=30 3600 $(BIN)/python -m pytest
+# So many tests at a time; 0 for all in one process.
+WORKERS ?= 2
+PYTEST := scripts/pytest.sh $(BIN)/python $(WORKERS)
 # Benches that need root are left out for others.
 BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt $(if $(filter 0,$(shell id -u)),hosts pressure)
 

@@ -25,6 +25,22 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(summary(verdicts))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist gives its verdicts to the process that prints the line."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        verdicts = session.config.stash.get(VERDICTS, {})
+        output["verdicts"] = [[*key, *map(list, verdict)] for key, verdict in verdicts.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes what a worker gave."""
+    found = node.config.stash.setdefault(VERDICTS, {})
+    for name, way, *parts in getattr(node, "workeroutput", {}).get("verdicts", ()):
+        found[name, way] = Verdict(*map(tuple, parts))
+
+
 def summary(verdicts: dict[tuple[str, str], Verdict]) -> str:
     """One line: a probe counts once for each way in which it ran."""
     ways = sorted({way for _name, way in verdicts if not way.startswith("live")})
