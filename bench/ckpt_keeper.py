@@ -60,7 +60,6 @@ class Node:
         self._order(
             "start",
             url=self._url,
-            host=os.uname().nodename,
             local_world_size=ranks,
             memory_bytes=memory_bytes,
             arena_bytes=0,

@@ -3,17 +3,19 @@
 A process of its own, the keeper (bootseer/checkpoint/keeper.py), does the work: the launch path imports no
 storage. In: --load-checkpoint, the version that the coordinator has pinned. Out: variables for the ranks. Orders
 and answers are JSON lines over a socket to which only processes of the same user, the guard among them, connect;
-the keeper's standard streams are its other end. When the keeper fails, ranks get the checkpoint's own path or URL
-and read for themselves.
+the keeper's standard streams are its other end. When the keeper fails, ranks get the version's own path or the URL
+and read for themselves; another one is started when the next thing is asked of it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from launcher.guard_client import GuardClient
@@ -22,13 +24,35 @@ from launcher.rendezvous.messages import Pinned, World
 from launcher.spec import LaunchSpec
 
 MOST_LINE_BYTES = 64 << 20  # an answer; they are small
-# From the order to an answer or a sign of progress.
-RESOLVE_LIMIT_S = 90.0
-LOAD_SILENCE_LIMIT_S = 90.0
+SILENCE_LIMIT_S = 90.0  # while it owes an answer; it gives a sign of life every 10 s
 PROGRESS_EVERY_S = 5.0
+# After the load. Compiling takes minutes; a job that never shows a first step keeps the memory for its life.
+FIRST_STEP_SAY_S = 600.0
+MOST_KEEPERS = 3  # one that fails again and again is not what this job needs
+
+_STRIPED = re.compile(r"(.*/)?(v-)?[0-9]{20}-[0-9a-f]{12}")  # docs/formats.md; its files are no files of users
 
 Resolved = Callable[[Pinned | None, str], object]
 Loaded = Callable[[dict[str, str]], object]
+
+
+def own_path(url: str, version: str) -> str:
+    """PURE: what code that opens files finds this version by without the keeper.
+
+    Its path on a file system of this machine; the URL where there is none: of another store, of a striped version.
+    """
+    if _STRIPED.fullmatch(version):
+        return url
+    path = url
+    if not url.startswith("/"):
+        scheme, _, place = url.partition("://")
+        host, _, rest = place.partition("/")
+        if scheme.lower() not in ("file", "local") or host not in ("", "localhost") or "::" in place:
+            return url
+        from urllib.parse import unquote
+
+        path = "/" + unquote(rest)
+    return os.path.join(path, version) if version else path
 
 
 class NodeCheckpoint:
@@ -52,12 +76,17 @@ class NodeCheckpoint:
         self._connection: socket.socket | None = None
         self._incoming = bytearray()
         self._outgoing = bytearray()
+        self._number = 0  # of the keeper among the guard's services, counted from the first one
         self._why = ""  # the keeper is gone, or never came
+        self._shown = ""  # the URL without what is secret; the keeper knows what that is
         self._resolved: Resolved | None = None
+        self._absent = ""  # what was said when nothing was found to load
         self._loaded: Loaded | None = None
         self._pinned: Pinned | None = None  # what is being loaded
+        self._attempt = -1  # that loads it
         self._saves = ""  # where savers in ranks leave what they write
         self._watchdog: Cancellable | None = None
+        self._reminder: Cancellable | None = None  # of memory that no first step gives back
         self._said_s = 0.0
 
     # ---- the keeper ------------------------------------------------------------------------------------------
@@ -71,12 +100,13 @@ class NodeCheckpoint:
         self._listener.bind(address)
         self._listener.listen(1)
         self._loop.add_reader(self._listener.fileno(), self._accept)
-        self._guard.serve(0, [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"], {}, self._unset, address)
+        self._guard.serve(
+            self._number, [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"], {}, self._unset, address
+        )
         spec = self._spec
         order: dict[str, object] = {
             "do": "start",
             "url": spec.load_checkpoint,
-            "host": os.uname().nodename,
             "local_world_size": spec.nproc,
             "nodes": spec.max_nodes,
             "memory_bytes": spec.checkpoint_memory_bytes,
@@ -84,6 +114,19 @@ class NodeCheckpoint:
             "keep": spec.keep_arena,
         }
         self._outgoing += json.dumps(order).encode() + b"\n"
+
+    def _has_keeper(self) -> bool:
+        """Starts another one if the last one has failed."""
+        if not self._why:
+            return True
+        if self._number + 1 >= MOST_KEEPERS:
+            return False
+        self._number += 1
+        self._why = self._saves = ""
+        self._incoming.clear()
+        self._outgoing.clear()
+        self.begin()
+        return True
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -119,7 +162,8 @@ class NodeCheckpoint:
         *lines, rest = self._incoming.split(b"\n")
         self._incoming = bytearray(rest)
         for line in lines:
-            self._take(bytes(line))
+            if not self._why:
+                self._take(bytes(line))
 
     def _ask(self, do: str, **fields: object) -> None:
         import json
@@ -142,56 +186,92 @@ class NodeCheckpoint:
         self._loop.remove_writer(connection.fileno())
 
     def _take(self, line: bytes) -> None:
-        """One answer. The keeper is a program of ours that runs as the same user; still, no answer can raise."""
+        """One answer. What follows from it is outside the `try`: its errors are not the keeper's."""
         import json
 
         try:
-            answer: dict[str, Any] = json.loads(line)
-            did = answer["did"]
-            if did == "resolved":
-                self._on_resolved(Pinned(str(answer["version"]), str(answer["digest"])), "")
-            elif did == "absent":
-                self._on_resolved(Pinned("", ""), "")
-            elif did == "unresolved":
-                self._on_resolved(None, str(answer["why"]))
-            elif did == "progress":
-                self._on_progress(int(answer["bytes"]), int(answer["of_bytes"]))
-            elif did == "ready":
-                self._on_loaded(str(answer["path"]), str(answer["address"]))
-            elif did == "direct":
-                self._say(f"the checkpoint is not shared on this node: {answer['why']}")
-                self._on_loaded(str(answer.get("path") or ""), "")
-            elif did == "listening":
-                self._saves = str(answer["saves"])
-            elif did == "said":
-                self._say(str(answer["text"]))
+            act = self._understand(json.loads(line))
         except (ValueError, KeyError, TypeError):
             self._fail("it said what could not be understood")
+            return
+        if self._watchdog is not None:
+            self._watch()  # whoever speaks lives
+        act()
 
-    def on_service_ended(self, _number: int, why: str) -> None:
-        """The guard says that the keeper is gone, or cannot be started."""
-        self._fail(why)
+    def _understand(self, answer: dict[str, Any]) -> Callable[[], object]:
+        """What one answer has this object do."""
+        match answer["did"]:
+            case "resolved":
+                return partial(self._on_resolved, Pinned(str(answer["version"]), str(answer["digest"])), "")
+            case "absent":
+                return partial(self._on_absent, str(answer["why"]), str(answer["kind"]))
+            case "unresolved":
+                return partial(self._on_resolved, None, str(answer["why"]))
+            case "progress":
+                done_bytes, of_bytes = int(answer["bytes"]), int(answer["of_bytes"])
+                return partial(self._on_progress, int(answer["attempt"]), done_bytes, of_bytes)
+            case "ready":
+                found = (str(answer["path"]), str(answer["address"]))
+                return partial(self._on_loaded, int(answer["attempt"]), *found)
+            case "direct":
+                path, why = str(answer.get("path") or ""), str(answer["why"])
+                return partial(self._on_loaded, int(answer["attempt"]), path, "", why)
+            case "listening":
+                return partial(self._on_listening, str(answer["saves"]), str(answer["shown"]))
+            case "statistics":
+                return partial(self._remind, int(answer["taken_bytes"]))
+            case "said":
+                return partial(self._say, str(answer["text"]))
+        return lambda: None
+
+    def _on_listening(self, saves: str, shown: str) -> None:
+        self._saves, self._shown = saves, shown
+
+    def on_service_ended(self, number: int, why: str) -> None:
+        """The guard says that a keeper is gone, or cannot be started."""
+        if number == self._number:
+            self._fail(why)
 
     # ---- which version ---------------------------------------------------------------------------------------
 
     def resolve(self, then: Resolved) -> None:
         """For the coordinator: finds the version that the next attempt loads.
 
-        Calls `then` with it, with empty strings if there is none yet, with None if the keeper cannot say (ranks
-        then look for themselves), or with why the job must end: a start from nothing would lose what it has.
+        Calls `then` with it; with empty strings if there is none yet; with why the job must end, as a start from
+        nothing would lose what it has; with None if the keeper has failed and ranks look for themselves. Those of
+        one node only: of several nodes, each at its own time, they could load different ones.
         """
         self._resolved = then
-        if self._why:
-            self._loop.call_soon(self._on_resolved, None, "")
+        if not self._has_keeper():
+            self._loop.call_soon(self._resolve_without)
             return
         self._ask("resolve")
-        self._watch(RESOLVE_LIMIT_S)
+        self._watch()
 
     def _on_resolved(self, pinned: Pinned | None, why: str) -> None:
         then, self._resolved = self._resolved, None
         self._unwatch()
         if then is not None:
-            then(pinned, f"--load-checkpoint {self._spec.load_checkpoint}: {why}" if why else "")
+            name = f"--load-checkpoint {self._shown}".rstrip()
+            then(pinned, f"{name}: {why}" if why else "")
+
+    def _on_absent(self, why: str, kind: str) -> None:
+        if kind == "unusable":
+            self._absent = f"warning: the job starts from nothing, as no checkpoint can be loaded: {why}"
+        else:
+            self._absent = f"there is no checkpoint yet: {self._shown}"
+        self._on_resolved(Pinned("", ""), "")
+
+    def _resolve_without(self) -> None:
+        """Keepers have failed."""
+        if self._spec.max_nodes == 1:
+            self._on_resolved(None, "")
+            return
+        self._on_resolved(
+            None,
+            f"the process that finds its version for all nodes has failed on {os.uname().nodename}: {self._why}; "
+            "start the job again, or without --load-checkpoint, with ranks that are told what to load",
+        )
 
     # ---- loading ---------------------------------------------------------------------------------------------
 
@@ -204,15 +284,15 @@ class NodeCheckpoint:
             then(self._environ("", ""))
             return
         if not pinned.digest:
-            self._say(f"there is no checkpoint yet: {self._spec.load_checkpoint}")
+            self._say(self._absent or "there is no checkpoint to load: the coordinator has found none")
             then({**self._environ("", ""), "BOOTSEER_CHECKPOINT": ""})
             return
-        if self._why:
+        if not self._has_keeper():
             then(self._environ("", "", pinned))
             return
         self._loaded = then
         self._said_s = self._loop.time()
-        self._pinned = pinned
+        self._pinned, self._attempt = pinned, world.attempt
         self._ask(
             "load",
             version=pinned.version,
@@ -222,33 +302,63 @@ class NodeCheckpoint:
             nnodes=world.group_world_size,
             attempt=world.attempt,
         )
-        self._watch(LOAD_SILENCE_LIMIT_S)
+        self._watch()
 
     def cancel(self) -> None:
-        """The attempt is stopped before its ranks were started."""
-        self._loaded = None
-        self._unwatch()
+        """The attempt is over; it may have been stopped before its ranks were started."""
+        self._attempt = -1
+        self._forget_reminder()
+        if self._loaded is not None:
+            self._loaded = None
+            self._unwatch()
 
-    def first_step_seen(self) -> None:
-        """All ranks have made their first step: they have what they need."""
-        if self._connection is not None and not self._spec.keep_arena:
-            self._ask("release")
-
-    def _on_progress(self, done_bytes: int, of_bytes: int) -> None:
-        self._watch(LOAD_SILENCE_LIMIT_S)
+    def _on_progress(self, attempt: int, done_bytes: int, of_bytes: int) -> None:
         now_s = self._loop.time()
-        if self._loaded is not None and now_s - self._said_s >= PROGRESS_EVERY_S:
+        if attempt == self._attempt and self._loaded is not None and now_s - self._said_s >= PROGRESS_EVERY_S:
             self._said_s = now_s
             self._say(f"loading the checkpoint: {done_bytes / 1e9:.1f} of {of_bytes / 1e9:.1f} GB")
 
-    def _on_loaded(self, path: str, address: str) -> None:
-        then, self._loaded = self._loaded, None
+    def _on_loaded(self, attempt: int, path: str, address: str, why: str = "") -> None:
+        then = self._loaded
+        if then is None or attempt != self._attempt:
+            return
+        self._loaded = None
         self._unwatch()
-        if then is not None:
-            then(self._environ(path, address, self._pinned))
+        if why:
+            self._say(f"the checkpoint is not shared on this node: {why}")
+        if address and not self._spec.keep_arena:
+            self._forget_reminder()
+            self._reminder = self._loop.call_later(FIRST_STEP_SAY_S, self._ask, "statistics")
+        then(self._environ(path, address, self._pinned))
+
+    # ---- giving it back --------------------------------------------------------------------------------------
+
+    def first_step_seen(self) -> None:
+        """All ranks have made their first step: they have what they need."""
+        self._forget_reminder()
+        if self._connection is not None and not self._spec.keep_arena:
+            self._ask("release")
+
+    def _remind(self, taken_bytes: int) -> None:
+        """Long after the start nobody has seen a first step."""
+        if self._reminder is None or not taken_bytes:
+            return
+        self._forget_reminder()
+        self._say(
+            f"the checkpoint still takes {taken_bytes / 1e9:.1f} GB of this node's memory: no first step of all "
+            f"ranks was seen in {FIRST_STEP_SAY_S / 60:.0f} min. A torch optimizer's first step gives it back, or "
+            "bootseer.heartbeat(step) in each rank (not with --rank-hooks off, or without an events folder)"
+        )
+
+    def _forget_reminder(self) -> None:
+        if self._reminder is not None:
+            self._reminder.cancel()
+            self._reminder = None
 
     def _environ(self, path: str, address: str, pinned: Pinned | None = None) -> dict[str, str]:
         url = self._spec.load_checkpoint
+        if not path and pinned is not None and self._why:
+            path = own_path(url, pinned.version)  # a keeper that lives has given the path if there is one
         environ = {"BOOTSEER_CHECKPOINT": path or url, "BOOTSEER_CHECKPOINT_URL": url}
         if pinned is not None:
             environ.update(BOOTSEER_CHECKPOINT_VERSION=pinned.version, BOOTSEER_CHECKPOINT_DIGEST=pinned.digest)
@@ -260,9 +370,10 @@ class NodeCheckpoint:
 
     # ---- trouble and the end ---------------------------------------------------------------------------------
 
-    def _watch(self, limit_s: float) -> None:
+    def _watch(self) -> None:
         self._unwatch()
-        self._watchdog = self._loop.call_later(limit_s, self._fail, f"it has said nothing for {limit_s:g} s")
+        why = f"it has said nothing for {SILENCE_LIMIT_S:g} s"
+        self._watchdog = self._loop.call_later(SILENCE_LIMIT_S, self._fail, why)
 
     def _unwatch(self) -> None:
         if self._watchdog is not None:
@@ -274,16 +385,25 @@ class NodeCheckpoint:
         if self._why:
             return
         self._why = why
-        self._say(f"ranks read the checkpoint for themselves: the process that keeps it has failed: {why}")
         self.close()
-        if self._resolved is not None:
-            self._on_resolved(None, "")
-        if self._loaded is not None:
-            self._on_loaded("", "")
+        # One that hangs does not see that its connection is closed, and ranks need the memory that it holds.
+        self._guard.end_service(self._number)
+        said = "the process that keeps the checkpoint has failed"
+        if self._resolved is not None and self._has_keeper():
+            self._say(f"{said}, another one is started: {why}")
+            self._ask("resolve")
+            self._watch()
+        elif self._resolved is not None:
+            self._resolve_without()
+        else:
+            self._say(f"{said}, ranks read it for themselves: {why}")
+            if self._loaded is not None:
+                self._on_loaded(self._attempt, "", "")
 
     def close(self) -> None:
         """The keeper ends when its connection does."""
         self._unwatch()
+        self._forget_reminder()
         self._stop_listening()
         if self._connection is not None:
             self._loop.remove_reader(self._connection.fileno())

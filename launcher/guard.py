@@ -28,6 +28,7 @@ UNKILLABLE_AFTER_S = 5.0
 # Descendants of ranks are looked for a little after the ranks have got their signal, as that takes milliseconds of
 # CPU in which most ranks have ended, and again so long after anything has happened.
 LOOK_AFTER_S = 0.01
+SERVICE_GRACE_S = 5.0  # of a service that is told to end
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # Python ignores these in itself; programs expect the default, as subprocess restores it.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -170,12 +171,13 @@ class _Rank:
 class _Service:
     """A process that serves the job on this node and is no rank: stops do not touch it, it ends with the job."""
 
-    __slots__ = ("exec_fd", "number", "pid")
+    __slots__ = ("exec_fd", "kill_at_s", "number", "pid")
 
     def __init__(self, number: int, pid: int, exec_fd: int) -> None:
         self.number = number
         self.pid = pid
         self.exec_fd = exec_fd
+        self.kill_at_s: float | None = None  # it was told to end
 
 
 class _Guard:
@@ -231,6 +233,7 @@ class _Guard:
             no_children = no_children and not self._is_forking()
             self._advance_preloaded()
             self._advance(no_children)
+            self._kill_services()
             if self._ending and self._kill_at_s is None:
                 self._flush_at_end()
                 return
@@ -250,6 +253,7 @@ class _Guard:
                 moments.append(self._look_at_s)
         if self._preloaded is not None and (deadline_s := self._preloaded.deadline_s) is not None:
             moments.append(deadline_s)
+        moments += [each.kill_at_s for each in self._services.values() if each.kill_at_s is not None]
         if not moments:
             return None
         return max(0.0, (min(moments) - time.monotonic()) * 1000 + 1)
@@ -506,6 +510,20 @@ class _Guard:
             self._tell("service_ended", number, f"it cannot be started: {os.strerror(error.errno or 0).lower()}")
             return
         self._services[pid] = _Service(number, pid, exec_read)
+
+    def _do_end_service(self, number: int) -> None:
+        """Ends a service if it runs; one that hangs is killed."""
+        for service in self._services.values():
+            if service.number == number and service.kill_at_s is None:
+                os.kill(service.pid, signal.SIGTERM)  # ours, and not reaped: its pid is no other's
+                service.kill_at_s = time.monotonic() + SERVICE_GRACE_S
+
+    def _kill_services(self) -> None:
+        """Those that were told to end and have not heeded."""
+        for service in self._services.values():
+            if service.kill_at_s is not None and time.monotonic() >= service.kill_at_s:
+                service.kill_at_s = None
+                os.kill(service.pid, signal.SIGKILL)
 
     def _note_service_exit(self, service: _Service, status: int) -> None:
         failed = os.read(service.exec_fd, 4096)

@@ -108,6 +108,10 @@ class GuardClient:
         socket `address`. `service_ended` when it ends before."""
         self._ask("serve", number, argv, environ, list(unset), address)
 
+    def end_service(self, number: int) -> None:
+        """Ends a service, with SIGKILL if it does not heed; `service_ended` when it is gone."""
+        self._ask("end_service", number)
+
     def signal(self, keys: list[int], signum: int) -> None:
         """Passes a signal on; the ranks go on."""
         self._ask("signal", keys, signum)

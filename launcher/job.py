@@ -207,6 +207,14 @@ class Job:
             self._on_message(self._nodes[node], node, message, now_s)
         return self._take_orders()
 
+    def not_begun(self, node: int, attempt: int, now_s: float) -> list[Order]:
+        """The node never got its World of this attempt: it has nothing to stop and keeps its port."""
+        known = self._nodes.get(node)
+        if known is not None and attempt == self._attempt and known.part is Part.STOPPING:
+            self._set_part(known, Part.WAITING)
+            self._try_go_on(now_s)
+        return self._take_orders()
+
     def lost(self, node: int, reason: str, now_s: float, heard_s: float | None = None) -> list[Order]:
         """The connection to a node is gone or it has been silent for too long; last heard of at `heard_s`."""
         self._drop(node, reason, now_s, now_s - UNHEARD_S if heard_s is None else heard_s)

@@ -9,6 +9,7 @@ import gc
 import os
 from typing import TYPE_CHECKING
 
+from bootseer.errors import BootseerError
 from launcher.guard_client import Exited, GuardClient
 from launcher.loop import EventLoop
 from launcher.ranks import logs
@@ -131,8 +132,12 @@ class Node:
 
         def begin(checkpoint: dict[str, str]) -> None:
             def start(fork: bool) -> None:
-                if not group.is_stopping:
+                if group.is_stopping:
+                    return
+                try:
                     group.spawn(SECRET_VARIABLES, self._numa_prefix, self._visible_devices, checkpoint, fork)
+                except (BootseerError, OSError) as error:
+                    group.cannot_start(str(error))  # by now nobody may wait for `spawn` to return
 
             if not group.is_stopping:
                 self.preloader.settle(group.world.attempt == 0, start)
@@ -294,6 +299,8 @@ class Node:
 
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
+        if self.checkpoint is not None:
+            self.checkpoint.cancel()
         self._make_record()
         if self._record is not None:
             self._finish_record()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import resource
 from collections.abc import Mapping, Sequence
 
 from bootseer.checkpoint.mapping import advise, map_range
@@ -56,11 +55,10 @@ class Arena:
             self.first_unit.append(count)
             count += -(-file.size // length)
         self.units = count
-        self.is_held = bool(held)  # memory that somebody else keeps as well
         self.fds: list[int] = []
+        self._held_fds: set[int] = set()  # of memory that somebody else keeps as well
         self._maps: list[memoryview] = []
         self.states_fd = -1
-        _allow_descriptors(len(files) + 64)
         try:
             for file in files:
                 own = (held or {}).get(file.path)
@@ -70,6 +68,7 @@ class Arena:
                     self._maps.append(_seal(fd, file.size))
                 else:
                     self.fds.append(os.dup(own.fd))
+                    self._held_fds.add(self.fds[-1])
                     if own.view is None:
                         own.view = _seal(own.fd, file.size)
                     self._maps.append(own.view)
@@ -85,9 +84,19 @@ class Arena:
         return sum(file.size for file in self.files)
 
     @property
+    def is_held(self) -> bool:
+        """Whether somebody else keeps some of its memory as well."""
+        return bool(self._held_fds)
+
+    @property
     def taken_bytes(self) -> int:
         """What its memory really takes: pages that nobody has touched are not there."""
         return sum(os.fstat(fd).st_blocks for fd in self.fds) * 512
+
+    @property
+    def own_taken_bytes(self) -> int:
+        """Of that, what is gone when it is closed."""
+        return sum(os.fstat(fd).st_blocks for fd in self.fds if fd not in self._held_fds) * 512
 
     def view(self, file: int, start: int, end: int) -> memoryview:
         """Writable bytes of a file; only in the keeper and what it forks."""
@@ -141,6 +150,7 @@ class Arena:
         if self.states_fd >= 0:
             os.close(self.states_fd)
         self.fds, self._maps, self.states_fd = [], [], -1
+        self._held_fds = set()
 
 
 def new_memfd(name: str = "bootseer-arena") -> int:
@@ -164,11 +174,3 @@ def _seal(fd: int, size: int) -> memoryview:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
     return area
-
-
-def _allow_descriptors(count: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = len(os.listdir("/proc/self/fd")) + count
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        top = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 
 from bootseer.checkpoint.arena import READY
 from bootseer.checkpoint.mapping import map_range
+from bootseer.checkpoint.peers import is_own
 from bootseer.checkpoint.source import Request, Source, SourceFile
 from bootseer.errors import BootseerError, CheckpointError, NotFound, StorageError, Truncated
 
@@ -70,6 +70,7 @@ class ArenaSource:
         self._address = address
         self._idle = [keeper]  # connections; each is used by one thread at a time
         self._is_gone = False
+        self._has_let_go = False
         self._is_closed = False
         self._open_fallback = fallback
         self._fallback: Source | None = None
@@ -99,13 +100,15 @@ class ArenaSource:
         if not length:
             return memoryview(bytearray())
         self._wait([span])
-        fd = None if self._lacks(span) else self._open(span[0])
-        if fd is None:
+        if self._lacks(span):
             return None
-        try:
-            view = map_range(fd, offset, length, is_private=True)
-        except OSError:
-            return None  # too many mappings: copies need none
+        with self._opened(span[0]) as fd:
+            if fd is None:
+                return None
+            try:
+                view = map_range(fd, offset, length, is_private=True)
+            except OSError:
+                return None  # too many mappings: copies need none
         self._note(span)
         return view
 
@@ -130,6 +133,18 @@ class ArenaSource:
             os.close(fd)
         if self._fallback is not None:
             self._fallback.close()
+
+    def let_go(self) -> None:
+        """Gives up the arena's memory, as soon as no other thread reads from it: the rest comes from the store."""
+        self._check_process()
+        with self._lock:
+            self._is_gone = self._has_let_go = True
+            idle, self._idle = self._idle, []
+            unused = self._take_unused()
+        for keeper in idle:
+            keeper.close()
+        for fd in unused:
+            os.close(fd)
 
     def statistics(self) -> dict[str, int]:
         with self._lock:
@@ -194,17 +209,38 @@ class ArenaSource:
     def _fill(self, request: Request, span: Span) -> bool:
         if self._lacks(span):
             return False
-        fd = self._open(span[0])
-        if fd is None:
-            return False
-        done = 0
-        while done < len(request.target):
-            done += os.preadv(fd, [request.target[done:]], request.offset + done)
+        with self._opened(span[0]) as fd:
+            if fd is None:
+                return False
+            done = 0
+            while done < len(request.target):
+                done += os.preadv(fd, [request.target[done:]], request.offset + done)
         self._note(span)
         return True
 
+    @contextmanager
+    def _opened(self, number: int) -> Iterator[int | None]:
+        """The file's descriptor, which stays open for that long; None if nobody is there to give it."""
+        self._check_process()
+        with self._lock:
+            self._readers += 1
+        try:
+            yield self._open(number)
+        finally:
+            with self._lock:
+                self._readers -= 1
+                unused = self._take_unused()
+            for fd in unused:
+                os.close(fd)
+
+    def _take_unused(self) -> list[int]:
+        """Descriptors to close; with the lock."""
+        if not self._has_let_go or self._readers:
+            return []
+        fds, self._fds = self._fds, {}
+        return list(fds.values())
+
     def _open(self, number: int) -> int | None:
-        """The file's descriptor; None if nobody is there to give it."""
         fd = self._fds.get(number)
         if fd is not None:
             return fd
@@ -266,7 +302,7 @@ class ArenaSource:
         finally:
             if keeper is not None and not keeper.is_closed:
                 with self._lock:
-                    if self._is_closed:
+                    if self._is_closed or self._has_let_go:
                         keeper.close()
                     else:
                         self._idle.append(keeper)
@@ -281,6 +317,7 @@ class ArenaSource:
 
     def _begin_process(self) -> None:
         self._lock = threading.Lock()
+        self._readers = 0  # threads that use descriptors
         self._pid = os.getpid()
 
     def _get_fallback(self) -> Source:
@@ -310,8 +347,7 @@ class _Keeper:
         try:
             self._connection.settimeout(CONNECT_LIMIT_S)
             self._connection.connect(address)
-            _, uid, _ = struct.unpack("3i", self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if uid != os.geteuid():
+            if not is_own(self._connection):
                 raise OSError("it is another user's")
             self.tell({"do": "attach", "digest": digest, "rank": int(os.environ.get("LOCAL_RANK") or -1)})
             self.header: dict[str, Any] = self._hear()

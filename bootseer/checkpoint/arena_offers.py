@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import struct
 from typing import Any
 
 from bootseer.checkpoint.arena import Held, new_memfd
 from bootseer.checkpoint.layout import Layout
 from bootseer.checkpoint.lines import LineSocket
 from bootseer.checkpoint.manifest import is_file_path, is_unit, is_version
+from bootseer.checkpoint.peers import Listener
 
 SOCKET_NAME = "saves"
 MOST_FILE_BYTES = 1 << 44
@@ -54,10 +54,7 @@ class Offers:
         self.bytes = 0  # of all
         self._savers: dict[int, _Saver] = {}
         self.address = os.path.join(folder, SOCKET_NAME)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.address)
-        self._listener.listen(256)
-        selector.register(self._listener.fileno(), selectors.EVENT_READ, self._accept)
+        self._listener = Listener(self.address, selector, self._take_saver)
 
     def find(self, version: str, path: str, layout: Layout) -> tuple[Held, list[int]] | None:
         """A file that was left here and its units; None if there is nothing of it that could be right."""
@@ -71,33 +68,30 @@ class Offers:
         ]
         return (file.held, units) if units else None
 
+    def bytes_of(self, version: str) -> int:
+        """What was left of a version."""
+        return sum(file.bytes for file in self._versions.get(version, {}).values())
+
     def close(self) -> None:
         for saver in list(self._savers.values()):
             self._drop(saver)
         for version in list(self._versions):
             self._forget(version)
-        self._selector.unregister(self._listener.fileno())
         self._listener.close()
-        os.unlink(self.address)
 
     def close_inherited(self) -> None:
         """In a forked child: these connections are the keeper's."""
-        self._listener.close()
+        self._listener.close_inherited()
         for saver in self._savers.values():
             saver.connection.close()
 
     # ---- savers ----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():
-            connection.close()
-            return
+    def _take_saver(self, connection: socket.socket) -> None:
         connection.settimeout(ANSWER_LIMIT_S)
         saver = _Saver(connection)
-        self._savers[connection.fileno()] = saver
         self._selector.register(connection.fileno(), selectors.EVENT_READ, lambda: self._hear(saver))
+        self._savers[connection.fileno()] = saver
 
     def _hear(self, saver: _Saver) -> None:
         if saver.connection.fileno() < 0:

@@ -17,16 +17,14 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import socket
-import struct
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from bootseer.checkpoint.arena import READY, Arena
 from bootseer.checkpoint.lines import LineSocket
+from bootseer.checkpoint.peers import Listener
 from bootseer.checkpoint.spans import Spans
 from bootseer.checkpoint.versions import Pinned
 
@@ -65,7 +63,6 @@ class ArenaServer:
     ) -> None:
         """`want`: has units fetched; tells at once which cannot be had, and why. `done`: a rank has its part, or
         a rank has come or gone since."""
-        self._folder = folder
         self._selector = selector
         self._want = want
         self._on_done = done
@@ -74,21 +71,16 @@ class ArenaServer:
         self._alive_s = 0.0
         self._arena: Arena | None = None
         self._pinned: Pinned | None = None
-        self._link_folders: list[str] = []
         self.asked: dict[str, Spans] = {}  # what ranks have read
         self.done: set[int] = set()  # ranks that have their part
-        self.is_used = False
+        self.is_used = False  # ranks have its memory, or can have it at any time
         self.address = os.path.join(folder, SOCKET_NAME)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.address)
-        self._listener.listen(256)
-        selector.register(self._listener.fileno(), selectors.EVENT_READ, self._accept)
+        self._listener = Listener(self.address, selector, self._take_client)
 
     def serve(self, arena: Arena, pinned: Pinned) -> None:
         """From now on this is what ranks get; those of another version are sent away."""
         for client in list(self._clients.values()):
             self._drop(client)
-        self._drop_links()
         self._arena, self._pinned = arena, pinned
         self.asked = {}
         self.done = set()
@@ -133,49 +125,24 @@ class ArenaServer:
             for client in {each.client for questions in self._questions.values() for each in questions}:
                 client.lines.send({"id": 0})
 
-    def make_links(self, single: bool) -> str:
-        """A folder with a link for each file, for code that opens them by name; with `single` the only link."""
-        assert self._arena is not None
-        folder = tempfile.mkdtemp(prefix="files-", dir=self._folder)
-        self._link_folders.append(folder)
-        for file, fd in zip(self._arena.files, self._arena.fds, strict=True):
-            path = os.path.join(folder, file.path)
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
-        return os.path.join(folder, self._arena.files[0].path) if single else folder
-
     def close(self) -> None:
         for client in list(self._clients.values()):
             self._drop(client)
-        self._drop_links()
-        self._selector.unregister(self._listener.fileno())
         self._listener.close()
-        os.unlink(self.address)
 
     def close_inherited(self) -> None:
         """In a forked child: these connections are the keeper's."""
-        self._listener.close()
+        self._listener.close_inherited()
         for client in self._clients.values():
             client.connection.close()
 
-    def _drop_links(self) -> None:
-        """Before descriptors are closed: their numbers will be those of other files."""
-        for folder in self._link_folders:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._link_folders = []
-
     # ---- clients ---------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():
-            connection.close()
-            return
+    def _take_client(self, connection: socket.socket) -> None:
         connection.settimeout(SEND_LIMIT_S)
         client = _Client(connection)
-        self._clients[connection.fileno()] = client
         self._selector.register(connection.fileno(), selectors.EVENT_READ, lambda: self._hear(client))
+        self._clients[connection.fileno()] = client
 
     def _hear(self, client: _Client) -> bool:
         """Whether it has said something."""

@@ -52,9 +52,12 @@ def is_unfinished(name: str) -> bool:
 
 
 async def step_folders(store: Store, path: str, entries: Sequence[Entry]) -> list[str]:
-    """Folders of single saves, the one to take first at the front."""
+    """Folders of single saves, the one to take first at the front.
+
+    That is the one which the saver says is complete; should it be none, its older ones, then what is newer.
+    """
     folders = [entry.name for entry in entries if entry.is_folder and not _UNFINISHED.search(entry.name)]
-    numbered = [(number, name) for name in folders if (number := step_of(name)) is not None]
+    numbered = sorted(((number, name) for name in folders if (number := step_of(name)) is not None), reverse=True)
     for pointer in POINTERS:
         if not any(entry.name == pointer and not entry.is_folder for entry in entries):
             continue
@@ -62,12 +65,14 @@ async def step_folders(store: Store, path: str, entries: Sequence[Entry]) -> lis
             text = (await read_small(store, _join(path, pointer), 4096)).decode("utf-8", "replace").strip()
         except StorageError:
             continue
-        if text in folders:
-            return [text]
-        pointed = [name for number, name in numbered if text.isdigit() and number == int(text[:18])]
+        last = step_of(text)
+        pointed = [text] if text in folders else []
+        if text.isdigit():
+            pointed += [name for number, name in numbered if number == last and name != text]
         if pointed:
-            return pointed
-    return [name for _, name in sorted(numbered, reverse=True)]
+            older = [name for number, name in numbered if last is None or number <= last]
+            return list(dict.fromkeys([*pointed, *older, *(name for _, name in numbered)]))
+    return [name for _, name in numbered]
 
 
 async def judge(store: Store, folder: str, entries: Sequence[Entry], depth: int = DEPTH) -> bool | None:

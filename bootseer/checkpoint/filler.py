@@ -1,4 +1,4 @@
-"""What the keeper forks to do its reading: finds versions, and fills the arena that it has inherited.
+"""What the keeper forks to do its reading: fills the arena that it has inherited.
 
 A process of its own, so that the keeper stays free of threads and can fork another one when this one dies: what is
 ready in the arena stays ready. Orders and news are JSON lines over a socket. Ranks' demand goes before prefetch.
@@ -12,75 +12,22 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
 from typing import Any
-
-import msgspec
 
 from bootseer import aio
 from bootseer.checkpoint.arena import EMPTY, FAILED, READY, TAKEN, Arena
 from bootseer.checkpoint.direct import StoredFile
+from bootseer.checkpoint.keeper_process import run_child
 from bootseer.checkpoint.opening import local_path, store_at
 from bootseer.checkpoint.sums import crc32c
-from bootseer.checkpoint.versions import Pinned, pin, resolve
-from bootseer.errors import BootseerError, CheckpointError, NotFound
+from bootseer.checkpoint.versions import Pinned
+from bootseer.errors import BootseerError
 from bootseer.storage.local_reading import read_range
 from bootseer.storage.page_cache import is_remote
-from bootseer.storage.paths import redact
 from bootseer.storage.ranges import RangeReader, RangeRequest
 
 AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of these are on their way
 READ_BYTES = 16 << 20  # neighbouring units are read together up to here
-TELL_AFTER_S = 3.0
-RESOLVE_TRIES_S = 60.0  # a store that is away for a moment must not end a job
-News = Callable[[dict[str, Any]], None]
-
-
-def run_resolver(connection: socket.socket, url: str, version: str, digest: str) -> None:
-    """Finds the newest version of `url`, or the one given, and tells it; ends the process.
-
-    While the store is away it tries again for a while, and tells that once.
-    """
-    has_told = False
-
-    async def find() -> dict[str, Any]:
-        store, path = store_at(url)
-        try:
-            found = await (pin(store, path, version, digest) if digest else resolve(store, path))
-        finally:
-            await store.aclose()
-        return {"pinned": json.loads(msgspec.json.encode(found))}
-
-    def tell(why: str) -> None:
-        nonlocal has_told
-        if not has_told:
-            has_told = True
-            connection.sendall(json.dumps({"waiting": why}).encode() + b"\n")
-
-    async def attempt(_: int) -> dict[str, Any]:
-        # The store tries again by itself, too.
-        timer = asyncio.get_running_loop().call_later(TELL_AFTER_S, tell, f"{redact(url)} does not answer")
-        try:
-            return await find()
-        except BootseerError as error:
-            if error.retryable:
-                tell(str(error))
-            raise
-        finally:
-            timer.cancel()
-
-    async def patiently() -> dict[str, Any]:
-        policy = aio.RetryPolicy(tries=30, base_s=0.5, most_s=5.0, budget_s=RESOLVE_TRIES_S)
-        try:
-            return await aio.retry(policy, attempt)
-        except NotFound as error:
-            return {"absent": str(error)}
-        except CheckpointError as error:
-            return {"absent": str(error)}
-        except BootseerError as error:
-            return {"failed": str(error)}
-
-    _run(connection, patiently)
 
 
 def run_filler(connection: socket.socket, url: str, pinned: Pinned, arena: Arena) -> None:
@@ -90,20 +37,7 @@ def run_filler(connection: socket.socket, url: str, pinned: Pinned, arena: Arena
         await _Filler(connection, url, pinned, arena).run()
         return {"ended": True}
 
-    _run(connection, fill)
-
-
-def _run(connection: socket.socket, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> None:
-    try:
-        news = asyncio.run(work())
-    except BaseException as error:
-        news = {"failed": f"{type(error).__name__}: {error}"}
-    try:
-        connection.setblocking(True)
-        connection.sendall(json.dumps(news).encode() + b"\n")
-    except OSError:
-        pass  # the keeper is gone
-    os._exit(0)
+    run_child(connection, fill)
 
 
 class _Filler:

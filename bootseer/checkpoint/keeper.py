@@ -7,14 +7,17 @@ its input does, and leaves nothing behind.
     start    url memory_bytes arena_bytes keep local_world_size nodes
                                   looks for the version and makes memory ready
              whole                          all of it is wanted, whatever an earlier load has read
-                                  -> listening saves ("" without arena_bytes): where savers leave units
-    resolve                       -> resolved version digest | absent why | unresolved why
+                                  -> listening saves shown: where savers leave units ("" without arena_bytes),
+                                     and the URL without secrets
+    resolve                       -> resolved version digest | absent why kind | unresolved why
+                                     kind: "none" (nothing is there) or "unusable" (nothing complete)
     load     version digest world_size nnodes group_rank attempt
-                                  -> progress bytes of_bytes ... then ready path address | direct why path
+                                  -> progress bytes of_bytes ... then ready path address | direct why path,
+                                     all with the order's attempt
     release                       ranks have what they need: what was read is recorded, the memory is given up
     statistics                    -> statistics: bytes in the arena and left by savers, units, readers, ranks
     end                           as the end of input
-                                  -> at any time said text: a line for people
+                                  -> at any time said text: a line for people; alive: what takes long goes on
 """
 
 from __future__ import annotations
@@ -37,19 +40,29 @@ from bootseer.checkpoint.arena import EMPTY, FAILED, READY, SHARD_UNIT_BYTES, UN
 from bootseer.checkpoint.arena_offers import Offers
 from bootseer.checkpoint.arena_server import ArenaServer, Unit
 from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide, read_memory
-from bootseer.checkpoint.filler import run_filler, run_resolver
-from bootseer.checkpoint.keeper_process import MOUNT_NAME, die_with_parent, make_folder, take_streams
+from bootseer.checkpoint.filler import run_filler
+from bootseer.checkpoint.keeper_process import (
+    Child,
+    allow_descriptors,
+    end_child,
+    fork_child,
+    make_folder,
+    take_streams,
+)
 from bootseer.checkpoint.lines import LineSocket
-from bootseer.checkpoint.opening import local_path
-from bootseer.checkpoint.rank_mount import RankMount
+from bootseer.checkpoint.rank_paths import RankPaths, Shown, own_path
 from bootseer.checkpoint.recordings import Recordings, cache_folder
+from bootseer.checkpoint.resolving import Resolver
 from bootseer.checkpoint.source import SourceFile
-from bootseer.checkpoint.versions import PLAIN, Pinned
+from bootseer.checkpoint.versions import Pinned
 from bootseer.errors import BootseerError, CheckpointError
+from bootseer.storage.paths import redact
 
 MOST_FILLERS = 3  # that may die before ranks read for themselves
 PROGRESS_S = 0.5
-QUIET_S = 5.0  # after all ranks have said that they have their part, and none has come back
+# After all ranks have said that they have their part, and none has come back. Where first steps are seen, they
+# come first; elsewhere a program may build its optimizer before it loads that one's state.
+QUIET_S = 60.0
 DCP_METADATA = ".metadata"
 
 
@@ -58,14 +71,6 @@ class State(Enum):
     PINNING = "pinning"  # a load has been ordered, its files are being looked up
     LOADING = "loading"  # it will be told when the files are there
     SERVING = "serving"
-
-
-class Child:
-    """A resolver or filler, and the connection to it."""
-
-    def __init__(self, pid: int, lines: LineSocket) -> None:
-        self.pid = pid
-        self.lines = lines
 
 
 class Keeper:
@@ -83,11 +88,8 @@ class Keeper:
         self._server: ArenaServer | None = None
         self._filler: Child | None = None
         self._fillers = 0
-        self._resolver: Child | None = None
-        self._asked: Callable[[dict[str, Any]], None] | None = None  # who waits for the resolver
         self._offers: Offers | None = None
         self._planned: set[Unit] = set()
-        self._mount: RankMount | None = None  # of this attempt
         self._is_waiting = False  # ranks start when all that is planned is there
         self._room_bytes = 0  # what the arena may still take
         self._admitted = bytearray()  # of each unit, whether that counts it
@@ -96,6 +98,8 @@ class Keeper:
         self._position = prefetch.Position(1, 1, 0)
         self._recordings = Recordings(cache_folder(os.environ))
         self._folder, self._lock_fd = make_folder()
+        self._resolver = Resolver(self._selector, self._fork, self._say, self._say_alive)
+        self._paths = RankPaths(self._folder, self._selector, self._say, self._say_alive)
         self._is_over = False
 
     # ---- loop ------------------------------------------------------------------------------------------------
@@ -113,8 +117,8 @@ class Keeper:
 
     def _end(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the guard's, at the end of the job
-        self._drop_resolver()
-        self._drop_mount()
+        self._resolver.drop()
+        self._paths.drop()
         if self._server is not None and self._server.is_used:
             self._release(complete=False)
         self._drop_arena()
@@ -127,8 +131,8 @@ class Keeper:
         """About every second."""
         if self._server is not None:
             self._server.tick()
-        if self._mount is not None:
-            self._mount.tick()
+        self._resolver.tick()
+        self._paths.tick()
         limit_s = float(self._start.get("quiet_s", QUIET_S))
         if self._quiet_since_s is not None and time.monotonic() - self._quiet_since_s > limit_s:
             self._quiet_since_s = None
@@ -148,7 +152,8 @@ class Keeper:
                     limit = int(order.get("arena_bytes") or 0)
                     if limit and self._offers is None:
                         self._offers = Offers(self._folder, self._selector, limit)
-                    self._answer("listening", saves="" if self._offers is None else self._offers.address)
+                    saves = "" if self._offers is None else self._offers.address
+                    self._answer("listening", saves=saves, shown=redact(self._url))
                     self._look_ahead()
                 case "resolve":
                     self._resolve()
@@ -164,6 +169,15 @@ class Keeper:
     def _answer(self, did: str, **fields: object) -> None:
         self._launcher.send({"did": did, **fields})
 
+    def _answer_load(self, did: str, **fields: object) -> None:
+        self._answer(did, attempt=int(self._load["attempt"]), **fields)
+
+    def _say(self, text: str) -> None:
+        self._answer("said", text=text)
+
+    def _say_alive(self) -> None:
+        self._answer("alive")
+
     # ---- which version ---------------------------------------------------------------------------------------
 
     def _look_ahead(self) -> None:
@@ -173,7 +187,7 @@ class Keeper:
             if "pinned" in news and self._state is State.IDLE:
                 self._get_ready(_to_pinned(news["pinned"]))
 
-        self._ask_resolver("", "", found)
+        self._resolver.ask(self._url, "", "", found)
 
     def _get_ready(self, pinned: Pinned) -> None:
         """Memory that will surely be filled is made before it is."""
@@ -189,49 +203,23 @@ class Keeper:
                 if self._state is State.IDLE:
                     self._get_ready(pinned)
             elif "absent" in news:
-                self._answer("absent", why=news["absent"])
+                self._answer("absent", why=news["absent"], kind=news["kind"])
             else:
                 self._answer("unresolved", why=news["failed"])
 
-        self._ask_resolver("", "", found)
-
-    def _ask_resolver(self, version: str, digest: str, found: Callable[[dict[str, Any]], None]) -> None:
-        self._drop_resolver()
-        self._asked = found
-        self._resolver = self._fork(lambda connection: run_resolver(connection, self._url, version, digest))
-        self._selector.register(self._resolver.lines.fd, selectors.EVENT_READ, self._hear_resolver)
-
-    def _hear_resolver(self) -> None:
-        assert self._resolver is not None
-        lines = self._resolver.lines.receive()
-        if lines is None:
-            lines = [{"failed": "the process that looks for the version has died"}]
-        for each in lines:
-            if "waiting" in each:
-                self._answer("said", text=f"trying again: {each['waiting']}")
-        found = [each for each in lines if "waiting" not in each]
-        if not found:
-            return
-        [news] = found
-        asked, self._asked = self._asked, None
-        self._drop_resolver()
-        if asked is not None:
-            asked(news)
-
-    def _drop_resolver(self) -> None:
-        child, self._resolver = self._resolver, None
-        if child is not None:
-            self._end_child(child)
+        self._resolver.ask(self._url, "", "", found)
 
     # ---- loading ---------------------------------------------------------------------------------------------
 
     def _begin_load(self, order: dict[str, Any]) -> None:
-        self._drop_mount()  # the kernel would answer from what the last attempt has read, and none be recorded
+        # Of a mount the kernel would answer from what the last attempt has read, and none be recorded.
+        self._paths.drop()
         self._load = order
         self._position = prefetch.Position(
             int(order["world_size"]), int(order["nnodes"]), int(order["group_rank"])
         )
         self._fillers = 0
+        self._planned, self._is_waiting = set(), False
         digest = str(order["digest"])
         self._state = State.PINNING
         if self._pinned is not None and self._pinned.digest == digest:
@@ -244,7 +232,7 @@ class Keeper:
             else:
                 self._go_direct(str(news.get("failed") or news.get("absent")))
 
-        self._ask_resolver(str(order["version"]), digest, found)
+        self._resolver.ask(self._url, str(order["version"]), digest, found)
 
     def _serve(self, pinned: Pinned) -> None:
         """Prefetches what the plan says; ranks are told where the arena is."""
@@ -274,7 +262,8 @@ class Keeper:
         if self._planned:
             self._filler.lines.send({"prefetch": [each for each in units if each in self._planned]})
         # Of several nodes those that read it whole the last time get it as links as well.
-        self._is_waiting = self._is_whole or (plan.kind == prefetch.WHOLE and not self._own_path())
+        has_own = own_path(self._url, pinned.version) != ""
+        self._is_waiting = self._is_whole or (plan.kind == prefetch.WHOLE and not has_own)
         self._advance()
 
     @property
@@ -300,60 +289,36 @@ class Keeper:
             if now_s - self._told_s > PROGRESS_S:
                 self._told_s = now_s
                 left = sum(end - start for start, end in (arena.extent(*each) for each in self._planned))
-                self._answer("progress", bytes=arena.size - left, of_bytes=arena.size)
+                self._answer_load("progress", bytes=arena.size - left, of_bytes=arena.size)
             return
-        assert self._pinned is not None
         self._state = State.SERVING
-        # For code that opens files by name: links into the arena if all is there, else the files' own, or a mount.
-        path = self._own_path()
-        if all(arena.is_complete(number) for number in range(len(arena.files))):
-            path = server.make_links(len(self._pinned.files) == 1 and self._names_a_file())
-        if path:
-            self._answer("ready", path=path, address=server.address)
-        else:
-            self._show(server.address, lambda found: self._answer("ready", path=found, address=server.address))
+        server.is_used = True  # from now on ranks may map it, also those that only know its files' names
+        address = server.address
+        self._paths.show(
+            self._shown, arena, address, lambda path: self._answer_load("ready", path=path, address=address)
+        )
 
-    def _show(self, arena: str, then: Callable[[str], object]) -> None:
-        """Mounts the version and calls `then` with the folder, or with "": ranks get the URL."""
-        assert self._pinned is not None
-
-        def shown(path: str, why: str) -> None:
-            if not path:
-                self._answer("said", text=f"the checkpoint has no path, ranks find its URL: {why}")
-            then(path)
-
-        self._drop_mount()
-        self._mount = RankMount(self._selector, os.path.join(self._folder, MOUNT_NAME), shown)
-        self._mount.start(self._url, self._pinned.version, self._pinned.digest, arena)
-
-    def _drop_mount(self) -> None:
-        mount, self._mount = self._mount, None
-        if mount is not None:
-            mount.end()
-
-    def _names_a_file(self) -> bool:
-        """Whether the URL is that of a file."""
-        assert self._pinned is not None
-        name = self._url.rstrip("/").rpartition("/")[2]
-        return self._pinned.kind == PLAIN and not self._pinned.version and self._pinned.files[0].path == name
-
-    def _own_path(self) -> str:
-        """The pinned version on a file system of this machine; "" elsewhere, and of striped ones."""
-        path = local_path(self._url)
-        if path is None or self._pinned is None or self._pinned.kind != PLAIN:
-            return ""
-        return os.path.join(path, self._pinned.version) if self._pinned.version else path
+    @property
+    def _shown(self) -> Shown:
+        pinned = self._pinned
+        assert pinned is not None
+        return Shown(self._url, pinned.version, pinned.digest, tuple(file.path for file in pinned.files))
 
     def _go_direct(self, why: str, *, shows: bool = False) -> None:
         """`shows`: the store is as it should be, so that ranks can be given a path by a mount."""
-        path = self._own_path()
-        self._drop_arena()
         was_loading = self._state in (State.PINNING, State.LOADING)
         self._state = State.SERVING
-        if was_loading and shows and not path:
-            self._show("", lambda found: self._answer("direct", why=why, path=found))
-        elif was_loading:
-            self._answer("direct", why=why, path=path)
+        if not was_loading:
+            self._paths.give_back(self._drop_arena)
+            return
+        self._resolver.drop()
+        self._drop_arena()
+        # Of the version that was ordered: this node may have seen only another one.
+        path = own_path(self._url, str(self._load["version"]))
+        if shows and not path:
+            self._paths.show_mount(self._shown, "", lambda found: self._answer_load("direct", why=why, path=found))
+        else:
+            self._answer_load("direct", why=why, path=path)
 
     def _note_done(self) -> None:
         """A rank's connection has ended. When all ranks of this node have their part, memory is given up soon.
@@ -376,9 +341,9 @@ class Keeper:
             if made is not None:
                 why = self._recordings.save(files, self._position, made, complete)
                 if why:
-                    self._answer("said", text=why)
+                    self._say(why)
         if not self._start.get("keep"):
-            self._drop_arena()
+            self._paths.give_back(self._drop_arena)
 
     def _statistics(self) -> dict[str, object]:
         arena = self._arena
@@ -397,9 +362,9 @@ class Keeper:
 
     def _capacity(self) -> Capacity:
         asked = self._start.get("memory_bytes")
-        held = self._arena.taken_bytes if self._arena is not None else 0
-        if self._offers is not None:
-            held += self._offers.bytes
+        held = self._arena.own_taken_bytes if self._arena is not None else 0
+        if self._offers is not None and self._pinned is not None:
+            held += self._offers.bytes_of(self._pinned.striped_version)  # other versions stay
         return allowed(read_memory(), "" if asked is None else str(int(asked)), held)
 
     def _use(self, pinned: Pinned) -> None:
@@ -440,9 +405,9 @@ class Keeper:
     def _find_saved(self, pinned: Pinned) -> dict[str, tuple[Held, list[int]]]:
         """Files of which a saver has left something, and which units."""
         found = {}
-        for file in pinned.files if self._offers is not None and pinned.version else ():
+        for file in pinned.files if self._offers is not None and pinned.striped_version else ():
             assert self._offers is not None
-            left = self._offers.find(pinned.version, file.path, file.layout) if file.sums else None
+            left = self._offers.find(pinned.striped_version, file.path, file.layout) if file.sums else None
             if left is not None:
                 found[file.path] = left
         return found
@@ -457,6 +422,8 @@ class Keeper:
         ]
         for file, unit in units:
             self._admitted[arena.first_unit[file] + unit] = 1
+            start, end = arena.extent(file, unit)
+            self._room_bytes -= end - start
         filler.lines.send({"check": units})
 
     def _admit(self, unit: Unit) -> bool:
@@ -472,6 +439,7 @@ class Keeper:
         return True
 
     def _drop_arena(self) -> None:
+        self._paths.drop_links()
         self._stop_filler()
         if self._server is not None:
             self._server.close()
@@ -495,7 +463,7 @@ class Keeper:
     def _stop_filler(self) -> None:
         child, self._filler = self._filler, None
         if child is not None:
-            self._end_child(child)
+            end_child(child, self._selector)
             if self._arena is not None:
                 self._arena.forget_taken()
 
@@ -508,7 +476,7 @@ class Keeper:
             elif "failed_units" in news:
                 self._note_units(news["failed_units"], str(news["why"]))
             elif "failed" in news:
-                self._answer("said", text=f"the reader of the checkpoint has failed: {news['failed']}")
+                self._say(f"the reader of the checkpoint has failed: {news['failed']}")
         if lines is None:
             self._replace_filler()
 
@@ -525,10 +493,18 @@ class Keeper:
     def _replace_filler(self) -> None:
         """It has died: what is ready stays, the rest is asked for again."""
         self._stop_filler()
+        if self._arena is not None and self._server is not None:
+            # It may have died before it could tell what it had made ready.
+            arena, asked = self._arena, {*self._server.wanted(), *self._planned}
+            self._note_units([list(each) for each in asked if arena.state(*each) == READY], "")
         if self._fillers >= MOST_FILLERS:
             self._go_direct(f"the process that reads it has died {self._fillers} times")
             return
-        self._start_filler()
+        try:
+            self._start_filler()
+        except OSError as error:
+            self._go_direct(f"no process could be started to read it: {error.strerror}")
+            return
         if self._filler is not None and self._server is not None and self._arena is not None:
             self._filler.lines.send({"want": self._server.wanted()})
             self._filler.lines.send({"prefetch": sorted(self._planned)})
@@ -548,39 +524,19 @@ class Keeper:
     # ---- processes -------------------------------------------------------------------------------------------
 
     def _fork(self, work: Callable[[socket.socket], None]) -> Child:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                ours.close()
-                self._be_child()
-                work(theirs)
-            finally:
-                os._exit(1)
-        theirs.close()
-        return Child(pid, LineSocket(ours))
+        return fork_child(work, self._be_child)
 
     def _be_child(self) -> None:
         """What is the keeper's must not stay open here: its ranks and bootrun would not see it end."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        die_with_parent()
         self._launcher.close()
         if self._server is not None:
             self._server.close_inherited()
         if self._offers is not None:
             self._offers.close_inherited()
-        for child in (self._resolver, self._filler):
-            if child is not None:
-                child.lines.close()
-
-    def _end_child(self, child: Child) -> None:
-        self._selector.unregister(child.lines.fd)
-        child.lines.close()
-        try:
-            os.kill(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        os.waitpid(child.pid, 0)
+        self._resolver.close_inherited()
+        self._paths.close_inherited()
+        if self._filler is not None:
+            self._filler.lines.close()
 
 
 def _to_pinned(record: object) -> Pinned:
@@ -590,6 +546,7 @@ def _to_pinned(record: object) -> Pinned:
 def main() -> NoReturn:
     """Serves until standard input ends."""
     os.umask(0o077)
+    allow_descriptors()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for signum in (signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # bootrun decides

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import fcntl
+import json
 import os
+import resource
+import selectors
 import shutil
 import signal
+import socket
 import tempfile
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from bootseer.checkpoint.lines import LineSocket
 from bootseer.checkpoint.rank_mount import clean
@@ -16,6 +23,15 @@ FOLDER = "bootseer-arena-"
 LOCK_NAME = "lock"
 MOUNT_NAME = "mount"
 MOST_PARENT_BYTES = 70  # addresses of sockets have at most 107 bytes
+MOST_DESCRIPTORS = 1 << 20
+
+
+class Child:
+    """A process that the keeper has forked, and the connection to it."""
+
+    def __init__(self, pid: int, lines: LineSocket) -> None:
+        self.pid = pid
+        self.lines = lines
 
 
 def make_folder() -> tuple[str, int]:
@@ -70,3 +86,57 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def allow_descriptors() -> None:
+    """As many as we may have: a descriptor for each file, each connection, and all that savers leave."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    top = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < top:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
+
+
+def fork_child(work: Callable[[socket.socket], None], be_child: Callable[[], object]) -> Child:
+    """Runs `work` in a child that ends with us, after `be_child`. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
+    if pid == 0:
+        try:
+            ours.close()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            die_with_parent()
+            be_child()
+            work(theirs)
+        finally:
+            os._exit(1)
+    theirs.close()
+    return Child(pid, LineSocket(ours))
+
+
+def end_child(child: Child, selector: selectors.BaseSelector) -> None:
+    selector.unregister(child.lines.fd)
+    child.lines.close()
+    try:
+        os.kill(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    os.waitpid(child.pid, 0)
+
+
+def run_child(connection: socket.socket, work: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> None:
+    """The whole life of a child that has an event loop: tells what `work` comes to, and ends the process."""
+    try:
+        news = asyncio.run(work())
+    except BaseException as error:
+        news = {"failed": f"{type(error).__name__}: {error}"}
+    try:
+        connection.setblocking(True)
+        connection.sendall(json.dumps(news).encode() + b"\n")
+    except OSError:
+        pass  # the keeper is gone
+    os._exit(0)

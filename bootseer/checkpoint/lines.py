@@ -8,23 +8,30 @@ import socket
 from typing import Any
 
 MOST_WAITING_BYTES = 512 << 20  # of one line: manifests of many files are long
+SEND_LIMIT_S = 30.0  # the other end reads nothing for so long
 
 
 class LineSocket:
-    """Sends and receives objects; receiving never blocks when the descriptor is readable."""
+    """Sends and receives objects; receiving from a socket never blocks."""
 
     def __init__(self, connection: socket.socket | None, read_fd: int = -1, write_fd: int = -1) -> None:
+        """A connection without a time limit of its own gets one."""
         self._connection = connection
         self.fd = connection.fileno() if connection is not None else read_fd
         self._write_fd = connection.fileno() if connection is not None else write_fd
         self._waiting = bytearray()
+        self._is_broken = False
+        if connection is not None and connection.gettimeout() is None:
+            connection.settimeout(SEND_LIMIT_S)  # so that its descriptor is one that does not block, too
 
     @classmethod
     def of_streams(cls, read_fd: int, write_fd: int) -> LineSocket:
         return cls(None, read_fd, write_fd)
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Whole lines that have come; None when the other end is closed or says what is no line."""
+        """Whole lines that have come; None when the other end is closed, is lost, or says what is no line."""
+        if self._is_broken:
+            return None
         try:
             data = os.read(self.fd, 1 << 20)
         except BlockingIOError:
@@ -43,16 +50,18 @@ class LineSocket:
         return found if all(isinstance(each, dict) for each in found) else None
 
     def send(self, record: dict[str, Any]) -> None:
-        """Waits until it is out; what is sent to an end that is closed is lost."""
+        """Waits until it is out, within limits; what is sent to an end that is lost is lost."""
+        if self._is_broken:
+            return
         data = memoryview(json.dumps(record).encode() + b"\n")
         try:
             if self._connection is not None:
-                self._connection.sendall(data)  # as long as its own time limit allows
+                self._connection.sendall(data)
                 return
             while data:
                 data = data[os.write(self._write_fd, data) :]
         except OSError:
-            pass  # `receive` tells
+            self._break()
 
     def close(self) -> None:
         if self._connection is not None:
@@ -60,3 +69,12 @@ class LineSocket:
         else:
             for fd in {self.fd, self._write_fd}:
                 os.close(fd)
+
+    def _break(self) -> None:
+        """Half a line may be out: nothing that follows could be understood. Who waits for it is told."""
+        self._is_broken = True
+        if self._connection is not None:
+            try:
+                self._connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the other end has closed it

@@ -82,12 +82,11 @@ def mount_checkpoint(
     _check(writable, version, keep, settle_s)
     if not foreground:
         return _start({**settings, "folder": os.path.abspath(folder)}, log_path)
-    free_bytes = read_memory().free_bytes
     options = Options(
         name=f"bootseer:{redact(url)}",
-        window_bytes=window_bytes or max(LEAST_WINDOW_BYTES, min(WINDOW_BYTES, free_bytes // MEMORY_SHARE)),
+        window_bytes=window_bytes or default_window_bytes(),
         allow_other=allow_other,
-        spool_bytes=min(SPOOL_BYTES, free_bytes // MEMORY_SHARE) if spool_bytes is None else spool_bytes,
+        spool_bytes=min(SPOOL_BYTES, _share_bytes()) if spool_bytes is None else spool_bytes,
         spool_folder=spool_folder,
         settle_s=settle_s,
     )
@@ -103,6 +102,15 @@ def mount_checkpoint(
 
 
 _NOT_SETTINGS = ("foreground", "log_path", "on_ready")
+
+
+def default_window_bytes() -> int:
+    """Memory for reading: less where memory is short."""
+    return max(LEAST_WINDOW_BYTES, min(WINDOW_BYTES, _share_bytes()))
+
+
+def _share_bytes() -> int:
+    return read_memory().free_bytes // MEMORY_SHARE
 
 
 class SourceFiles:

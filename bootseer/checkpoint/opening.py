@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -104,7 +104,7 @@ def open_source(
     inner = None if version else inside_job(job, name)
     if inner is not None:
         source = open_job(job, verify)
-        return Opened(source, inner or _only_file(source, job.url))
+        return Opened(source, inner or only_file(job.url, source.version, source.files))
     if name.endswith(INDEX_SUFFIX) and not version:
         try:
             return _open_index(name, verify)
@@ -159,7 +159,7 @@ def parent_of(url: str) -> tuple[str, str] | None:
 def open_job(job: Job, verify: str | None) -> Source:
     """From the arena; where that cannot be, from the store, the very same version."""
 
-    def open_directly(why: str = "the process that keeps it has ended") -> Source:
+    def open_directly(why: str = "it has been given back, or the process that keeps it has ended") -> Source:
         line = f"bootseer: reading {redact(job.url)} directly, not from this node's arena: {why}"
         print(line, file=sys.stderr, flush=True)
         return _open_pinned(job.url or job.path, verify, job.version, job.digest)
@@ -206,7 +206,7 @@ def _open_stored(url: str, verify: str | None, version: str | None) -> Opened:
     """The URL itself, or a file or folder in a striped checkpoint above."""
     try:
         source = _resolve(url, verify, version)
-        return Opened(source, _only_file(source, url))
+        return Opened(source, only_file(url, source.version, source.files))
     except PermissionDenied:
         raise
     except StorageError as error:
@@ -236,11 +236,11 @@ def _open_stored(url: str, verify: str | None, version: str | None) -> Opened:
     raise NotFound(f"{redact(url)}: there is no such file, and it is no folder that can be listed") from missing
 
 
-def _only_file(source: Source, url: str) -> str:
-    """The file's name where the URL means a plain file and no folder, else ""."""
-    if source.version or len(source.files) != 1:
+def only_file(url: str, version: str, names: Collection[str]) -> str:
+    """The file's name where the URL means a plain file and no folder, else "". `names`: the version's files."""
+    if version or len(names) != 1:
         return ""
-    name = next(iter(source.files))
+    [name] = names
     last = url.partition("?")[0].rstrip("/").rpartition("/")[2]
     return name if name in (last, unquote(last)) and not _is_folder(url) else ""
 

@@ -1,17 +1,17 @@
 """A version as a folder for one attempt's ranks, served by a process of its own: `RankMount` is the keeper's side.
 
 For code that opens files by name where links into the arena cannot be: several nodes of which each reads a part,
-or too little memory for all. What is read through it is bounded memory and the kernel's page cache, so once a
-node; with an arena it comes from there, and is recorded as any rank's reading is. Nothing of it outlives the
-keeper: the process ends when its connection does.
+too little memory for all, or memory that has been given back. What is read through it is bounded memory and the
+kernel's page cache, so once a node; with an arena it comes from there, and is recorded as any rank's reading is.
+Nothing of it outlives the keeper: the process ends when its connection does.
 
     in      url version digest arena folder
-    out     mounted | failed
+            let_go      the arena is about to go: what comes from now on is read from the store
+    out     alive ... then mounted | failed
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import selectors
@@ -25,9 +25,12 @@ from collections.abc import Callable
 from typing import Any
 
 from bootseer.checkpoint.lines import LineSocket
+from bootseer.checkpoint.source import Source
 from bootseer.errors import BootseerError
 
-READY_S = 60.0  # a store may be slow to answer; the launcher waits longer
+READY_S = 60.0  # a store may be slow to answer
+ALIVE_S = 10.0
+ORDERS_S = 60.0  # between the process's start and its first order
 END_S = 5.0
 NOT_INHERITED = ("RANK", "LOCAL_RANK", "BOOTSEER_ARENA", "BOOTSEER_CHECKPOINT")
 Shown = Callable[[str, str], object]
@@ -36,23 +39,42 @@ Shown = Callable[[str, str], object]
 class RankMount:
     """Starts, watches and ends the process. Runs on the keeper's loop."""
 
-    def __init__(self, selector: selectors.BaseSelector, folder: str, then: Shown) -> None:
-        """`then(path, why)` is called once: the mount can be used, or, with an empty path, why there is none."""
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        folder: str,
+        then: Shown,
+        lost: Callable[[str], object],
+        say_alive: Callable[[], object],
+    ) -> None:
+        """Args:
+        then: `then(path, why)` is called once: the mount can be used, or, with an empty path, why there is none.
+        lost: is called with a line when a mount that could be used has ended by itself.
+        say_alive: is called now and then until either.
+        """
         self._selector = selector
         self._folder = folder
         self._then: Shown | None = then
+        self._lost = lost
+        self._say_alive = say_alive
+        self._is_up = False
         self._lines: LineSocket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._limit_s = time.monotonic() + READY_S
 
     def start(self, url: str, version: str, digest: str, arena: str) -> None:
-        """`arena`: its address, or "": the process reads from the store itself."""
+        """`arena`: its address, or "": the process reads from the store itself. Raises OSError."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environ = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         command = [sys.executable, "-P", "-m", "bootseer.checkpoint.rank_mount"]
-        self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, env=environ)
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, env=environ)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self._lines = LineSocket(ours)
         self._selector.register(ours.fileno(), selectors.EVENT_READ, self._hear)
         # URLs by the connection: a URL may hold a password, and everybody sees command lines.
@@ -62,12 +84,22 @@ class RankMount:
 
     def tick(self) -> None:
         if self._then is not None and time.monotonic() > self._limit_s:
-            self._tell("", f"nothing was mounted within {READY_S:g} s")
-            self.end()
+            self._give_up(f"nothing was mounted within {READY_S:g} s")
 
-    def end(self) -> None:
-        """Unmounts; what ranks still have open there fails."""
+    def let_go(self) -> None:
+        """The mount stays; the arena's memory that its process has goes."""
+        if self._lines is not None:
+            self._lines.send({"let_go": True})
+
+    def close_inherited(self) -> None:
+        """In a forked child: the connection is the keeper's, whose end the process must see."""
+        if self._lines is not None:
+            self._lines.close()
+
+    def end(self) -> int | None:
+        """Unmounts; what ranks still have open there fails. Returns the process's status, if there was one."""
         self._then = None
+        status = None
         lines, self._lines = self._lines, None
         if lines is not None:
             self._selector.unregister(lines.fd)
@@ -75,34 +107,45 @@ class RankMount:
         process, self._process = self._process, None
         if process is not None:
             try:
-                process.wait(END_S)
+                status = process.wait(END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                status = process.wait()
         clean(self._folder)
+        return status
 
     def _hear(self) -> None:
         assert self._lines is not None
         news = self._lines.receive()
         for each in news or ():
-            if "mounted" in each:
-                self._tell(self._folder, "")
+            if "alive" in each:
+                self._say_alive()
+            elif "mounted" in each:
+                self._is_up = True
+                then, self._then = self._then, None
+                if then is not None:
+                    then(self._folder, "")
             else:
-                self._tell("", str(each.get("failed")))
-        if news is None:
-            self._tell("", "the process that mounts it has died")
-            self.end()
+                self._give_up(str(each.get("failed")))
+                return
+        if news is None and self._is_up:
+            self._lost(f"the mount at {self._folder} has ended: its process died (status {self.end()})")
+        elif news is None:
+            self._give_up("the process that mounts it has died")
 
-    def _tell(self, path: str, why: str) -> None:
-        then, self._then = self._then, None
+    def _give_up(self, why: str) -> None:
+        then = self._then
+        self.end()
         if then is not None:
-            then(path, why)
+            then("", why)
 
 
 def clean(folder: str) -> None:
     """Removes the folder of a mount, also of one whose process was killed."""
     try:
         os.rmdir(folder)
+        return
+    except FileNotFoundError:
         return
     except OSError:
         pass
@@ -122,56 +165,87 @@ def clean(folder: str) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    settings = _receive(connection)
-
-    def tell(**news: object) -> None:
-        try:
-            connection.sendall(json.dumps(news).encode() + b"\n")
-        except OSError:
-            pass  # the keeper is gone; the other thread sees it too
-
-    def end_with_keeper() -> None:
-        while True:
-            try:
-                if not connection.recv(4096):
-                    break
-            except OSError:
-                break
-        os.kill(os.getpid(), signal.SIGTERM)
-
+    lines = LineSocket(connection)
+    settings, *more = _first_orders(lines)
+    serving = _Serving(lines, more)
     try:
-        from bootseer.checkpoint.capacity import read_memory
-        from bootseer.checkpoint.mounting import LEAST_WINDOW_BYTES, MEMORY_SHARE, SourceFiles
+        from bootseer.checkpoint.mounting import SourceFiles, default_window_bytes
         from bootseer.checkpoint.opening import Job, open_job
         from bootseer.mounts import Options, mount
-        from bootseer.mounts.mounting import WINDOW_BYTES
 
+        threading.Thread(target=serving.listen, daemon=True).start()
         job = Job("", settings["url"], settings["version"], settings["digest"], settings["arena"])
-        files = SourceFiles(open_job(job, None))
-        window_bytes = max(LEAST_WINDOW_BYTES, min(WINDOW_BYTES, read_memory().free_bytes // MEMORY_SHARE))
-        options = Options(name="bootseer", window_bytes=window_bytes)
-        threading.Thread(target=end_with_keeper, daemon=True).start()
+        source = open_job(job, None)
+        serving.take(source)
+        files = SourceFiles(source)
+        options = Options(name="bootseer", window_bytes=default_window_bytes())
         try:
-            mount(files, settings["folder"], options=options, on_ready=lambda: tell(mounted=True))
+            mount(files, settings["folder"], options=options, on_ready=serving.tell_ready)
         finally:
             files.close()
     except BootseerError as error:
-        tell(failed=str(error))
+        lines.send({"failed": str(error)})
     except ImportError as error:
-        tell(failed=f"{error.name or error} is missing: pip install 'bootseer[checkpoint]'")
+        lines.send({"failed": f"{error.name or error} is missing: pip install 'bootseer[checkpoint]'"})
 
 
-def _receive(connection: socket.socket) -> dict[str, Any]:
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        if not select.select([connection], [], [], READY_S)[0]:
-            sys.exit(1)
-        more = connection.recv(65536)
-        if not more:
-            sys.exit(1)
-        data += more
-    found: dict[str, Any] = json.loads(data)
-    return found
+class _Serving:
+    """Hears the keeper in a thread: its order to let go, and its end, which is ours."""
+
+    def __init__(self, lines: LineSocket, orders: list[dict[str, Any]]) -> None:
+        """`orders`: some have come already."""
+        self._lines = lines
+        self._lock = threading.Lock()
+        self._source: Source | None = None
+        self._is_ready = False
+        self._has_let_go = any("let_go" in each for each in orders)
+
+    def listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._lines.fd, select.POLLIN)
+        while True:
+            if not poll.poll(ALIVE_S * 1000):
+                with self._lock:
+                    if not self._is_ready:
+                        self._lines.send({"alive": True})
+                continue
+            orders = self._lines.receive()
+            if orders is None:
+                break
+            if any("let_go" in each for each in orders):
+                self._let_go()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def take(self, source: Source) -> None:
+        with self._lock:
+            self._source = source
+            is_late = self._has_let_go
+        if is_late:
+            self._let_go()
+
+    def tell_ready(self) -> None:
+        with self._lock:
+            self._is_ready = True
+            self._lines.send({"mounted": True})
+
+    def _let_go(self) -> None:
+        from bootseer.checkpoint.arena_client import ArenaSource
+
+        with self._lock:
+            self._has_let_go = True
+            source = self._source
+        if isinstance(source, ArenaSource):
+            source.let_go()
+
+
+def _first_orders(lines: LineSocket) -> list[dict[str, Any]]:
+    while select.select([lines.fd], [], [], ORDERS_S)[0]:
+        orders = lines.receive()
+        if orders is None:
+            break
+        if orders:
+            return orders
+    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import asyncio
 import json
 import os
 import socket
-import struct
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from bootseer import aio
+from bootseer.checkpoint.peers import is_own
 
 VARIABLE = "BOOTSEER_SAVE_ARENA"
 LIMIT_S = 20.0
@@ -100,8 +100,7 @@ class SavedUnits:
         connection = self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(LIMIT_S)
         connection.connect(self._address)
-        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():
+        if not is_own(connection):
             raise OSError("it is another user's")
         self._buffer_fd = os.memfd_create("bootseer-saved-unit", os.MFD_CLOEXEC)
         socket.send_fds(connection, [b"\n"], [self._buffer_fd])

@@ -6,7 +6,6 @@ which every node of a job can be sure to read the same. A save that is not compl
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
 from typing import NamedTuple
 
@@ -21,15 +20,17 @@ from bootseer.checkpoint.completeness import (
     step_of,
 )
 from bootseer.checkpoint.direct import StoredFile, plain_file
+from bootseer.checkpoint.local_source import digest_of
 from bootseer.checkpoint.manifest import MANIFEST_NAME, POINTER_NAME, Manifest
 from bootseer.checkpoint.small_files import CALLS, read_small, where
 from bootseer.errors import CheckpointError, IntegrityError, NotFound, SourceChanged, StorageError
-from bootseer.storage.protocol import Entry, Store
+from bootseer.storage.protocol import Entry, Stat, Store
 
 STRIPED, PLAIN = "striped", "plain"
 MOST_PLAIN_FILES = 200_000
 MOST_DEPTH = 8  # of folders in a plain checkpoint
 MOST_CANDIDATES = 64  # incomplete ones that are looked at before it is given up
+MOST_SHOWN = 8  # names in a message
 
 
 class Pinned(NamedTuple):
@@ -64,10 +65,15 @@ class Found(NamedTuple):
     mtime_s: float  # of its folder, 0.0 where unknown
 
 
+class NoneComplete(CheckpointError):  # noqa: N818  named as the others of the tree
+    """There is something, but no complete checkpoint."""
+
+
 async def resolve(store: Store, path: str = "") -> Pinned:
     """The version that `path` means now: itself, or the newest complete one below it.
 
-    Raises: NotFound if nothing is there; CheckpointError if there is something, but no complete checkpoint;
+    Raises: NotFound if nothing is there; NoneComplete if there is something, but no complete checkpoint;
+        SourceChanged if it is removed meanwhile; CheckpointError if it is too large to be one;
         IntegrityError for a damaged manifest of the newest version: an older one is never taken for it.
     """
     own = _own_version(store, path)
@@ -91,9 +97,9 @@ async def resolve(store: Store, path: str = "") -> Pinned:
         return await _pin_folder(store, path, "")
     if not entries:
         raise NotFound(f"{where(store, path)}: is empty or does not exist")
-    raise CheckpointError(
+    raise NoneComplete(
         f"{where(store, path)}: has no complete checkpoint: no version with a manifest, no whole files of weights"
-        f" ({len(names)} unfinished versions, {len(entries)} names)"
+        f" ({len(names)} unfinished versions, {len(entries)} names: {_some(entries)})"
     )
 
 
@@ -218,8 +224,11 @@ async def _resolve_step(store: Store, path: str, name: str) -> Pinned | None:
     striped = await _load_newest(store, folder, _version_names(entries))
     if striped is not None:
         return _as_step(striped, name)
-    if await judge(store, folder, entries):
-        return await _pin_folder(store, folder, name)
+    try:
+        if await judge(store, folder, entries):
+            return await _pin_folder(store, folder, name)
+    except (NotFound, SourceChanged):
+        pass  # somebody removes old ones
     return None
 
 
@@ -253,7 +262,10 @@ async def _pin_folder(store: Store, folder: str, version: str) -> Pinned:
         raise NotFound(f"{where(store, folder)}: is empty or does not exist")
 
     async def look(name: str) -> StoredFile:
-        found = await store.stat(_join(folder, name))
+        try:
+            found = await store.stat(_join(folder, name))
+        except NotFound as error:
+            raise SourceChanged(f"{where(store, folder)}: {name} was removed while it was looked at") from error
         return plain_file(name, found.size, found.etag, _join(folder, name))
 
     files = await aio.map_bounded(look, sorted(names), width=CALLS)
@@ -293,8 +305,13 @@ async def _list(store: Store, path: str) -> list[Entry] | None:
 
 
 def _digest(files: list[StoredFile]) -> str:
-    lines = (f"{file.path}\0{file.layout.size}\0{file.etag}\n" for file in files)
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
+    return digest_of((file.path, Stat(file.layout.size, file.etag)) for file in files)
+
+
+def _some(entries: list[Entry]) -> str:
+    """A few names, for people."""
+    names = sorted(entry.name for entry in entries)
+    return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")
 
 
 def _join(folder: str, name: str) -> str:
@@ -302,6 +319,6 @@ def _join(folder: str, name: str) -> str:
 
 
 __all__ = [
-    "PLAIN", "STRIPED", "Found", "Pinned", "list_names", "list_versions", "newest_complete", "pin",
+    "PLAIN", "STRIPED", "Found", "NoneComplete", "Pinned", "list_names", "list_versions", "newest_complete", "pin",
     "read_manifest", "read_small", "resolve",
 ]  # fmt: skip

@@ -38,7 +38,6 @@ class NodeArena:
         self._ask(
             "start",
             url=url,
-            host=os.uname().nodename,
             local_world_size=1,
             memory_bytes=memory_bytes,
             arena_bytes=0,

@@ -132,6 +132,10 @@ class RankGroup:
         for request in requests:
             self._guard.spawn(request)
 
+    def cannot_start(self, why: str) -> None:
+        """No rank can be started here."""
+        self._events.cannot_start(why)
+
     # ---- what the guard tells --------------------------------------------------------------------------------
 
     def on_spawned(self, key: int, pid: int, time_ns: int, is_forked: bool = False) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from launcher.loop import EventLoop
+from launcher.loop import Cancellable, EventLoop
 
 # Up to its first step a rank writes a handful of short events.
 MOST_READ_BYTES = 256 * 1024
 CLOSE_AFTER_S = 1.0
+POLL_S = 5.0  # where the system has no inotify to give
 _FIRST_STEP = b'"first_step"'
 
 
@@ -28,6 +29,7 @@ class StartWatch:
         self._waiting = dict(files)  # rank: path
         self._by_watch: dict[int, int] = {}
         self._inotify: Inotify | None = None
+        self._timer: Cancellable | None = None
         self._done = False
         try:
             self._inotify = Inotify()
@@ -36,7 +38,8 @@ class StartWatch:
                 self._by_watch[self._inotify.watch(path)] = rank
             loop.add_reader(self._inotify.fd, self._on_news)
         except OSError:
-            self.stop()  # the line then comes at the end of the attempt
+            self.stop()
+            self._poll()
             return
         for rank in list(files):
             self._look(rank)
@@ -55,6 +58,12 @@ class StartWatch:
             for each in [rank] if rank is not None else list(self._waiting):
                 self._look(each)
 
+    def _poll(self) -> None:
+        for rank in list(self._waiting):
+            self._look(rank)
+        if not self._done:
+            self._timer = self._loop.call_later(POLL_S, self._poll)
+
     def _look(self, rank: int) -> None:
         path = self._waiting.get(rank)
         if path is None:
@@ -71,6 +80,9 @@ class StartWatch:
 
     def stop(self) -> None:
         """Looks no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._inotify is not None:
             self._loop.remove_reader(self._inotify.fd)
             # The kernel takes 8 ms to close it, which a restart need not wait for.

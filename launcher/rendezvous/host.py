@@ -5,11 +5,12 @@ A job on one node uses it alone, through a LocalLink; with several nodes coordin
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from launcher.job import Job, Listen, Order, Send
 from launcher.loop import Cancellable, EventLoop
-from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Pinned, Refused, World
+from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Leave, Pinned, Refused, Stop, World
 
 Deliver = Callable[[FromCoordinator], object]
 # Finds the version of the checkpoint for an attempt and calls back with it (None: it cannot be pinned), or with
@@ -20,8 +21,9 @@ Resolve = Callable[[Callable[[Pinned | None, str], object]], object]
 class JobHost:
     """Owns the Job of this coordinator.
 
-    With a checkpoint to load, an attempt's Worlds wait, and all that comes after them, until its version is known:
-    once for the job, so that no two nodes load different ones.
+    With a checkpoint to load, an attempt's Worlds wait until its version is known: once for the job, so that no
+    two nodes load different ones. Nothing else waits: a node that is to stop before it has got its World has
+    nothing to stop, so the host answers for it, and a signal ends the job however long the store is silent.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class JobHost:
         self.job = job
         self.on_listen = on_listen
         self._resolve = resolve
-        self._held: list[Order] | None = None  # orders that wait for the version
+        self._held: dict[int, World] = {}  # by node: they wait for the version
         self._is_resolving = False
         self._deliver: dict[int, Deliver] = {}
         self._next_node = 0
@@ -52,11 +54,14 @@ class JobHost:
     def receive(self, node: int, message: FromMember) -> None:
         """A message of an attached node."""
         if node in self._deliver:
+            if isinstance(message, Leave):
+                self._held.pop(node, None)
             self._carry_out(self.job.receive(node, message, self._loop.time()))
 
     def lost(self, node: int, reason: str, heard_s: float | None = None) -> None:
         """An attached node is gone; it was last heard of at `heard_s` of the loop's time."""
         if self._deliver.pop(node, None) is not None:
+            self._held.pop(node, None)
             self._carry_out(self.job.lost(node, reason, self._loop.time(), heard_s))
 
     def _tick(self) -> None:
@@ -64,17 +69,32 @@ class JobHost:
         self._carry_out(self.job.tick(self._loop.time()))
 
     def _carry_out(self, orders: list[Order]) -> None:
-        for order in orders:
-            if self._held is not None:
-                self._held.append(order)
-            elif self._resolve is not None and isinstance(order, Send) and isinstance(order.message, World):
-                self._held = [order]
-            else:
+        waiting = deque(orders)
+        while waiting:
+            order = waiting.popleft()
+            if isinstance(order, Listen):
                 self._do(order)
-        if self._held is not None and not self._is_resolving and self._resolve is not None:
+                continue
+            message = order.message
+            if isinstance(message, World) and self._resolve is not None:
+                self._held[order.node] = message
+            elif isinstance(message, Stop) and self._take_back(order.node, message.attempt):
+                waiting.extend(self.job.not_begun(order.node, message.attempt, self._loop.time()))
+            else:
+                if isinstance(message, Finish | Refused):
+                    self._held.pop(order.node, None)
+                self._do(order)
+        if self._held and not self._is_resolving and self._resolve is not None:
             self._is_resolving = True
             self._resolve(self._on_resolved)
         self._plan_tick()
+
+    def _take_back(self, node: int, attempt: int) -> bool:
+        """Whether the World of this attempt has not left yet; it never will."""
+        if node not in self._held or self._held[node].attempt != attempt:
+            return False
+        del self._held[node]
+        return True
 
     def _do(self, order: Order) -> None:
         if isinstance(order, Listen):
@@ -89,17 +109,14 @@ class JobHost:
             deliver(order.message)
 
     def _on_resolved(self, pinned: Pinned | None, error: str) -> None:
-        held, self._held, self._is_resolving = self._held or [], None, False
-        if error:
-            # Nobody has started: of what waited only the end of the job counts.
-            held = [order for order in held if isinstance(order, Send) and isinstance(order.message, Finish)]
-            held += self.job.fail(error)
-            pinned = None
-        for order in held:
-            if isinstance(order, Send) and isinstance(order.message, World):
-                self._do(order._replace(message=order.message._replace(checkpoint=pinned)))
-            else:
-                self._do(order)
+        """Holds also for an attempt that came in the place of the one that asked: no rank has run, or saved."""
+        self._is_resolving = False
+        held, self._held = self._held, {}
+        if error and held:
+            self._carry_out(self.job.fail(error))
+            return
+        for node, world in held.items():
+            self._do(Send(node, world._replace(checkpoint=pinned)))
         self._plan_tick()
 
     def _plan_tick(self) -> None:

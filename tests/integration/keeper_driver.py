@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class KeeperProcess:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environ,
         )  # fmt: skip
         self.url = url
+        self.attempt = -1
         self.heard: list[dict[str, Any]] = []
         self.order("start", url=url, memory_bytes=None, arena_bytes=0, keep=False, local_world_size=2, **start)
 
@@ -60,8 +62,18 @@ class KeeperProcess:
         """Resolves and loads; the answer of the load, with version and digest."""
         found = found or self.resolve()
         pinned = {"version": found["version"], "digest": found["digest"]}
-        self.order("load", **pinned, world_size=2 * nnodes, nnodes=nnodes, group_rank=group_rank, attempt=0)
-        return {**self.hear("ready", "direct"), **pinned}
+        self.begin_load(pinned, nnodes=nnodes, group_rank=group_rank)
+        while (answer := self.hear("ready", "direct"))["attempt"] != self.attempt:
+            pass  # of a load that was begun and not waited for
+        return {**answer, **pinned}
+
+    def begin_load(self, found: dict[str, Any], *, nnodes: int = 1, group_rank: int = 0) -> None:
+        """Without waiting for the answer; each load is an attempt of its own."""
+        self.attempt += 1
+        self.order(
+            "load", version=found["version"], digest=found["digest"], attempt=self.attempt,
+            world_size=2 * nnodes, nnodes=nnodes, group_rank=group_rank,
+        )  # fmt: skip
 
     def children(self) -> list[int]:
         pid = self.process.pid
@@ -98,3 +110,17 @@ def wait_until(condition: Any, what: str) -> None:
     while not condition():
         assert time.monotonic() < end_s, f"never: {what}"
         time.sleep(0.005)
+
+
+def descriptors(pid: int) -> dict[int, str]:
+    """What a process has open."""
+    found = {}
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # it has just been closed
+            found[int(number)] = os.readlink(f"/proc/{pid}/fd/{number}")
+    return found
+
+
+def arena_descriptors(pid: int) -> list[int]:
+    """Those by which it keeps an arena's memory."""
+    return [number for number, name in descriptors(pid).items() if "memfd:bootseer-arena" in name]

@@ -25,7 +25,7 @@ from bootseer.checkpoint.source import Request, Source
 from bootseer.checkpoint.versions import Pinned
 from bootseer.checkpoint.writer import Geometry, write_version
 from bootseer.storage.local import LocalStore
-from tests.integration.keeper_driver import KeeperProcess, wait_until
+from tests.integration.keeper_driver import KeeperProcess, arena_descriptors, wait_until
 
 MIB = 1 << 20
 DATA = random.Random(2).randbytes(20 * MIB)
@@ -243,6 +243,27 @@ def test_a_view_outlives_source_and_keeper_and_then_its_memory_goes(node: Node, 
     assert "bootseer-arena" not in Path("/proc/self/maps").read_text()
 
 
+def test_memory_that_a_rank_lets_go_of_is_given_back(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(DATA)
+    keeper = node.start(tmp_path / "model.bin")
+    opened: list[Source] = []
+
+    def fallback() -> Source:
+        opened.append(open_source(tmp_path / "model.bin").source)
+        return opened[-1]
+
+    source = node.attach(keeper.load(), fallback)
+    assert read(source, "model.bin", 0, 100) == DATA[:100]
+    with source._opened(0) as fd:  # another thread is at it
+        source.let_go()
+        assert fd is not None and os.pread(fd, 100, 0) == DATA[:100]
+        assert arena_descriptors(os.getpid()) == [fd]
+    assert arena_descriptors(os.getpid()) == []
+    assert not opened
+    assert read(source, "model.bin") == DATA and opened
+    source.let_go()
+
+
 def test_a_forked_child_asks_for_itself(node: Node, shards: Path) -> None:
     answer = node.start(shards).load(nnodes=3)
     script = (
@@ -279,7 +300,7 @@ def test_a_restart_from_the_newest_save_reads_nothing(
     assert view is not None and bytes(view) == DATA[: MIB // 2]
     source.map("a", 0, MIB)[:] = bytes(MIB)  # type: ignore[index]
     keeper.order("release")
-    assert statistics(keeper)["arena_bytes"] == 0
+    wait_until(lambda: statistics(keeper)["arena_bytes"] == 0, "it is given back once its files are elsewhere")
     again = node.attach(keeper.load())  # the memory is the saves': it is there for the next failure
     assert read(again, "a") + read(again, "b") == DATA[MIB : 3 * MIB]
 

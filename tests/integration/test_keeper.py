@@ -140,7 +140,7 @@ def test_a_reader_that_dies_is_replaced(keeper: Start, attach: Attach, server: F
     server.rate = 2e6
     running = keeper(server.url_of("model.bin"))
     found = running.resolve()
-    running.order("load", version=found["version"], digest=found["digest"], world_size=2, nnodes=1, group_rank=0)
+    running.begin_load(found)
     wait_until(lambda: server.served_bytes["model.bin"] > 100_000, "it reads")
     [filler] = running.children()
     os.kill(filler, signal.SIGKILL)
@@ -222,6 +222,36 @@ def test_a_newer_version_takes_its_place(keeper: Start, attach: Attach, tmp_path
     assert view is not None and bytes(view) == DATA[:50_000]  # the last attempt's tensors do not change
 
 
+def test_what_was_mapped_by_name_does_not_change_with_a_newer_version(keeper: Start, tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+
+    def save(data: bytes) -> None:
+        aio.run_sync(write_version(store, "ckpt", [("f", MemoryInput([data]))], geometry=Geometry(4096, 2)))
+
+    save(DATA[:50_000])
+    running = keeper(str(tmp_path / "ckpt"))
+    with open(f"{running.load()['path']}/f", "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    save(DATA[50_000:100_000])
+    assert Path(running.load()["path"], "f").read_bytes() == DATA[50_000:100_000]
+    assert mapped[:] == DATA[:50_000]
+    mapped.close()
+
+
+def test_after_the_first_step_files_are_where_they_were(keeper: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(b"{}")
+    (folder / "model.bin").write_bytes(DATA)
+    running = keeper(str(folder))
+    path = Path(running.load()["path"])
+    assert path != folder
+    running.order("release")
+    running.order("statistics")
+    assert running.hear("statistics")["arena_bytes"] == 0
+    assert (path / "config.json").read_bytes() == b"{}" and (path / "model.bin").read_bytes() == DATA
+
+
 def test_a_sharded_checkpoint_is_read_by_what_ranks_ask_for(keeper: Start, attach: Attach, tmp_path: Path) -> None:
     files = {".metadata": b"m" * 1000, **{f"__{rank}_0.distcp": DATA[: 20 << 20] for rank in range(3)}}
     folder = tmp_path / "ckpt"
@@ -240,6 +270,23 @@ def test_a_sharded_checkpoint_is_read_by_what_ranks_ask_for(keeper: Start, attac
         assert not is_ready(source, "__0_0.distcp") and not is_ready(source, "__2_0.distcp")
         running.order("release")
         running.close()
+
+
+def test_what_another_node_does_not_see_yet_is_waited_for(keeper: Start, tmp_path: Path) -> None:
+    """As with a network file system, whose clients show an old listing for a while."""
+    folder, hidden = tmp_path / "ckpt", tmp_path / "hidden"
+    for step in (20, 30):
+        (folder / f"step-{step}").mkdir(parents=True)
+        (folder / f"step-{step}" / "model.bin").write_bytes(DATA[:step])
+    newest = keeper(str(folder)).resolve()
+    (folder / "step-30").rename(hidden)
+    running = keeper(str(folder))
+    assert running.resolve()["version"] == "step-20"
+    running.begin_load(newest)
+    wait_until(running.children, "somebody looks for it")
+    hidden.rename(folder / "step-30")
+    answer = running.hear("ready", "direct")
+    assert answer["did"] == "ready" and Path(answer["path"], "model.bin").read_bytes() == DATA[:30]
 
 
 def test_a_client_that_lies_only_loses_its_connection(keeper: Start, attach: Attach, tmp_path: Path) -> None:

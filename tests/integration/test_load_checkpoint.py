@@ -206,3 +206,92 @@ def test_a_stop_while_it_is_loaded(bootrun: support.Programs, folder: Path) -> N
         run = program.wait()
     assert run.status == 143, run.stderr
     assert not (folder / "read-0").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [HttpKind.SILENCE, HttpKind.STATUS])
+def test_a_stop_while_the_version_is_looked_up(
+    kind: HttpKind, signum: int, bootrun: support.Programs, folder: Path
+) -> None:
+    """However long the store is silent or away: nothing has begun that would have to be waited for."""
+    (folder / "reads.py").write_text(reads())
+    plan = [HttpFault(kind, method=method, status=503) for method in ("HEAD", "GET")]
+    with FaultyHttpServer({"model.bin": b"bytes"}, plan) as server:
+        program = bootrun.start("--load-checkpoint", server.url_of("model.bin"), "reads.py")
+        support.wait_until(lambda: bool(server.requests), what="it asks")
+        program.signal(signum)
+        run = program.wait(10.0)
+    assert run.status == 128 + signum, run.stderr
+    assert not (folder / "read-0").exists()
+
+
+def test_a_stop_of_nodes_while_the_version_is_looked_up(bootrun: support.Programs, free_port: int) -> None:
+    """The signal comes to the node that does not look it up."""
+    plan = [HttpFault(HttpKind.SILENCE, method=method) for method in ("HEAD", "GET")]
+    with FaultyHttpServer({"model.bin": b"bytes"}, plan) as server:
+        words = [
+            "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "x",
+            "--rdzv-endpoint", f"localhost:{free_port}",
+            "--load-checkpoint", server.url_of("model.bin"), "--no-python", "/bin/true",
+        ]  # fmt: skip
+        first = bootrun.start("--rdzv-conf", "is_host=1", *words)
+        second = bootrun.start("--rdzv-conf", "is_host=0", *words)
+        # Of programs no environments are compared: the attempt is due when the second has come.
+        support.wait_until(
+            lambda: all("no secret is set" in each.stderr for each in (first, second)), what="both take part"
+        )
+        second.signal(signal.SIGTERM)
+        runs = [each.wait(10.0) for each in (first, second)]
+    assert [run.status for run in runs] == [143, 143], [run.stderr for run in runs]
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_another_keeper_finds_the_version_or_the_job_ends(
+    lives: bool, bootrun: support.Programs, free_port: int
+) -> None:
+    """Without a version for all each rank would choose for itself, and they could differ."""
+    plan = [HttpFault(HttpKind.SILENCE, method=method) for method in ("HEAD", "GET")]
+    with FaultyHttpServer({"model.bin": b"bytes"}, plan) as server:
+        words = [
+            "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "x",
+            "--rdzv-endpoint", f"localhost:{free_port}",
+            "--load-checkpoint", server.url_of("model.bin"), "--no-python", "/bin/true",
+        ]  # fmt: skip
+        first = bootrun.start("--rdzv-conf", "is_host=1", *words)
+        support.wait_until(lambda: keepers(first), what="the coordinator's keeper runs")
+        if lives:
+            server.plan.clear()
+        kill(keepers(first))
+        second = bootrun.start("--rdzv-conf", "is_host=0", *words)
+        if not lives:
+            support.wait_until(lambda: kill(keepers(first)) or first.process.poll() is not None, 20.0)
+        runs = [each.wait(20.0) for each in (first, second)]
+    for run in runs:
+        assert run.status == (0 if lives else 1), run.stderr
+        assert ("has failed on" in run.stderr and "start the job again" in run.stderr) != lives
+        assert "Traceback" not in run.stderr
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def keepers(program: support.Program) -> list[int]:
+    """Of this bootrun, its children among them."""
+    below = support.descendants(program.pid)
+    return [each.pid for each in below if "bootseer.checkpoint.keeper" in each.command]
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_named(bootrun: support.Programs, folder: Path) -> None:
+    """The job starts from nothing, as one that has saved nothing yet; people must hear of it."""
+    (folder / "ckpt" / "step-20").mkdir(parents=True)
+    (folder / "ckpt" / "step-20" / "state.pt").touch()
+    (folder / "x.py").write_text("import os\nassert os.environ['BOOTSEER_CHECKPOINT'] == ''\n")
+    run = bootrun("--load-checkpoint", "ckpt", "x.py")
+    assert run.status == 0, run.stderr
+    assert "the job starts from nothing" in run.stderr and "step-20" in run.stderr
+    assert "no checkpoint yet" not in run.stderr

@@ -18,7 +18,15 @@ from bootseer.checkpoint.arena_client import connect
 from bootseer.checkpoint.inputs import MemoryInput
 from bootseer.checkpoint.writer import Geometry, write_version
 from bootseer.storage.local import LocalStore
-from tests.integration.keeper_driver import Start, keepers, wait_until
+from bootseer.testing.faulty_http import FaultyHttpServer
+from tests.integration.keeper_driver import (
+    KeeperProcess,
+    Start,
+    arena_descriptors,
+    descriptors,
+    keepers,
+    wait_until,
+)
 from tests.integration.mounting import need_fuse
 
 pytestmark = pytest.mark.system
@@ -67,6 +75,65 @@ def test_each_node_reads_what_its_ranks_open(keeper: Start, url: str) -> None:
             Path(answer["path"], "a/model.pt").write_bytes(b"x")
         running.order("release")
         running.close()
+
+
+def test_memory_is_given_back_while_the_mount_stays(keeper: Start, url: str) -> None:
+    running = keeper(url, nodes=2)
+    answer = running.load(nnodes=2)
+    assert read(answer, "a/model.pt") == A
+    server = mount_process(running)
+    assert arena_descriptors(server)
+    running.order("release")
+    wait_until(lambda: not arena_descriptors(server), "it lets go")
+    assert (read(answer, "b/model.pt"), read(answer, "a/model.pt")) == (B, A)
+    assert "reading" in running.errors() and "it has been given back" in running.errors()
+
+
+def test_links_into_memory_that_is_given_back_lead_to_a_mount(keeper: Start, url: str) -> None:
+    running = keeper(url)
+    answer = running.load()
+    assert not os.path.ismount(answer["path"]) and read(answer, "a/model.pt") == A
+    running.order("release")
+    running.order("release")
+    wait_until(lambda: statistics(running)["arena_bytes"] == 0, "it is given back")
+    assert (read(answer, "b/model.pt"), read(answer, "a/model.pt")) == (B, A)
+    again = running.load()
+    assert again["path"] != answer["path"] and read(again, "a/model.pt") == A
+
+
+def test_a_file_that_does_not_fit_is_a_file(keeper: Start) -> None:
+    with FaultyHttpServer({"model.pt": A}) as server:
+        running = keeper(server.url_of("model.pt"))
+        running.order("start", url=running.url, memory_bytes=1 << 20, arena_bytes=0, keep=False)
+        answer = running.load()
+        assert answer["did"] == "direct" and os.path.basename(answer["path"]) == "model.pt"
+        assert Path(answer["path"]).read_bytes() == A
+
+
+def test_a_reader_that_was_replaced_keeps_no_mount(keeper: Start, url: str) -> None:
+    running = keeper(url, nodes=2)
+    answer = running.load(nnodes=2)
+    server = mount_process(running)
+    [filler] = [pid for pid in running.children() if pid != server]
+    os.kill(filler, signal.SIGKILL)
+    wait_until(lambda: set(running.children()) - {server, filler}, "another one reads")
+    assert read(answer, "a/model.pt") == A
+    [filler] = [pid for pid in running.children() if pid != server]
+    of_filler, of_keeper = (set(descriptors(pid).values()) for pid in (filler, running.process.pid))
+    running.order("load", version="", digest="0" * 64, attempt=1, world_size=4, nnodes=2, group_rank=0)
+    wait_until(lambda: not Path(f"/proc/{server}").exists(), "the mount ends")
+    closed = of_keeper - set(descriptors(running.process.pid).values())
+    assert closed and not closed & of_filler
+
+
+def mount_process(running: KeeperProcess) -> int:
+    [found] = [pid for pid in running.children() if b"rank_mount" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return found
+
+
+def statistics(running: KeeperProcess) -> dict[str, int]:
+    running.order("statistics")
+    return running.hear("statistics")
 
 
 def test_what_was_read_whole_is_there_before_ranks_start(keeper: Start, url: str) -> None:
@@ -121,8 +188,9 @@ def test_a_killed_keeper_leaves_no_mount(keeper: Start, url: str) -> None:
 def test_a_mount_whose_process_is_killed_is_cleaned_up(keeper: Start, url: str) -> None:
     running = keeper(url, nodes=2)
     answer = running.load(nnodes=2)
-    for pid in running.children():
-        if b"rank_mount" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
+    os.kill(mount_process(running), signal.SIGKILL)
+    assert running.hear("said")["text"] == (
+        f"the mount at {answer['path']} has ended: its process died (status -9)"
+    )
     wait_until(lambda: answer["path"] not in Path("/proc/self/mounts").read_text(), "it is unmounted")
     assert read(running.load(nnodes=2), "a/model.pt") == A

@@ -11,7 +11,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.checkpoint.completeness import is_whole, step_of
-from bootseer.checkpoint.versions import Pinned, resolve
+from bootseer.checkpoint.versions import NoneComplete, Pinned, resolve
 from bootseer.errors import CheckpointError
 from bootseer.storage.memory import MemoryStore
 
@@ -111,6 +111,30 @@ def test_a_pointer_names_any_folder() -> None:
     files = {"best/model.pt": zip_file(), "step-5/model.pt": zip_file(), "latest": b"best\n"}
     assert found(files).version == "best"
     assert found(files | {"latest": b"gone\n"}).version == "step-5"
+
+
+@pytest.mark.parametrize(
+    ("pointer", "text"),
+    [("latest", b"step-30"), ("latest_checkpointed_iteration.txt", b"30\n"), ("latest", b"best")],
+)
+def test_where_the_pointer_names_no_whole_one_an_older_one_is_taken(pointer: str, text: bytes) -> None:
+    whole, half = zip_file(), zip_file()[:-30]
+    files = {f"step-{step}/model.pt": whole for step in (9, 10)} | {
+        "step-30/model.pt": half,
+        "best/model.pt": half,
+    }
+    assert found(files | {pointer: text}).version == "step-10"
+    # What is newer than what the saver calls complete comes last.
+    newer = files | {"step-40/model.pt": whole, pointer: text}
+    assert found(newer).version == ("step-40" if text == b"best" else "step-10")
+    only = {"step-30/model.pt": half, "step-40/model.pt": whole, pointer: text}
+    assert found(only).version == "step-40"
+
+
+def test_what_is_there_and_no_checkpoint_is_named() -> None:
+    files = {"step-1/model.pt": zip_file()[:-30], "step-2/model.weights": b"x", "notes.txt": b"x"}
+    with pytest.raises(NoneComplete, match=r"3 names: notes\.txt, step-1, step-2"):
+        found(files)
 
 
 def test_what_is_being_written_is_left_out() -> None:

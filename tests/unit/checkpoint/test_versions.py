@@ -8,11 +8,11 @@ import uuid
 import pytest
 
 from bootseer import aio
-from bootseer.checkpoint.versions import PLAIN, STRIPED, Pinned, pin, resolve
+from bootseer.checkpoint.versions import PLAIN, STRIPED, NoneComplete, Pinned, pin, resolve
 from bootseer.checkpoint.writer import commit
 from bootseer.errors import CheckpointError, IntegrityError, NotFound, SourceChanged, StorageError
 from bootseer.storage.memory import MemoryStore
-from bootseer.storage.protocol import Entry, Store
+from bootseer.storage.protocol import Entry, Stat, Store
 
 OLD = f"{5:020d}-" + "a" * 12
 NEW = f"{6:020d}-" + "b" * 12
@@ -148,6 +148,35 @@ def test_a_changed_plain_checkpoint_is_not_the_pinned_one() -> None:
         aio.run_sync(pin(store, "ckpt", "", pinned.digest))
     with pytest.raises(IntegrityError):
         aio.run_sync(pin(store, "ckpt", "../other", pinned.digest))
+
+
+class Pruned(MemoryStore):
+    """Somebody removes files of some folders once they are listed."""
+
+    going: tuple[str, ...] = ()
+
+    async def stat(self, path: str) -> Stat:
+        if path.startswith(self.going):
+            raise NotFound(path)
+        return await super().stat(path)
+
+
+def test_what_is_removed_meanwhile_is_not_called_nothing() -> None:
+    name = uuid.uuid4().hex
+    store = Pruned(name)
+    for path in ("ckpt/step-1/a.pt", "ckpt/step-2/a.pt", "one/a.pt"):
+        put(MemoryStore(name), path, b"x")
+    store.going = ("ckpt/step-2/a", "one/a")
+    assert found(store).version == "step-1"
+    with pytest.raises(SourceChanged, match=r"a\.pt was removed while it was looked at"):
+        found(store, "one")
+
+
+def test_too_many_files_are_not_called_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.checkpoint.versions.MOST_PLAIN_FILES", 2)
+    with pytest.raises(CheckpointError, match="more than 2 files") as failure:
+        found(store_with(*(f"ckpt/{name}.pt" for name in "abc")))
+    assert not isinstance(failure.value, NoneComplete)
 
 
 def test_nothing_there() -> None:

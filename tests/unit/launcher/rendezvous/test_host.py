@@ -13,33 +13,38 @@ from launcher.rendezvous.messages import (
     Finish,
     FromCoordinator,
     Join,
+    Leave,
     Pinned,
     RankFailed,
     Signalled,
-    Stop,
     Stopped,
+    Welcome,
     World,
 )
 
 FIRST, SECOND = Pinned("1", "aa"), Pinned("2", "bb")
 
 
-def join(port: int) -> Join:
-    return Join("run", f"host{port}", "h", 1, -1, "default", 1, 2, 2, 3, port, False)
-
-
 class Bed:
-    """Two nodes at one host; `asked` are the callbacks of the versions that it waits for."""
+    """Nodes at one host; `asked` are the callbacks of the versions that it waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int = 2, least: int | None = None) -> None:
         self.asked: list[Callable[[Pinned | None, str], object]] = []
-        self.host = JobHost(
-            Loop(), Job(JobRules("run", 2, 2, max_restarts=3, backoff_s=0)), resolve=self.asked.append
+        self.least, self.most = nodes if least is None else least, nodes
+        rules = JobRules("run", self.least, self.most, max_restarts=3, backoff_s=0)
+        self.host = JobHost(Loop(), Job(rules), resolve=self.asked.append)
+        self.got: list[list[FromCoordinator]] = []
+        self.nodes: list[int] = []
+        for number in range(nodes):
+            self.join(number)
+
+    def join(self, number: int) -> None:
+        self.got.append([])
+        self.nodes.append(self.host.attach(self.got[number].append))
+        who = Join(
+            "run", f"host{5000 + number}", "h", 1, -1, "default", 1, self.least, self.most, 3, 5000 + number, False
         )
-        self.got: list[list[FromCoordinator]] = [[], []]
-        self.nodes = [self.host.attach(messages.append) for messages in self.got]
-        for number, node in enumerate(self.nodes):
-            self.host.receive(node, join(5000 + number))
+        self.host.receive(self.nodes[number], who)
 
     def kinds(self, node: int) -> list[type]:
         return [type(message) for message in self.got[node] if type(message).__name__ != "Welcome"]
@@ -70,12 +75,61 @@ def test_it_is_asked_for_again_before_each_attempt() -> None:
     ]
 
 
-def test_what_comes_meanwhile_waits_and_keeps_its_order() -> None:
+def test_a_signal_ends_the_job_while_it_is_looked_for() -> None:
+    """Nobody has begun: there is nothing to stop, and nothing to wait for."""
     bed = Bed()
     bed.host.receive(bed.nodes[1], Signalled(15))
-    assert Stop not in bed.kinds(0)
+    for node in (0, 1):
+        assert bed.kinds(node) == [Finish]
+        assert bed.last(node, Finish).status == 143
+    bed.asked.pop()(None, "no answer within 60 s")
+    assert bed.kinds(0) == [Finish]
+    assert bed.host.job.deadline_s() is None
+
+
+def test_a_signal_ends_a_job_on_one_node_while_it_is_looked_for() -> None:
+    bed = Bed(nodes=1)
+    bed.host.receive(bed.nodes[0], Signalled(2))
+    assert bed.kinds(0) == [Finish]
+    assert bed.last(0, Finish).status == 130
+
+
+def test_a_node_that_goes_meanwhile_does_not_take_the_others_with_it() -> None:
+    """The attempt of those that stay is another one; the version is the one that is being looked for."""
+    bed = Bed(least=1)
+    bed.host.lost(bed.nodes[0], "gone")
+    assert bed.kinds(1) == []
+    assert len(bed.asked) == 1  # nobody has trained since it was asked
     bed.asked.pop()(FIRST, "")
-    assert bed.kinds(0)[-2:] == [World, Stop]
+    assert bed.kinds(1) == [World]
+    world = bed.last(1, World)
+    assert (world.attempt, world.group_world_size, world.checkpoint) == (1, 1, FIRST)
+    assert bed.kinds(0) == []
+
+
+def test_a_node_that_leaves_meanwhile_gets_no_world() -> None:
+    bed = Bed(least=1)
+    bed.host.receive(bed.nodes[0], Leave("stopped by SIGTERM"))
+    bed.asked.pop()(FIRST, "")
+    assert bed.kinds(0) == []
+    assert bed.kinds(1) == [World]
+
+
+def test_when_all_have_gone_the_answer_is_for_nobody_and_the_next_attempt_asks_again() -> None:
+    bed = Bed(nodes=1)
+    bed.host.lost(bed.nodes[0], "gone")
+    bed.asked.pop()(FIRST, "")
+    bed.join(1)
+    bed.asked.pop()(SECOND, "")
+    assert bed.kinds(0) == []
+    assert bed.last(1, World).checkpoint == SECOND
+
+
+def test_what_is_no_start_does_not_wait() -> None:
+    """A node that comes meanwhile is welcomed at once."""
+    bed = Bed()
+    bed.join(2)
+    assert isinstance(bed.got[2][0], Welcome)
 
 
 def test_a_version_that_cannot_be_found_ends_the_job() -> None:

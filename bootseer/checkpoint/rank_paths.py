@@ -1,0 +1,207 @@
+"""Where code that opens files by name finds the version: the path that ranks get, and what becomes of it.
+
+In: a version, and the arena that has all, some or nothing of it. Out: links into the arena where all is there,
+else the version's own place on this machine, else a mount. When the arena's memory is given back, the path stays:
+its links then lead to the files' own place, or to a mount of the store. All of it lies in the keeper's folder and
+is of one attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import selectors
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from bootseer.checkpoint.arena import Arena
+from bootseer.checkpoint.keeper_process import MOUNT_NAME
+from bootseer.checkpoint.manifest import is_version, version_of
+from bootseer.checkpoint.opening import local_path, only_file
+from bootseer.checkpoint.rank_mount import RankMount
+
+Then = Callable[[str], object]  # is called with the path; "": there is none, ranks find the URL
+
+
+class Shown(NamedTuple):
+    """A version of a URL, and the names of its files."""
+
+    url: str
+    version: str
+    digest: str
+    names: tuple[str, ...]
+
+    @property
+    def single(self) -> str:
+        """The file's name where the URL means a file: then the path is that of a file, too."""
+        return only_file(self.url, self.version, self.names)
+
+    def path_in(self, folder: str) -> str:
+        """What ranks get of a folder that has the version's files."""
+        return os.path.join(folder, self.single) if self.single else folder
+
+    @property
+    def own_folder(self) -> str:
+        """The folder on this machine that has its files; "" where there is none."""
+        path = own_path(self.url, self.version)
+        if not path:
+            return ""
+        return os.path.dirname(os.path.abspath(path)) if self.single else os.path.abspath(path)
+
+
+def own_path(url: str, version: str) -> str:
+    """A version on a file system of this machine; "" elsewhere, and of striped ones."""
+    path = local_path(url)
+    if path is None or is_version(version) or version_of(posixpath.basename(version)):
+        return ""
+    return os.path.join(path, version) if version else path
+
+
+class RankPaths:
+    """Runs on the keeper's loop."""
+
+    def __init__(
+        self,
+        folder: str,
+        selector: selectors.BaseSelector,
+        say: Callable[[str], object],
+        say_alive: Callable[[], object],
+    ) -> None:
+        self._folder = folder
+        self._selector = selector
+        self._say = say
+        self._say_alive = say_alive
+        self._shown: Shown | None = None
+        self._mount: RankMount | None = None
+        self._links = ""  # the folder that has them
+        self._is_of_arena = False  # where the links lead
+        self._is_moving = False
+
+    def show(self, shown: Shown, arena: Arena, address: str, then: Then) -> None:
+        """Calls `then` with the path, at once or when it is mounted."""
+        self._shown = shown
+        if all(arena.is_complete(number) for number in range(len(arena.files))):
+            try:
+                self._make_links(dict(zip(shown.names, arena.fds, strict=True)))
+            except OSError as error:
+                self.drop_links()
+                self._say(f"the checkpoint's files cannot be had as links: {error}")
+            else:
+                then(shown.path_in(self._links))
+                return
+        path = own_path(shown.url, shown.version)
+        if path:
+            then(path)
+        else:
+            self.show_mount(shown, address, then)
+
+    def show_mount(self, shown: Shown, address: str, then: Then) -> None:
+        """As `show`, of what is read through the arena at `address`, or, without one, from the store."""
+        self._shown = shown
+
+        def mounted(folder: str, why: str) -> None:
+            if not folder:
+                self._say(f"the checkpoint has no path, ranks find its URL: {why}")
+            then(shown.path_in(folder) if folder else "")
+
+        self._start_mount(shown, address, mounted)
+
+    def give_back(self, then: Callable[[], object]) -> None:
+        """Calls `then` when the arena can go: the path will lead elsewhere. Soon, or at once."""
+        if self._is_moving:
+            return
+        if self._mount is not None:
+            self._mount.let_go()
+        if not self._is_of_arena or self._shown is None:
+            then()
+            return
+        shown = self._shown
+        if shown.own_folder:
+            self._move_links(shown.names, shown.own_folder)
+            then()
+            return
+
+        def mounted(folder: str, why: str) -> None:
+            self._is_moving = False
+            if folder:
+                self._move_links(shown.names, folder)
+            else:
+                self._say(
+                    f"the checkpoint's memory is given back, and with it its files in {self._links} go: nothing"
+                    f" can be mounted in their place: {why}"
+                )
+                self.drop_links()
+            then()
+
+        self._is_moving = True
+        self._start_mount(shown, "", mounted)
+
+    def drop_links(self) -> None:
+        """Those into the arena, before its descriptors are closed: their numbers will be those of other files."""
+        if self._is_of_arena:
+            self._remove_links()
+
+    def drop(self) -> None:
+        """Nobody uses the path any more."""
+        self._is_moving = False
+        self._drop_mount()
+        self._remove_links()
+        self._shown = None
+
+    def tick(self) -> None:
+        if self._mount is not None:
+            self._mount.tick()
+
+    def close_inherited(self) -> None:
+        """In a forked child: what is open is the keeper's."""
+        if self._mount is not None:
+            self._mount.close_inherited()
+
+    # ---- links -----------------------------------------------------------------------------------------------
+
+    def _make_links(self, fds: Mapping[str, int]) -> None:
+        self._remove_links()
+        self._links = tempfile.mkdtemp(prefix="files-", dir=self._folder)
+        self._is_of_arena = True
+        for name, fd in fds.items():
+            path = os.path.join(self._links, name)
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
+
+    def _move_links(self, names: Collection[str], folder: str) -> None:
+        """Each is replaced in one step: who opens it finds the file at any time."""
+        if not self._links:
+            return  # they have gone meanwhile
+        temporary = os.path.join(self._folder, "link.new")
+        try:
+            for name in names:
+                os.symlink(os.path.join(folder, name), temporary)
+                os.rename(temporary, os.path.join(self._links, name))
+            self._is_of_arena = False
+        except OSError as error:
+            self._say(f"the checkpoint's files in {self._links} go with its memory: {error}")
+            self.drop_links()
+
+    def _remove_links(self) -> None:
+        if self._links:
+            shutil.rmtree(self._links, ignore_errors=True)
+        self._links, self._is_of_arena = "", False
+
+    # ---- mount -----------------------------------------------------------------------------------------------
+
+    def _start_mount(self, shown: Shown, address: str, then: Callable[[str, str], object]) -> None:
+        self._drop_mount()
+        folder = os.path.join(self._folder, MOUNT_NAME)
+        self._mount = RankMount(self._selector, folder, then, self._say, self._say_alive)
+        try:
+            self._mount.start(shown.url, shown.version, shown.digest, address)
+        except OSError as error:
+            self._drop_mount()
+            then("", str(error))
+
+    def _drop_mount(self) -> None:
+        mount, self._mount = self._mount, None
+        if mount is not None:
+            mount.end()

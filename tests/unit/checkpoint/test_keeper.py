@@ -1,0 +1,227 @@
+"""What the keeper decides, in this process: its children are played by the test."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootseer import aio
+from bootseer.checkpoint.arena import READY
+from bootseer.checkpoint.keeper import Keeper, State
+from bootseer.checkpoint.keeper_process import Child
+from bootseer.checkpoint.lines import LineSocket
+from bootseer.checkpoint.opening import store_at
+from bootseer.checkpoint.saved_units import SavedUnits
+from bootseer.checkpoint.versions import Pinned, resolve
+from tests.unit.checkpoint.sources import put, stripe
+
+UNIT_BYTES = 4096
+DATA = bytes(range(256)) * 64  # 4 units
+
+
+class Node:
+    """A keeper, the launcher's end of its connection, and the children that it forks: they only sleep."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._launcher = LineSocket(theirs)
+        self.keeper = Keeper(LineSocket(ours))
+        self.keeper._resolver.ask = self._ask  # type: ignore[method-assign]
+        self.keeper._fork = self._fork  # type: ignore[method-assign]
+        self.children: list[socket.socket] = []
+        self.news: dict[str, dict[str, Any]] = {}  # by digest
+        self._heard: list[dict[str, Any]] = []
+
+    def _ask(self, _url: str, _version: str, digest: str, found: Callable[[Mapping[str, Any]], object]) -> None:
+        found(self.news[digest])
+
+    def _fork(self, _work: Callable[[socket.socket], None]) -> Child:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.children.append(theirs)
+        return Child(os.posix_spawn("/bin/sleep", ["sleep", "1000"], {}), LineSocket(ours))
+
+    def start(self, url: str, **more: object) -> Pinned:
+        """Has it look ahead; what it has found."""
+
+        async def find() -> Pinned:
+            store, path = store_at(url)
+            try:
+                return await resolve(store, path)
+            finally:
+                await store.aclose()
+
+        pinned = aio.run_sync(find())
+        self.news[""] = {"pinned": pinned}
+        self.order("start", url=url, memory_bytes=1 << 30, arena_bytes=0, **more)
+        self.hear("listening")
+        return pinned
+
+    def load(self, version: str, digest: str, attempt: int = 0, nodes: int = 1) -> None:
+        self.order(
+            "load", version=version, digest=digest, attempt=attempt, world_size=nodes, nnodes=nodes, group_rank=0
+        )
+
+    def order(self, do: str, **fields: object) -> None:
+        self._launcher.send({"do": do, **fields})
+        self.keeper._hear_launcher()
+
+    def hear(self, did: str) -> dict[str, Any]:
+        self._heard += self._launcher.receive() or []
+        while (answer := self._heard.pop(0))["did"] != did:
+            pass
+        return answer
+
+    def serve(self, take: Callable[[], object]) -> None:
+        """Turns the keeper's loop while a thread of a rank or saver calls `take`."""
+        thread = threading.Thread(target=take)
+        thread.start()
+        while thread.is_alive():
+            for key, _ in self.keeper._selector.select(0.01):
+                key.data()
+
+    def make_ready(self, *units: tuple[int, int]) -> None:
+        assert self.keeper._arena is not None
+        for unit in units:
+            self.keeper._arena.set_state(*unit, READY)
+
+    def close(self) -> None:
+        self.keeper._end()
+        self.keeper._launcher.close()
+        self._launcher.close()
+        for each in self.children:
+            each.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("bootseer.checkpoint.keeper._to_pinned", lambda pinned: pinned)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # the process is pytest's
+    found = Node()
+    yield found
+    found.close()
+    aio.close()
+
+
+def test_the_path_is_that_of_the_ordered_version(node: Node, tmp_path: Path) -> None:
+    url = str(tmp_path / "ckpt")
+    put(url, {"step-20/model.pt": DATA})
+    assert node.start(url).version == "step-20"
+    # Another node has seen a newer one, which this node's client does not show yet.
+    node.news["3" * 64] = {"absent": "step-30 does not exist", "kind": "none"}
+    node.load("step-30", "3" * 64, attempt=2)
+    answer = node.hear("direct")
+    assert (answer["path"], answer["attempt"]) == (f"{url}/step-30", 2)
+
+
+def test_answers_name_their_attempt(node: Node, tmp_path: Path) -> None:
+    put(str(tmp_path / "ckpt"), {"model.pt": DATA, "other.pt": DATA})
+    pinned = node.start(str(tmp_path / "ckpt"))
+    node.load("", pinned.digest, attempt=3)
+    node.keeper._told_s = -100.0
+    node.make_ready((0, 0))
+    node.keeper._note_units([[0, 0]], "")
+    assert node.hear("progress")["attempt"] == 3
+    node.make_ready((1, 0))
+    node.keeper._note_units([[1, 0]], "")
+    assert node.hear("ready")["attempt"] == 3
+
+
+def test_what_a_reader_made_ready_before_it_died_is_not_waited_for(node: Node, tmp_path: Path) -> None:
+    put(str(tmp_path / "ckpt"), {"model.pt": DATA})
+    pinned = node.start(str(tmp_path / "ckpt"))
+    node.load("", pinned.digest)
+    node.make_ready((0, 0))
+    node.children[-1].close()
+    node.keeper._hear_filler()
+    assert node.hear("ready")["address"]
+
+
+def test_a_reader_that_cannot_be_replaced_costs_the_arena(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(str(tmp_path / "ckpt"), {"model.pt": DATA})
+    pinned = node.start(str(tmp_path / "ckpt"))
+    node.load("", pinned.digest)
+
+    def no_fork(_work: object) -> Child:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(node.keeper, "_fork", no_fork)
+    node.children[-1].close()
+    node.keeper._hear_filler()
+    assert "Resource temporarily unavailable" in node.hear("direct")["why"]
+
+
+def test_memory_that_savers_left_counts_once(node: Node, tmp_path: Path) -> None:
+    url = str(tmp_path / "ckpt")
+    pinned = stripe(url, {"model.pt": DATA})
+    node.start(url)
+    node.order("start", url=url, memory_bytes=1 << 30, arena_bytes=1 << 20)
+    saves = node.hear("listening")["saves"]
+    other = f"{99:020d}-" + "a" * 12
+
+    def leave() -> None:
+        for version in (pinned.version, other):
+            left = SavedUnits(saves, version)
+            for unit in range(2):
+                assert left.leave("model.pt", UNIT_BYTES, unit, memoryview(DATA)[:UNIT_BYTES])
+            left.close()
+
+    node.serve(leave)
+    offers = node.keeper._offers
+    assert offers is not None
+    assert (offers.bytes_of(pinned.version), offers.bytes) == (2 * UNIT_BYTES, 4 * UNIT_BYTES)
+    node.keeper._drop_arena()
+    node.news[pinned.digest] = {"pinned": pinned}
+    node.load(pinned.version, pinned.digest)
+    arena = node.keeper._arena
+    assert arena is not None and arena.is_held
+    assert (arena.own_taken_bytes, arena.taken_bytes) == (0, 2 * UNIT_BYTES)
+    assert node.keeper._room_bytes == (1 << 30) - len(DATA)
+
+
+def test_the_url_is_shown_without_secrets(node: Node) -> None:
+    node.news[""] = {"failed": "no such host"}
+    node.order("start", url="https://user:word@host/m.pt?sig=abc", memory_bytes=None, arena_bytes=0)
+    assert node.hear("listening")["shown"] == "https://user:***@host/m.pt?sig=***"
+
+
+def test_why_a_job_starts_from_nothing(node: Node) -> None:
+    node.news[""] = {"absent": "nothing whole: step-1", "kind": "unusable"}
+    node.order("start", url="s3://b/c", memory_bytes=None, arena_bytes=0)
+    node.order("resolve")
+    answer = node.hear("absent")
+    assert (answer["why"], answer["kind"]) == ("nothing whole: step-1", "unusable")
+
+
+def test_a_file_that_does_not_fit_is_shown_as_a_file(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(node.keeper._paths, "show_mount", lambda what, arena, then: shown.append((what, arena)))
+    put("memory://fit/c", {"m l.pt": DATA})
+    pinned = node.start("memory://fit/c/m%20l.pt")._replace(version="")
+    node.order("start", url="memory://fit/c/m%20l.pt", memory_bytes=0, arena_bytes=0)
+    node.keeper._drop_arena()
+    node.news[pinned.digest] = {"pinned": pinned}
+    node.load("", pinned.digest)
+    [(what, arena)] = shown
+    assert (what.path_in("/mnt"), arena) == ("/mnt/m l.pt", "")
+
+
+def test_an_unfinished_order_of_an_earlier_attempt_changes_nothing(node: Node, tmp_path: Path) -> None:
+    put(str(tmp_path / "ckpt"), {"model.pt": DATA})
+    pinned = node.start(str(tmp_path / "ckpt"))
+    node.load("", pinned.digest)
+    waiting: list[object] = []
+    node.keeper._resolver.ask = lambda *_: waiting.append(None)  # type: ignore[method-assign]
+    node.load("step-2", "2" * 64, attempt=1)
+    node.keeper._note_units([[0, 0]], "the store is away")
+    assert node.keeper._state is State.PINNING and waiting

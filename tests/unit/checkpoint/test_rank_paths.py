@@ -1,0 +1,198 @@
+"""The path that ranks get: of which version, of what kind, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootseer.checkpoint import rank_paths
+from bootseer.checkpoint.arena import READY, UNIT_BYTES, Arena
+from bootseer.checkpoint.opening import only_file
+from bootseer.checkpoint.rank_paths import RankPaths, Shown, own_path
+from bootseer.checkpoint.source import SourceFile
+
+VERSION = f"{5:020d}-" + "a" * 12
+REMOTE = "s3://bucket/ckpt"
+
+
+@pytest.mark.parametrize(
+    ("url", "version", "path"),
+    [
+        ("/ckpt", "", "/ckpt"),
+        ("/ckpt", "step-30", "/ckpt/step-30"),
+        ("file:///ckpt", "step-30", "/ckpt/step-30"),
+        ("/ckpt", VERSION, ""),
+        ("/ckpt", f"step-30/v-{VERSION}", ""),
+        (REMOTE, "step-30", ""),
+    ],
+)
+def test_own_paths(url: str, version: str, path: str) -> None:
+    assert own_path(url, version) == path
+
+
+def test_urls_of_files(tmp_path: Path) -> None:
+    for url in ("https://h/a/m%20l.pt?sign=a/b", "https://h/m l.pt", "s3://b/m l.pt", "/x/m l.pt"):
+        assert only_file(url, "", ["m l.pt"]) == "m l.pt"
+    assert only_file("s3://b/m.pt", "", ["m.pt", "n.pt"]) == ""
+    assert only_file("s3://b/m.pt", VERSION, ["m.pt"]) == ""
+    (tmp_path / "m.pt").mkdir()
+    assert only_file(str(tmp_path / "m.pt"), "", ["m.pt"]) == ""
+    assert Shown("https://h/m.pt?sign=x", "", "", ("m.pt",)).path_in("/mnt") == "/mnt/m.pt"
+    assert Shown(REMOTE, "", "", ("m.pt",)).path_in("/mnt") == "/mnt"
+
+
+class Mount:
+    """In place of the process that mounts: the test says what comes of it."""
+
+    made: list[Mount]
+    error: OSError | None
+
+    def __init__(self, _selector: object, folder: str, then: Any, lost: object, alive: object) -> None:
+        self.folder, self.then = folder, then
+        self.calls: list[str] = []
+        Mount.made.append(self)
+
+    def start(self, *shown: str) -> None:
+        if Mount.error is not None:
+            raise Mount.error
+        self.arena = shown[-1]
+
+    def let_go(self) -> None:
+        self.calls.append("let go")
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+    def close_inherited(self) -> None:
+        self.calls.append("close")
+
+
+class Setting:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        self.paths: list[str] = []
+        self.given_back = 0
+        self.arena: Any = None
+        self.selector = selectors.DefaultSelector()
+        self.of_ranks = RankPaths(str(folder), self.selector, self.said.append, lambda: None)
+
+    def show(self, url: str, *names: str, version: str = "", is_complete: bool = True) -> None:
+        arena = Arena([SourceFile(name, 10) for name in names], [UNIT_BYTES] * len(names))
+        for number in range(len(names)):
+            arena.view(number, 0, 10)[:] = b"from arena"
+            if is_complete:
+                arena.set_state(number, 0, READY)
+        if self.arena is not None:
+            self.arena.close()
+        self.arena = arena
+        self.of_ranks.show(Shown(url, version, "digest", names), arena, "address", self.paths.append)
+
+    def give_back(self) -> None:
+        def done() -> None:
+            self.given_back += 1
+            self.of_ranks.drop_links()
+            self.arena.close()
+
+        self.of_ranks.give_back(done)
+
+
+@pytest.fixture
+def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+    monkeypatch.setattr(rank_paths, "RankMount", Mount)
+    Mount.made, Mount.error = [], None
+    found = Setting(tmp_path / "keeper")
+    found.folder.mkdir()
+    yield found
+    found.of_ranks.drop()
+    found.selector.close()
+    found.arena.close()
+    assert list(found.folder.iterdir()) == []
+
+
+def test_links_into_the_arena_then_to_the_files_themselves(setting: Setting, tmp_path: Path) -> None:
+    (tmp_path / "step-1" / "a").mkdir(parents=True)
+    (tmp_path / "step-1" / "a" / "b").write_bytes(b"from disk!")
+    setting.show(str(tmp_path), "a/b", version="step-1")
+    file = Path(setting.paths[0], "a/b")
+    assert file.read_bytes() == b"from arena"
+    setting.give_back()
+    assert file.read_bytes() == b"from disk!"
+    assert setting.given_back == 1 and not Mount.made and not setting.said
+
+
+def test_a_file_of_its_own(setting: Setting, tmp_path: Path) -> None:
+    (tmp_path / "m.pt").write_bytes(b"from disk!")
+    setting.show(str(tmp_path / "m.pt"), "m.pt")
+    assert Path(setting.paths[0]).read_bytes() == b"from arena"
+    setting.give_back()
+    assert Path(setting.paths[0]).read_bytes() == b"from disk!"
+
+
+def test_what_is_nowhere_else_is_mounted_before_the_memory_goes(setting: Setting, tmp_path: Path) -> None:
+    setting.show(REMOTE, "a/b", "c")
+    setting.give_back()
+    setting.give_back()
+    [mount] = Mount.made
+    assert mount.arena == ""
+    assert setting.given_back == 0 and Path(setting.paths[0], "a/b").read_bytes() == b"from arena"
+    (tmp_path / "mount" / "a").mkdir(parents=True)
+    (tmp_path / "mount" / "a" / "b").write_bytes(b"from mount")
+    mount.then(str(tmp_path / "mount"), "")
+    assert setting.given_back == 1 and Path(setting.paths[0], "a/b").read_bytes() == b"from mount"
+
+
+def test_without_mounts_the_files_go_and_it_is_said(setting: Setting) -> None:
+    setting.show(REMOTE, "a")
+    setting.give_back()
+    Mount.made[0].then("", "no /dev/fuse")
+    assert setting.given_back == 1 and not os.path.exists(setting.paths[0])
+    assert len(setting.said) == 1 and setting.paths[0] in setting.said[0] and "no /dev/fuse" in setting.said[0]
+
+
+def test_links_that_went_meanwhile_are_not_moved(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting.show(REMOTE, "a")
+    setting.give_back()
+    setting.of_ranks.drop_links()
+    monkeypatch.chdir(setting.folder)
+    Mount.made[0].then("/mnt", "")
+    assert setting.given_back == 1 and not setting.said
+
+
+def test_a_new_attempt_keeps_the_memory(setting: Setting) -> None:
+    setting.show(REMOTE, "a")
+    setting.give_back()
+    setting.of_ranks.drop()
+    assert Mount.made[0].calls == ["end"] and setting.given_back == 0
+    setting.show(REMOTE, "a")
+    assert Path(setting.paths[1], "a").read_bytes() == b"from arena"
+
+
+def test_a_mount_gives_up_the_arena_too(setting: Setting) -> None:
+    setting.show(REMOTE, "a", is_complete=False)
+    [mount] = Mount.made
+    assert mount.arena == "address"
+    mount.then("/mnt", "")
+    assert setting.paths == ["/mnt"]
+    setting.give_back()
+    assert mount.calls == ["let go"] and setting.given_back == 1
+    setting.of_ranks.close_inherited()
+    assert mount.calls == ["let go", "close"]
+
+
+def test_names_that_no_folder_has(setting: Setting, tmp_path: Path) -> None:
+    setting.show(str(tmp_path), "a", "a/b")  # as an object store may have them
+    assert setting.paths == [str(tmp_path)] and len(setting.said) == 1
+    setting.show(REMOTE, "a", "a/b")
+    assert Mount.made[0].arena == "address"
+
+
+def test_a_process_that_cannot_be_started_costs_the_path(setting: Setting) -> None:
+    Mount.error = BlockingIOError(11, "Resource temporarily unavailable")
+    setting.show(REMOTE, "a", is_complete=False)
+    assert setting.paths == [""] and "Resource temporarily unavailable" in setting.said[0]

@@ -1,0 +1,371 @@
+"""bootrun's side of the checkpoint, with a keeper that the test plays: its orders, what ranks are given."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from bootseer.checkpoint import rank_paths
+from launcher import checkpoint
+from launcher.checkpoint import NodeCheckpoint, own_path
+from launcher.cli import parse
+from launcher.guard_client import GuardClient
+from launcher.loop import Loop
+from launcher.rendezvous.messages import Pinned, World
+from launcher.spec import LaunchSpec, build_spec
+from tests.unit.launcher.ranks.looping import run_for, run_until
+
+URL = "s3://user:password@host/ckpt"
+SHOWN = "s3://***@host/ckpt"
+ENDPOINT = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1")
+PINNED = Pinned("step-30", "aa")
+
+
+class Guard:
+    """Starts no keeper: the test is it."""
+
+    def __init__(self) -> None:
+        self.address = b""
+        self.ended: list[int] = []
+
+    def serve(self, number: int, _argv: object, _environ: object, _unset: object, address: bytes) -> None:
+        self.number, self.address = number, address
+
+    def end_service(self, number: int) -> None:
+        self.ended.append(number)
+
+
+class Bed:
+    """A node's checkpoint on a loop of its own."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self.loop = Loop()
+        self.guard = Guard()
+        self.said: list[str] = []
+        self.loaded: list[dict[str, str]] = []
+        self.resolved: list[tuple[Pinned | None, str]] = []
+        guard = cast(GuardClient, self.guard)
+        self.checkpoint = NodeCheckpoint(self.loop, guard, spec, (), self.said.append)
+        self.checkpoint.begin()
+        self.come()
+
+    def come(self) -> None:
+        """The keeper that was started last is there."""
+        self.keeper = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.keeper.connect(self.guard.address)
+        self.keeper.setblocking(False)
+        self._heard = b""
+
+    def hear(self, do: str) -> dict[str, Any]:
+        """The newest order of this kind, once it has come."""
+        found: list[dict[str, Any]] = []
+
+        def has_come() -> bool:
+            try:
+                self._heard += self.keeper.recv(1 << 20)
+            except BlockingIOError:
+                pass
+            orders = [json.loads(line) for line in self._heard.splitlines()]
+            found[:] = [each for each in orders if each["do"] == do]
+            return bool(found)
+
+        run_until(self.loop, has_come)
+        return found[-1]
+
+    def answer(self, did: str, **fields: object) -> None:
+        self.keeper.sendall(json.dumps({"did": did, **fields}).encode() + b"\n")
+
+    def settle(self) -> None:
+        """Until all that the keeper has said was heard: a line of text comes after it."""
+        mark = f"mark {len(self.said)}"
+        self.answer("said", text=mark)
+        run_until(self.loop, lambda: mark in self.said)
+        self.said.remove(mark)
+
+    def listen(self) -> None:
+        self.answer("listening", saves="", shown=SHOWN)
+        self.settle()
+
+    def resolve(self) -> None:
+        self.checkpoint.resolve(lambda pinned, why: self.resolved.append((pinned, why)))
+
+    def load(self, attempt: int = 0, pinned: Pinned | None = PINNED) -> None:
+        self.checkpoint.load(World(attempt, 0, 0, 1, 0, 1, 0, 1, "h", 1, pinned), self.loaded.append)
+
+    def die(self) -> None:
+        ended = len(self.guard.ended)
+        self.keeper.close()
+        run_until(self.loop, lambda: len(self.guard.ended) > ended)
+
+    def die_for_good(self) -> None:
+        """The keeper, and each one that takes its place."""
+        self.die()
+        while self.guard.number >= len(self.guard.ended):
+            self.come()
+            self.die()
+
+    def close(self) -> None:
+        self.checkpoint.close()
+        self.keeper.close()
+        self.loop.close()
+
+
+Make = Callable[..., Bed]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes a Bed; more words are those of the command line."""
+    beds: list[Bed] = []
+
+    def start(*words: str, url: str = URL) -> Bed:
+        environ = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+        args = parse([*words, "--load-checkpoint", url, __file__], environ)
+        beds.append(Bed(build_spec(args, environ)))
+        return beds[-1]
+
+    yield start
+    for bed in beds:
+        bed.close()
+
+
+# ---- which version -------------------------------------------------------------------------------------------
+
+
+def test_nothing_there_yet(make: Make) -> None:
+    bed = make()
+    bed.listen()
+    bed.resolve()
+    bed.answer("absent", why="no such folder", kind="none")
+    bed.settle()
+    assert bed.resolved == [(Pinned("", ""), "")]
+    bed.load(pinned=Pinned("", ""))
+    assert bed.said == [f"there is no checkpoint yet: {SHOWN}"]
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == ""
+
+
+def test_what_is_there_but_cannot_be_loaded_is_said_with_the_reason(make: Make) -> None:
+    bed = make()
+    bed.listen()
+    bed.resolve()
+    bed.answer("absent", why="step-20/state.pt is cut short", kind="unusable")
+    bed.settle()
+    bed.load(pinned=Pinned("", ""))
+    assert len(bed.said) == 1
+    assert "step-20/state.pt is cut short" in bed.said[0] and "from nothing" in bed.said[0]
+
+
+def test_the_url_is_told_without_what_is_secret(make: Make) -> None:
+    bed = make()
+    bed.listen()
+    bed.resolve()
+    bed.answer("unresolved", why="no answer")
+    bed.settle()
+    assert bed.resolved == [(None, f"--load-checkpoint {SHOWN}: no answer")]
+
+
+def test_before_it_is_known_what_is_secret_no_url_is_told(make: Make) -> None:
+    bed = make()
+    bed.resolve()
+    bed.answer("unresolved", why="no answer")
+    bed.settle()
+    assert bed.resolved == [(None, "--load-checkpoint: no answer")]
+
+
+def test_nodes_do_not_start_without_a_pin(make: Make) -> None:
+    """Each rank would choose for itself, at its own time."""
+    bed = make("--nnodes", "2", *ENDPOINT)
+    bed.resolve()
+    bed.die_for_good()
+    bed.resolve()
+    run_until(bed.loop, lambda: len(bed.resolved) == 2)
+    for pinned, why in bed.resolved:
+        assert pinned is None
+        assert "it closed its connection" in why and "start the job again" in why
+
+
+@pytest.mark.parametrize("words", [(), ("--nnodes", "1", *ENDPOINT)])
+def test_one_node_goes_on_without_a_pin(words: tuple[str, ...], make: Make) -> None:
+    bed = make(*words)
+    bed.resolve()
+    bed.die_for_good()
+    bed.resolve()
+    run_until(bed.loop, lambda: len(bed.resolved) == 2)
+    assert bed.resolved == [(None, "")] * 2
+    bed.load(pinned=None)
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == URL
+    assert not any("missing at the coordinator" in text for text in bed.said)
+
+
+def test_another_keeper_takes_the_place_of_one_that_has_failed(make: Make) -> None:
+    bed = make("--nnodes", "2", *ENDPOINT)
+    bed.die()
+    bed.resolve()
+    bed.come()
+    bed.die()  # while it looks for the version
+    bed.come()
+    bed.hear("resolve")
+    bed.answer("resolved", version="step-30", digest="aa")
+    run_until(bed.loop, lambda: bool(bed.resolved))
+    assert bed.resolved == [(PINNED, "")]
+    assert bed.guard.ended == [0, 1]
+    bed.checkpoint.on_service_ended(1, "an earlier one")
+    bed.load()
+    bed.answer("ready", attempt=0, path="/links", address="/arena")
+    run_until(bed.loop, lambda: bool(bed.loaded))
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == "/links"
+
+
+# ---- loading -------------------------------------------------------------------------------------------------
+
+
+def test_ranks_get_the_path(make: Make) -> None:
+    bed = make()
+    bed.load(attempt=3)
+    assert bed.hear("load")["attempt"] == 3
+    assert "host" not in bed.hear("start")
+    bed.answer("ready", attempt=3, path="/links", address="/arena")
+    bed.settle()
+    assert bed.loaded == [
+        {
+            "BOOTSEER_CHECKPOINT": "/links",
+            "BOOTSEER_CHECKPOINT_URL": URL,
+            "BOOTSEER_CHECKPOINT_VERSION": "step-30",
+            "BOOTSEER_CHECKPOINT_DIGEST": "aa",
+            "BOOTSEER_ARENA": "/arena",
+        }
+    ]
+
+
+def test_what_is_late_is_no_answer_to_the_next_attempt(make: Make) -> None:
+    bed = make()
+    bed.load(attempt=0)
+    bed.checkpoint.cancel()
+    bed.load(attempt=1, pinned=Pinned("step-40", "bb"))
+    bed.answer("ready", attempt=0, path="/old", address="/old-arena")
+    bed.answer("direct", attempt=0, path="/old", why="of the last attempt")
+    bed.settle()
+    assert bed.loaded == [] and bed.said == []
+    bed.answer("direct", attempt=1, path="", why="it has no room")
+    bed.settle()
+    assert [each["BOOTSEER_CHECKPOINT_DIGEST"] for each in bed.loaded] == ["bb"]
+
+
+def test_an_answer_that_says_not_of_which_attempt_is_not_understood(make: Make) -> None:
+    bed = make()
+    bed.load()
+    bed.answer("ready", path="/links", address="/arena")
+    run_until(bed.loop, lambda: bool(bed.loaded))
+    assert "could not be understood" in bed.said[-1]
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == URL
+
+
+def test_trouble_of_whoever_is_told_is_not_the_keepers(make: Make) -> None:
+    bed = make()
+
+    def trouble(_environ: dict[str, str]) -> None:
+        raise ValueError("of the ranks")
+
+    bed.checkpoint.load(World(0, 0, 0, 1, 0, 1, 0, 1, "h", 1, PINNED), trouble)
+    bed.answer("ready", attempt=0, path="/links", address="/arena")
+    with pytest.raises(ValueError, match="of the ranks"):
+        run_until(bed.loop, lambda: bool(bed.said))
+
+
+STRIPED = "00000000000000000030-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("url", "version", "path"),
+    [
+        ("/data/ckpt", "step-30", "/data/ckpt/step-30"),
+        ("/data/ckpt", "", "/data/ckpt"),
+        ("/data/a::b", "step-30", "/data/a::b/step-30"),
+        ("file:///data/my%20ckpt", "step-30", "/data/my ckpt/step-30"),
+        ("file://localhost/data/ckpt", "a/step-30", "/data/ckpt/a/step-30"),
+        ("/data/ckpt", STRIPED, "/data/ckpt"),
+        ("/data/ckpt", f"step-10/v-{STRIPED}", "/data/ckpt"),
+        ("s3://bucket/ckpt", "step-30", "s3://bucket/ckpt"),
+        ("zip://a::/data/ckpt.zip", "step-30", "zip://a::/data/ckpt.zip"),
+        ("simplecache::file:///data/ckpt", "step-30", "simplecache::file:///data/ckpt"),
+    ],
+)
+def test_what_a_version_is_called_without_the_keeper(url: str, version: str, path: str) -> None:
+    assert own_path(url, version) == path
+    assert (rank_paths.own_path(url, version) or url) == path, "as the keeper calls it"
+
+
+def test_files_of_another_machine_have_no_path_here() -> None:
+    assert own_path("file://elsewhere/data/ckpt", "step-30") == "file://elsewhere/data/ckpt"
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_without_the_keeper_ranks_get_the_version_that_the_job_loads(when: str, make: Make) -> None:
+    bed = make(url="/data/ckpt")
+    if when == "before":
+        bed.resolve()
+        bed.die_for_good()
+    bed.load()
+    if when == "while":
+        bed.die()
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == "/data/ckpt/step-30"
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT_URL"] == "/data/ckpt"
+
+
+# ---- a keeper that takes long --------------------------------------------------------------------------------
+
+
+def test_a_silent_keeper_is_given_up_and_ended(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SILENCE_LIMIT_S", 0.05)
+    bed = make()
+    bed.load()
+    run_until(bed.loop, lambda: bool(bed.loaded))
+    assert "it has said nothing for" in bed.said[0]
+    assert bed.guard.ended == [0]
+
+
+@pytest.mark.parametrize("line", [{"did": "alive"}, {"did": "said", "text": "trying again"}])
+def test_a_keeper_that_says_anything_is_waited_for(
+    line: dict[str, str], make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "SILENCE_LIMIT_S", 0.5)
+    bed = make()
+    bed.resolve()
+    for _ in range(6):
+        run_for(bed.loop, 0.15)
+        bed.answer(**line)
+    bed.answer("resolved", version="step-30", digest="aa")
+    run_until(bed.loop, lambda: bool(bed.resolved))
+    assert bed.resolved == [(PINNED, "")]
+
+
+# ---- the first step ------------------------------------------------------------------------------------------
+
+
+def test_memory_that_no_first_step_gives_back_is_said_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FIRST_STEP_SAY_S", 0.02)
+    bed = make()
+    bed.load()
+    bed.answer("ready", attempt=0, path="/links", address="/arena")
+    bed.hear("statistics")
+    bed.answer("statistics", taken_bytes=12_300_000_000)
+    bed.settle()
+    assert len(bed.said) == 1
+    assert "12.3 GB" in bed.said[0] and "bootseer.heartbeat" in bed.said[0]
+
+
+def test_after_the_first_step_nothing_is_said(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FIRST_STEP_SAY_S", 0.1)
+    bed = make()
+    bed.load()
+    bed.answer("ready", attempt=0, path="/links", address="/arena")
+    bed.settle()
+    bed.checkpoint.first_step_seen()
+    bed.hear("release")
+    run_for(bed.loop, 0.3)
+    assert bed.said == []
