@@ -11,6 +11,8 @@ import pytest
 from tests import support
 from tests.leaks import LeakCheck
 
+pytest_plugins = ["tests.parity.summing"]
+
 # Tests below these folders start real processes: each is followed by the leak check.
 CHECKED = ("integration", "parity")
 HERE = Path(__file__).parent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.parity.compare import compare, flatten
-from tests.parity.conftest import summary
+from tests.parity.summing import summary
 from tests.parity.model import Absent, AtMost, Better, Has, Lacks
 from tests.parity.observe import parse_report
 

@@ -1,4 +1,4 @@
-"""The line at the end of a run that sums the parity probes up."""
+"""A plugin: the line at the end of a run that sums the parity probes up."""
 
 from __future__ import annotations
 
