@@ -42,9 +42,11 @@ class Node:
         found(self.news[digest])
 
     def _fork(self, _work: Callable[[socket.socket], None]) -> Child:
+        # First: until a moment after its exec it has all that is open here.
+        pid = os.posix_spawn("/bin/sleep", ["sleep", "1000"], {})
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.children.append(theirs)
-        return Child(os.posix_spawn("/bin/sleep", ["sleep", "1000"], {}), LineSocket(ours))
+        return Child(pid, LineSocket(ours))
 
     def start(self, url: str, **more: object) -> Pinned:
         """Has it look ahead; what it has found."""
