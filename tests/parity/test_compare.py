@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.parity.compare import compare, flatten
-from tests.parity.summing import summary
 from tests.parity.model import Absent, AtMost, Better, Has, Lacks
 from tests.parity.observe import parse_report
+from tests.parity.summing import summary
 
 THEIRS = {"status": {"0": 1}, "told": {"r0.0": {"env": {"A": "1"}}}, "tree": ["a", "b"]}
 
