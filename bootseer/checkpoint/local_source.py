@@ -1,8 +1,9 @@
 """Plain files of this machine as a Source: no event loop, no store, the shortest way from the disk to memory.
 
-A file is mapped, privately and without a copy, after several threads have filled the page cache with it; where
-mapping is no good, and into memory of the caller, several threads read it. Apart from DirectSource because a fresh
-process should pay for no event loop before its first byte.
+A file is mapped, privately and without a copy, after several threads have filled the page cache with it: so the
+ranks of a node share what was read. A process that is alone reads a cold file around the page cache instead, into
+memory of its own, which is faster; so does everybody where mapping is no good, and into memory of the caller.
+Apart from DirectSource because a fresh process should pay for no event loop before its first byte.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import hashlib
 import mmap
 import os
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer.checkpoint.capacity import read_memory
 from bootseer.checkpoint.memory import address
+from bootseer.checkpoint.parallel_read import read_all
 from bootseer.checkpoint.populate import populate
 from bootseer.checkpoint.source import Request, SourceFile
 from bootseer.errors import NotFound, SourceChanged, StorageError, Truncated
@@ -25,11 +26,11 @@ from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.page_cache import cached_share, is_remote
 from bootseer.storage.protocol import Stat
 
-THREADS = 8  # a disk's queue is full from about here on
-CHUNK_BYTES = 8 << 20  # one request; requests below 1 MiB do not reach a disk's speed
+CHUNK_BYTES = 4 << 20  # one request; requests below 1 MiB do not reach a disk's speed
 WARM_SHARE = 0.95  # of a range in the page cache: from here on there is nothing to fill
 LOOK_BYTES = 1 << 20  # the kernel takes 10 ms to count the pages of a GB, so of a long range
 LOOKS = 32  # only so many pieces are looked at
+ALONE_BYTES = 32 << 20  # of a cold range: from here on memory of its own pays
 
 
 class LocalFile(NamedTuple):
@@ -44,8 +45,13 @@ class LocalSource:
 
     version = ""
 
-    def __init__(self, url: str, found: Mapping[str, LocalFile], digest: str) -> None:
+    def __init__(
+        self, url: str, found: Mapping[str, LocalFile], digest: str, *, is_alone: bool | None = None
+    ) -> None:
+        """`is_alone`: nobody else on this node reads the same; None: as the variables of a launcher say."""
         self.url = url
+        self._is_alone = _is_alone(os.environ) if is_alone is None else is_alone
+        self._own_bytes = 0  # that callers were told to read into memory of their own
         self.files: Mapping[str, SourceFile] = {
             name: SourceFile(name, file.stat.size) for name, file in found.items()
         }
@@ -57,30 +63,17 @@ class LocalSource:
         self._counts = dict.fromkeys(("requests", "read_bytes", "direct_bytes", "mapped_bytes"), 0)
 
     def read(self, requests: Sequence[Request]) -> None:
-        chunks: deque[Request] = deque()
+        chunks: list[Request] = []
         for request in requests:
             self._check(request.path, request.offset, len(request.target))
             chunks.extend(_cut(request))
-        failures: list[BaseException] = []
-        threads = [
-            threading.Thread(target=self._drain, args=(chunks, failures), name="checkpoint-read")
-            for _ in range(min(THREADS, len(chunks)) - 1)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            self._drain(chunks, failures)
-        finally:
-            chunks.clear()  # also when this thread is interrupted: afterwards nobody writes to a target
-            for thread in threads:
-                thread.join()
-        if failures:
-            raise failures[0]
+        read_all(chunks, self._read_one)
 
     def map(self, path: str, offset: int, length: int) -> memoryview | None:
-        """The file itself, mapped privately, once its bytes are in memory. None on network file systems.
+        """The file itself, mapped privately, once its bytes are in memory.
 
-        What nobody has written to stays the file's: whoever writes into it in place changes it here as well.
+        None on network file systems, and where reading is faster (see the module's docstring). What nobody has
+        written to stays the file's: whoever writes into it in place changes it here as well.
         """
         file = self._check(path, offset, length)
         if length == 0:
@@ -99,6 +92,8 @@ class LocalSource:
                 self._maps[path] = area
             view = memoryview(area)[offset : offset + length]
             if not _is_warm(fd, offset, length):
+                if self._reads_own(length):
+                    return None
                 # More than fits would push out what has just been read; the rest comes with its first use.
                 count = min(length, read_memory().free_bytes // 4 * 3)
                 try:
@@ -111,6 +106,15 @@ class LocalSource:
                 self._counts["read_bytes"] += count
             self._counts["mapped_bytes"] += length
         return view
+
+    def _reads_own(self, length: int) -> bool:
+        """Whether a cold range should be read into memory of the caller, which has to have room for it."""
+        if not self._is_alone or length < ALONE_BYTES:
+            return False
+        if self._own_bytes + length > read_memory().free_bytes // 4 * 3:
+            return False
+        self._own_bytes += length
+        return True
 
     def close(self) -> None:
         with self._lock:
@@ -132,26 +136,14 @@ class LocalSource:
         if stat_of(os.fstat(fd)) != file.stat:
             raise SourceChanged(f"{file.full}: was replaced or written to while it was read; load it again")
 
-    def _drain(self, chunks: deque[Request], failures: list[BaseException]) -> None:
-        requests = read = direct = 0
-        try:
-            while not failures:
-                try:
-                    path, offset, target = chunks.popleft()
-                except IndexError:
-                    break
-                file = self._found[path]
-                _, around = read_range(file.full, offset, target, file.stat.etag, self._refused)
-                requests += 1
-                read += len(target)
-                direct += around
-        except BaseException as error:  # raised again by `read`, whose thread may be another one
-            failures.append(error)
-        finally:
-            with self._lock:
-                self._counts["requests"] += requests
-                self._counts["read_bytes"] += read
-                self._counts["direct_bytes"] += direct
+    def _read_one(self, chunk: Request) -> None:
+        path, offset, target = chunk
+        file = self._found[path]
+        _, direct = read_range(file.full, offset, target, file.stat.etag, self._refused)
+        with self._lock:
+            self._counts["requests"] += 1
+            self._counts["read_bytes"] += len(target)
+            self._counts["direct_bytes"] += direct
 
 
 def open_local(path: str) -> LocalSource:
@@ -165,6 +157,11 @@ def digest_of(files: Iterable[tuple[str, Stat]]) -> str:
     """What tells versions of unstriped files apart; as bootseer.checkpoint.versions has it."""
     lines = (f"{name}\0{stat.size}\0{stat.etag}\n" for name, stat in sorted(files))
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_alone(environ: Mapping[str, str]) -> bool:
+    """Whether no other rank of the same job runs on this node."""
+    return environ.get("LOCAL_WORLD_SIZE", "1") in ("", "1")
 
 
 def _is_warm(fd: int, offset: int, length: int) -> bool:

@@ -285,6 +285,8 @@ def _to_source(url: str, store: Store, pinned: Pinned, verify: str | None) -> So
 
 def _map_local(path: str, pinned: Pinned) -> LocalSource:
     """The files that lie in one piece."""
+    from bootseer.checkpoint.versions import STRIPED
+
     root = os.path.dirname(path)
     found: dict[str, LocalFile] = {}
     for file in pinned.files:
@@ -296,7 +298,8 @@ def _map_local(path: str, pinned: Pinned) -> LocalSource:
                 )
             except StorageError:
                 continue  # reading it tells why
-    return LocalSource(path, found, pinned.digest)
+    # Units of stripes are checked where they are; `DirectSource` reads what is not mapped.
+    return LocalSource(path, found, pinned.digest, is_alone=False if pinned.kind == STRIPED else None)
 
 
 async def _or_close(store: Store, finding: Coroutine[Any, Any, Pinned]) -> Pinned:

@@ -1,4 +1,4 @@
-"""Fills the page cache with a mapped file, faster than page faults do.
+"""Memory made and filled ahead of its use: the page cache with a mapped file, or fresh pages to read into.
 
 Faults read a cold file in order, one read-ahead window at a time, and cost one entry into the kernel for every few
 pages. This keeps several large reads in flight and maps whole chunks instead.
@@ -12,15 +12,25 @@ import os
 import threading
 from collections import deque
 
+from bootseer.checkpoint.memory import address
 from bootseer.errors import StorageError
 
 PAGE_BYTES = 4096
 POPULATE_READ = 22  # MADV_POPULATE_READ; Linux 5.14
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE; Linux 5.14
 THREADS = 4  # with chunks of 8 MiB a disk's queue is full
 CHUNK_BYTES = 8 << 20
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def make_pages(view: memoryview) -> bool:
+    """Has those pages of writable memory made that are not there, what is in it stays. False: no such call."""
+    start = address(view)
+    first = -(-start // PAGE_BYTES) * PAGE_BYTES  # the page before may be somebody else's, or nobody's
+    count = (start + len(view)) // PAGE_BYTES * PAGE_BYTES - first
+    return count <= 0 or not _madvise(first, count, POPULATE_WRITE)
 
 
 def populate(fd: int, start: int, offset: int, length: int) -> bool:
