@@ -129,25 +129,28 @@ def is_relative(path: str) -> bool:
 
 
 def _entry(name: str, item: Any, data_offset: int, path: str) -> TensorEntry:
-    where = f"{path}: tensor {_quoted(name)}"
     if not isinstance(item, dict) or set(item) != {"dtype", "shape", "data_offsets"}:
-        raise IntegrityError(f"{where}: expected dtype, shape and data_offsets")
+        raise _wrong(path, name, "expected dtype, shape and data_offsets")
     dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise IntegrityError(f"{where}: type {_quoted(dtype)} is not known")
+        raise _wrong(path, name, f"type {_quoted(dtype)} is not known")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
-        raise IntegrityError(f"{where}: its shape is not a list of sizes")
+        raise _wrong(path, name, "its shape is not a list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise IntegrityError(f"{where}: its data_offsets are not two offsets")
+        raise _wrong(path, name, "its data_offsets are not two offsets")
     bits = DTYPE_BITS[dtype]
     for count in shape:  # no product larger than a file can be, whatever the numbers are
         bits *= count
         if bits > 1 << 66:
-            raise IntegrityError(f"{where}: shape {shape[:8]} is larger than a file can be")
+            raise _wrong(path, name, f"shape {shape[:8]} is larger than a file can be")
     begin, end = offsets
     if bits % 8 or end - begin != bits // 8:
-        raise IntegrityError(f"{where}: {end - begin} bytes, but {dtype} of shape {shape[:8]} needs {bits / 8:g}")
+        raise _wrong(path, name, f"{end - begin} bytes, but {dtype} of shape {shape[:8]} needs {bits / 8:g}")
     return TensorEntry(name, dtype, tuple(shape), data_offset + begin, end - begin)
+
+
+def _wrong(path: str, name: str, what: str) -> IntegrityError:
+    return IntegrityError(f"{path}: tensor {_quoted(name)}: {what}")
 
 
 def _is_count(value: Any) -> bool:
