@@ -1,9 +1,9 @@
 """Loading of checkpoints: from a disk, over HTTP, from HDFS and through DCP, against what others do it with.
 
 Parts: --local, --http, --hdfs (root, Java), --dcp; without any of them all. In each round all take turns in an
-order that rotates, ratios are formed within rounds, and every loader's tensors are compared. What the parts do
-stands in ckpt_local.py, ckpt_http.py, ckpt_hdfs.py and ckpt_dcp.py. Files lie in --folder, which has to be on a
-real disk; they, and all that was started, are gone at the end.
+order that is shuffled each time, ratios are formed within rounds, and every loader's tensors are compared. What
+the parts do stands in ckpt_local.py, ckpt_http.py, ckpt_hdfs.py and ckpt_dcp.py. Files lie in --folder, which has
+to be on a real disk; they, and all that was started, are gone at the end.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bench import ckpt_pages
-from bench.ckpt_run import Load, load_together, make_environ, python, rotate, span_s
+from bench.ckpt_run import Load, load_together, make_environ, order, python, span_s
 from bench.record import BenchError, Figures, note
 
 SAVERS = 4
@@ -57,8 +57,8 @@ def measure(folder: str, size: str, rounds: int) -> Figures:
     note(f"{SAVERS} ranks saved {saved.size_bytes / MB:.0f} MB in {saved.seconds:.2f} s")
     taken: dict[tuple[str, int], list[Job]] = {(reader, ranks): [] for reader in READERS for ranks in RANKS}
     for number in range(rounds):
-        for ranks in rotate(RANKS, number):
-            for reader in rotate(READERS, number):
+        for ranks in order(RANKS, number):
+            for reader in order(READERS, number):
                 ckpt_pages.make_cold([path])
                 taken[reader, ranks].append(run_job(reader, path, size, ranks, folder))
             compare([taken[reader, ranks][-1] for reader in READERS], saved if ranks == SAVERS else None)

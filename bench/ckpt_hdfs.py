@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from bench.ckpt_run import BOUND, ROOT, Program, make_environ, programs, python, rotate
+from bench.ckpt_run import BOUND, ROOT, Program, make_environ, order, programs, python
 from bench.record import BenchError, Figures, note
 from bootseer.mounts.fuse import check_system
 from bootseer.testing.minihdfs import MiniHdfs, why_not
@@ -230,11 +230,11 @@ def measure(folder: str, size: str, rounds: int) -> Figures:
 def take_round(cluster: Cluster, number: int) -> Round:
     """Writes, then reads, in an order that depends on the round's number."""
     made: Round = {}
-    for action in rotate(WRITES, number):
+    for action in order(WRITES, number):
         made[action] = tell(number, action, cluster.write(action, number))
     for kind in ("striped", "concat", "plain"):
         note(f"round {number + 1}: {kind}: blocks per DataNode: {cluster.placement(kind, number)}")
-    for way in rotate(list(READS), number):
+    for way in order(list(READS), number):
         made[way] = tell(number, way, cluster.read(way, number))
     return made
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from bench import ckpt_pages
 from bench.ckpt_keeper import open_node
 from bench.ckpt_model import FILES
-from bench.ckpt_run import Load, Sums, load, load_together, loader, make_model, rotate, span_s
+from bench.ckpt_run import Load, Sums, load, load_together, loader, make_model, order, span_s
 from bench.ckpt_server import Server
 from bench.ckpt_waste import measure_waste
 from bench.record import BenchError, Figures, note
@@ -55,7 +55,7 @@ def measure(folder: str, size: str, rounds: int) -> Figures:
     with Server(data, os.path.join(folder, "server")) as server:
         note(f"served by {server.kind}")
         for number in range(rounds):
-            for case in rotate(CASES, number):
+            for case in order(CASES, number):
                 ckpt_pages.make_warm([path])
                 taken[case].append(run_case(case, server, path, cache, sums))
             told = ", ".join(f"{case} {samples[-1].seconds:.2f} s" for case, samples in taken.items())

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bench import ckpt_fio, ckpt_pages
 from bench.ckpt_keeper import Fill, fill_and_load
 from bench.ckpt_model import FILES
-from bench.ckpt_run import Load, Sums, load, make_model, rotate
+from bench.ckpt_run import Load, Sums, load, make_model, order
 from bench.record import Figures, note
 
 # Loader, and what it loads.
@@ -66,7 +66,7 @@ def take_round(number: int, paths: dict[str, str], sums: Sums, folder: str) -> R
     fio = [ckpt_fio.read_rates(paths["safetensors"])]
     cold: dict[str, Load] = {}
     fill: Fill | None = None
-    for name in rotate([*LOADERS, ARENA], number):
+    for name in order([*LOADERS, ARENA], number):
         ckpt_pages.make_cold(paths.values())
         if name == ARENA:
             fill = fill_and_load(
@@ -78,7 +78,7 @@ def take_round(number: int, paths: dict[str, str], sums: Sums, folder: str) -> R
             sums.check(name, cold[name].digests)
     fio.append(ckpt_fio.read_rates(paths["safetensors"]))
     warm: dict[str, Load] = {}
-    for name in rotate(list(LOADERS), number):
+    for name in order(list(LOADERS), number):
         ckpt_pages.make_warm([paths[LOADERS[name]]])
         warm[name] = load(name, paths[LOADERS[name]])
         sums.check(name, warm[name].digests)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import sysconfig
@@ -231,10 +232,14 @@ def span_s(loads: Sequence[Load], began_ns: int | None = None) -> float:
     return (max(each.ended_ns for each in loads) - begin) / 1e9
 
 
-def rotate(names: Sequence[Name], number: int) -> list[Name]:
-    """The order of a round: each round another one begins."""
-    turn = number % len(names)
-    return [*names[turn:], *names[:turn]]
+def order(names: Sequence[Name], number: int) -> list[Name]:
+    """The order of a round: shuffled, each round another way, and the same in each run.
+
+    Whoever comes after another finds the memory that it gave back, so nobody may always follow the same one.
+    """
+    shuffled = list(names)
+    random.Random(number).shuffle(shuffled)
+    return shuffled
 
 
 def make_model(folder: str, size: str, kinds: Iterable[str]) -> dict[str, str]:

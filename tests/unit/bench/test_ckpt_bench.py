@@ -224,8 +224,10 @@ def test_loaders_that_differ_are_named_with_a_tensor():
 
 
 def test_each_round_another_one_begins():
-    assert [ckpt_run.rotate("abc", number)[0] for number in range(4)] == ["a", "b", "c", "a"]
-    assert sorted(ckpt_run.rotate("abc", 2)) == ["a", "b", "c"]
+    orders = [ckpt_run.order("abc", number) for number in range(9)]
+    assert all(sorted(each) == ["a", "b", "c"] for each in orders)
+    assert {each[0] for each in orders} == {"a", "b", "c"}
+    assert orders == [ckpt_run.order("abc", number) for number in range(9)], "the same in each run"
 
 
 def python(script):
