@@ -5,9 +5,10 @@ from __future__ import annotations
 from tests.parity.model import Better, Probe
 from tests.parity.probes.common import STANDALONE, TWO
 
-BOTH = """import os, sys
-print("say out", os.environ["RANK"])
-print("say err", os.environ["RANK"], file=sys.stderr)
+# Each line in one piece: both ranks may write to the same console.
+BOTH = """import os
+os.write(1, b"say out %s\\n" % os.environb[b"RANK"])
+os.write(2, b"say err %s\\n" % os.environb[b"RANK"])
 """
 FACTS = ("status", "files", "stdout", "said")
 
