@@ -85,7 +85,25 @@ def statistics() -> dict[str, int]:
     }
 
 
-class _Call(Generic[T]):
+class _Outcome(Generic[T]):
+    """What came of something, until somebody takes it."""
+
+    _result: T | None = None
+    _error: BaseException | None = None
+
+    def take_outcome(self) -> T:
+        """Once, when it is done."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
+        result, self._result = self._result, None
+        return cast(T, result)
+
+
+class _Call(_Outcome[T]):
     """A call on its way through a pool.
 
     The future holds no error: it would keep the error's frames, and with them whatever the call was given, alive.
@@ -94,8 +112,6 @@ class _Call(Generic[T]):
     def __init__(self, func: Callable[..., T], args: tuple[object, ...]) -> None:
         self._func: Callable[..., T] | None = func
         self._args = args
-        self._result: T | None = None
-        self._error: BaseException | None = None
         self._loop = asyncio.get_running_loop()
         self.is_done: asyncio.Future[None] = self._loop.create_future()
         self.is_abandoned = False
@@ -117,17 +133,6 @@ class _Call(Generic[T]):
             self._loop.call_soon_threadsafe(self._finish)
         except RuntimeError:
             pass  # the loop is closed: nobody waits
-
-    def take_outcome(self) -> T:
-        """Once, when it is done."""
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it holds this frame
-        result, self._result = self._result, None
-        return cast(T, result)
 
     def _finish(self) -> None:
         if not self.is_done.done():
@@ -330,15 +335,13 @@ def close() -> None:
     _apart.end_idle()
 
 
-class _Run(Generic[T]):
+class _Run(_Outcome[T]):
     """A coroutine on the background loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
         self._loop = loop
         self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
-        self._result: T | None = None
-        self._error: BaseException | None = None
         self.is_done = threading.Event()
         try:
             loop.call_soon_threadsafe(self._begin)
@@ -348,17 +351,6 @@ class _Run(Generic[T]):
 
     def cancel(self) -> None:
         self._loop.call_soon_threadsafe(self._cancel)
-
-    def take_outcome(self) -> T:
-        """Once, when it is done."""
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it holds this frame
-        result, self._result = self._result, None
-        return cast(T, result)
 
     def _begin(self) -> None:
         self._task = self._loop.create_task(self._coroutine)

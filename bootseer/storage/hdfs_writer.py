@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bootseer import aio
@@ -201,35 +202,25 @@ async def join_parts(uploads: Uploads, parts: list[str], size: int) -> str:
 
 
 async def _concat(uploads: Uploads, first: str, sources: list[str]) -> None:
-    began_s = time.monotonic()
-    tries = 0
-    while True:
-        try:
-            await uploads.web.concat(first, sources)
-            return
-        except NotFound:
-            # All or none are moved: if the last one is gone, an earlier try got through without its answer.
-            if tries and not await _is_there(uploads, sources[-1]):
-                return
-            raise
-        except Unavailable:
-            if time.monotonic() - began_s > uploads.timeout_s:
-                raise
-            tries += 1
-            uploads.retries += 1
-            await asyncio.sleep(pause_s(tries))
+    # All or none are moved: the last one tells of all.
+    await _move(uploads, sources[-1], lambda: uploads.web.concat(first, sources))
 
 
 async def rename_whole(uploads: Uploads, name: str, path: str, *, overwrite: bool) -> None:
     """Renames a file of ours; knows it when an earlier try got through although its answer did not."""
+    await _move(uploads, name, lambda: uploads.names.rename(name, path, overwrite=overwrite))
+
+
+async def _move(uploads: Uploads, name: str, call: Callable[[], Awaitable[None]]) -> None:
+    """Tries a call again that takes the file `name` away, which nobody else knows."""
     began_s = time.monotonic()
     tries = 0
     while True:
         try:
-            await uploads.names.rename(name, path, overwrite=overwrite)
+            await call()
             return
         except (NotFound, AlreadyExists):
-            # Nobody else knows the name: if it is gone, it was us who renamed it.
+            # If it is gone, it was us: an earlier try got through without its answer.
             if tries and not await _is_there(uploads, name):
                 return
             raise

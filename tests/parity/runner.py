@@ -66,8 +66,8 @@ class ProbeRun:
         self.probe = probe
         self.launcher = list(launcher)
         self.dir = os.path.realpath(tempfile.mkdtemp(prefix="parity-"))
-        self.work, self.out = f"{self.dir}/work", f"{self.dir}/out"
-        for name in ("work", "out", "tmp", "home"):
+        self.work, self.out = f"{self.dir}/job", f"{self.dir}/out"
+        for name in ("job", "out", "tmp", "home"):
             os.mkdir(f"{self.dir}/{name}")
         self.ports = [_free_port(), _free_port()]
         self.mark = os.environ.get(MARK) or uuid.uuid4().hex

@@ -107,7 +107,7 @@ sys.exit(0)
         facts=("status", "report"),
         better=(
             Better(
-                "report.0.title", "{dir}/work/script.py", "the report names the script, not a function of torchrun"
+                "report.0.title", "{dir}/job/script.py", "the report names the script, not a function of torchrun"
             ),
             Better("report.0.root.error_file", "<N/A>", BARE, hooks="off"),
             Better("report.0.root.traceback", Has(("To enable traceback see",)), BARE, hooks="off"),
