@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from bootseer.checkpoint.page_choice import PageChoice
 from bootseer.checkpoint.populate import make_pages
 from bootseer.checkpoint.source import Request
 
@@ -50,14 +52,18 @@ class _Work:
         self._to_read = deque(range(len(chunks)))
         self._to_make = deque(range(len(chunks)))
         self._made = [threading.Event() for _ in chunks]
+        self._choice = PageChoice()
         self.failures: list[BaseException] = []
 
     def make(self) -> None:
         """In a thread."""
         try:
             while (number := _next(self._to_make)) is not None:
-                if not make_pages(self._chunks[number].target):
+                target = self._chunks[number].target
+                is_huge, began_s = self._choice.take(), time.monotonic()
+                if not make_pages(target, is_huge=is_huge):
                     break  # a kernel that does not do it: the reads themselves do
+                self._choice.took(is_huge, len(target), time.monotonic() - began_s)
                 self._made[number].set()
         finally:
             if self._to_make:

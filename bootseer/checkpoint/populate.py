@@ -16,6 +16,7 @@ from bootseer.checkpoint.memory import address
 from bootseer.errors import StorageError
 
 PAGE_BYTES = 4096
+NO_HUGE_PAGE = 15  # MADV_NOHUGEPAGE
 POPULATE_READ = 22  # MADV_POPULATE_READ; Linux 5.14
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE; Linux 5.14
 THREADS = 4  # with chunks of 8 MiB a disk's queue is full
@@ -25,12 +26,19 @@ _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def make_pages(view: memoryview) -> bool:
-    """Has those pages of writable memory made that are not there, what is in it stays. False: no such call."""
+def make_pages(view: memoryview, *, is_huge: bool = True) -> bool:
+    """Has those pages of writable memory made that are not there, what is in it stays. False: no such call.
+
+    Unless `is_huge` they are small ones, also where the memory was meant for huge ones.
+    """
     start = address(view)
     first = -(-start // PAGE_BYTES) * PAGE_BYTES  # the page before may be somebody else's, or nobody's
     count = (start + len(view)) // PAGE_BYTES * PAGE_BYTES - first
-    return count <= 0 or not _madvise(first, count, POPULATE_WRITE)
+    if count <= 0:
+        return True
+    if not is_huge:
+        _madvise(first, count, NO_HUGE_PAGE)  # a kernel without huge pages has only small ones
+    return not _madvise(first, count, POPULATE_WRITE)
 
 
 def populate(fd: int, start: int, offset: int, length: int) -> bool:

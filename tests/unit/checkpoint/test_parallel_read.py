@@ -33,7 +33,7 @@ def names() -> list[str]:
 @pytest.mark.parametrize("makers", ["make", "cannot", "refused", "none"])
 def test_every_chunk_is_read_once(makers: str, chunks: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:
     if makers == "cannot":
-        monkeypatch.setattr(parallel_read, "make_pages", lambda _: False)
+        monkeypatch.setattr(parallel_read, "make_pages", lambda _, is_huge: False)
     if makers == "refused":
 
         def refuse(_: threading.Thread) -> None:
@@ -68,7 +68,7 @@ def test_makers_that_fail_leave_the_pages_to_the_reads(
 ) -> None:
     asked: list[int] = []
 
-    def make(view: memoryview) -> bool:
+    def make(view: memoryview, *, is_huge: bool) -> bool:
         asked.append(len(view))
         return len(asked) < 3
 
@@ -92,6 +92,7 @@ def test_pages_are_made_and_keep_what_is_in_them() -> None:
     assert resident_kib() - before > 48 << 10
     assert view[5] == 7 and view[4] == 0
     assert make_pages(view[1:5]), "less than a page"
+    assert make_pages(view, is_huge=False), "small ones, of what is not there yet"
 
 
 # ---- who reads this way --------------------------------------------------------------------------------------
