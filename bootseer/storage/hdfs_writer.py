@@ -100,7 +100,9 @@ class PartsWriter:
 
     async def _upload(self, number: int, buffer: bytearray, length: int) -> None:
         data = memoryview(buffer)[:length]
-        self._parts[number] = await self._uploads.upload(self._folder, data, self._placement)
+        # Each part on the next DataNode: eight stripes on three of them would leave one with less to do.
+        placement = None if self._placement is None else self._placement + number
+        self._parts[number] = await self._uploads.upload(self._folder, data, placement)
         self._spare.append(buffer)
         self._places.release()
 

@@ -83,7 +83,7 @@ class Store(Protocol):
         """A new file, there under its name when the block ends without an error, gone when it ends with one.
 
         Folders above it are made. The name must be new; nothing is overwritten. `size` in bytes, if known.
-        `placement` is any number: files with different ones are put on different servers as far as the store can.
+        `placement` is any number: files with different ones begin on different servers as far as the store can.
         """
 
     async def concat(self, path: str, parts: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -150,6 +151,20 @@ def test_placement_spreads_files_over_datanodes(hdfs: MiniHdfs) -> None:
         (one,) = {block.addresses for block in blocks}  # all of a file's blocks are on one DataNode
         nodes.add(one)
     assert len(nodes) == 3
+
+
+def test_parts_of_a_file_are_spread_evenly(hdfs: MiniHdfs) -> None:
+    """Also of several files that are written at once, of which each begins on another DataNode."""
+
+    async def write() -> None:
+        place = hdfs_cluster.store(hdfs, replication=1, part_bytes=65536)
+        for number in range(8):
+            async with place.create(f"rows{number}", size=4 * 65536, placement=number) as writer:
+                await writer.write(bytes(4 * 65536))
+
+    hdfs_cluster.run(write())
+    homes = Counter(block.addresses for number in range(8) for block in hdfs.blocks(f"{FOLDER}/rows{number}"))
+    assert sorted(homes.values()) == [10, 11, 11]
 
 
 def test_many_parts_become_one_file(hdfs: MiniHdfs) -> None:
