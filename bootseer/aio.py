@@ -252,8 +252,8 @@ async def map_bounded(func: Callable[[A], Awaitable[T]], items: Iterable[A], *, 
     failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(max(1, width)):
-                group.create_task(work())
+            # Waited for here: a group that is told of a failure at its end stays cancelled (Python 3.11).
+            await asyncio.wait([group.create_task(work()) for _ in range(max(1, width))])
     except BaseExceptionGroup as failures:
         failure = failures.exceptions[0]
     if failure is not None:

@@ -262,6 +262,23 @@ def test_map_bounded_raises_the_first_error_and_ends_the_others() -> None:
     assert sorted(ended) == [0, 1, 2, 3]
 
 
+def test_a_timeout_outside_of_map_bounded_survives_its_failure() -> None:
+    async def fail(_: int) -> None:
+        await asyncio.sleep(0)
+        raise NotFound("gone")
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                with pytest.raises(NotFound):
+                    await aio.map_bounded(fail, [1, 2], width=2)
+                await asyncio.sleep(30)
+        task = asyncio.current_task()
+        assert task is not None and not task.cancelling()
+
+    asyncio.run(main())
+
+
 def test_retry_until_it_works() -> None:
     attempts: list[int] = []
     retries: list[int] = []
