@@ -83,5 +83,9 @@ class FormatVersion(IntegrityError):
     """Written in a format, or by a newer version of it, that this Bootseer does not know."""
 
 
+class Untrusted(IntegrityError):
+    """Nobody who is believed answers for it: no trusted key signed it, and its store is not this user's alone."""
+
+
 class CheckpointError(BootseerError):
     """A checkpoint cannot be found, read or written."""

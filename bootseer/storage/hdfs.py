@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
+from bootseer import aio
 from bootseer.errors import (
     AlreadyExists,
     ConfigError,
@@ -59,6 +60,8 @@ class HdfsStore:
         if native is None and web is None:
             raise ConfigError(f"{address.url}: there is neither hdfs-native nor WebHDFS to reach it")
         self.url = address.url
+        self.user = address.user
+        self.has_permissions = address.has_permissions
         self.features = Features(creates_if_absent=True, concatenates=web is not None, has_replicas=True)
         self._folder = address.folder
         self.native = native
@@ -132,6 +135,13 @@ class HdfsStore:
             for status in found
             if not status.name.startswith(TEMPORARY)
         )
+
+    async def lineage(self, path: str) -> tuple[dict[str, FileStatus], int]:
+        """The root of HDFS and every path from there down to a file; and which of them is this store's root."""
+        names = [name for name in self._full(path).split("/") if name]
+        fulls = ["/" + "/".join(names[:count]) for count in range(len(names) + 1)]
+        found = await aio.map_bounded(self.status, fulls, width=8)
+        return dict(zip(fulls, found, strict=True)), len([name for name in self._folder.split("/") if name])
 
     async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
         full = self._full(path)

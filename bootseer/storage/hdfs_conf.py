@@ -31,6 +31,7 @@ class HdfsAddress(NamedTuple):
     is_guessed: bool  # the web servers are: they may not be there
     tls: bool
     user: str
+    has_permissions: bool = True  # False: the configuration says that HDFS lets everybody write everywhere
 
 
 def read_address(url: str, options: Mapping[str, object], environ: Mapping[str, str]) -> HdfsAddress:
@@ -46,22 +47,23 @@ def read_address(url: str, options: Mapping[str, object], environ: Mapping[str, 
     conf = read_conf(conf_folder)
     named = options.get("user") or unquote(named_user.partition(":")[0]) or environ.get("HADOOP_USER_NAME")
     user = str(named or getpass.getuser())
+    has_permissions = conf.get("dfs.permissions.enabled", "true").lower() != "false"
     folder = "/" + path.strip("/") if path.strip("/") else ""
     shown = f"{scheme}://{netloc}{folder}"
     port = netloc.rpartition(":")[2] if re.search(r":[^:\]]*$", netloc) else None
     if port is not None and not (port.isdecimal() and 0 < int(port) < 1 << 16):
         raise ConfigError(f"{scheme}://{netloc}: the port is no number from 1 to 65535")
     if scheme == "viewfs":
-        return HdfsAddress(shown, folder, f"viewfs://{netloc}", "", (), False, False, user)
+        return HdfsAddress(shown, folder, f"viewfs://{netloc}", "", (), False, False, user, has_permissions)
     if scheme in ("webhdfs", "swebhdfs"):
         tls = scheme == "swebhdfs"
         if port is None and (nodes := _web_of_nameservice(conf, netloc, tls)):
-            return HdfsAddress(shown, folder, "", netloc, nodes, False, tls, user)
+            return HdfsAddress(shown, folder, "", netloc, nodes, False, tls, user, has_permissions)
         if not netloc:
             raise ConfigError(f"{shown}: no NameNode is named: {scheme}://HOST:PORT/PATH")
         default = DEFAULT_TLS_PORT if tls else DEFAULT_WEB_PORTS[0]
         node = netloc if port is not None else f"{netloc}:{default}"
-        return HdfsAddress(shown, folder, "", "", (node,), False, tls, user)
+        return HdfsAddress(shown, folder, "", "", (node,), False, tls, user, has_permissions)
     if not netloc:
         netloc = urlsplit(conf.get("fs.defaultFS", "")).netloc
         if not netloc:
@@ -72,7 +74,7 @@ def read_address(url: str, options: Mapping[str, object], environ: Mapping[str, 
         shown = f"hdfs://{netloc}{folder}"
     native = f"hdfs://{netloc}"
     web, is_guessed, tls = _web_of_hdfs(conf, netloc, options)
-    return HdfsAddress(shown, folder, native, netloc, web, is_guessed, tls, user)
+    return HdfsAddress(shown, folder, native, netloc, web, is_guessed, tls, user, has_permissions)
 
 
 def read_conf(folder: str) -> dict[str, str]:

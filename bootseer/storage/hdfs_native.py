@@ -206,6 +206,8 @@ def _to_status(found: Any, name: str) -> FileStatus:
         file_id=0,  # it does not tell
         replication=found.replication or 0,
         block_bytes=found.blocksize or 0,
+        owner=found.owner or "",
+        mode=found.permission,
     )
 
 

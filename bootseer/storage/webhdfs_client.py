@@ -72,6 +72,8 @@ class FileStatus(NamedTuple):
     file_id: int  # 0 where the server has none
     replication: int
     block_bytes: int
+    owner: str = ""  # "" where the server does not say
+    mode: int = -1  # permissions and sticky bit; -1 where the server does not say
 
 
 class WebNode(NamedTuple):
@@ -436,4 +438,6 @@ def _to_status(found: dict[str, Any]) -> FileStatus:
         file_id=int(found.get("fileId", 0)),
         replication=int(found.get("replication", 0)),
         block_bytes=int(found.get("blockSize", 0)),
+        owner=str(found.get("owner", "")),
+        mode=int(str(found.get("permission", "-1")), 8),
     )

@@ -1,0 +1,387 @@
+"""The index of a tree: what docs/formats.md describes, as columns.
+
+In: bytes from a store, which are not trusted. Out: an Index whose sizes are bounded, whose names stay in the tree
+and whose numbers add up, so that whoever mounts or unpacks it has nothing left to check; or one error that names
+the culprit. Columns, not records: a tree has tens of thousands of entries and is read at each start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from bootseer.errors import FormatVersion, IntegrityError
+from bootseer.tree.compression import decompress
+
+FORMAT = "bootseer-tree/1"
+MOST_INDEX_BYTES = 256 << 20
+MOST_RAW_INDEX_BYTES = 1 << 30
+
+BLOCK_BYTES = 128 << 10
+UNIT_BYTES = 4 << 10  # addresses are counted in it
+BLOCK_UNITS = BLOCK_BYTES // UNIT_BYTES
+HOLE = -1
+
+MOST_ENTRIES = 1 << 24
+MOST_BLOCKS = 1 << 24
+MOST_PACKS = 1 << 20
+MOST_PIECES = 1 << 26
+MOST_FILE_BYTES = 1 << 50
+MOST_NAME_BYTES = 255
+MOST_TARGET_BYTES = 4095
+MOST_XATTR_BYTES = 65535  # of a value
+MOST_ENTRY_XATTR_BYTES = 64 << 10  # names and values of an entry
+MOST_DEPTH = 1024
+XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
+XATTR_NAMES = (b"system.posix_acl_access", b"system.posix_acl_default")
+
+BLOCK = struct.Struct("<32sIIII")
+_FAMILY = re.compile(r"bootseer-tree/([0-9]{1,6})")
+_TYPES = frozenset({
+    stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK,
+})  # fmt: skip
+
+
+class Block(NamedTuple):
+    """Where a block is stored."""
+
+    digest: bytes  # SHA-256 of the stored bytes
+    pack: int
+    offset: int  # in the pack, bytes
+    stored_bytes: int
+    raw_bytes: int  # a multiple of UNIT_BYTES
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.stored_bytes != self.raw_bytes
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How an image wants to be run; empty for other trees."""
+
+    env: list[str] = []  # NAME=value
+    entrypoint: list[str] = []
+    cmd: list[str] = []
+    workdir: str = ""
+    user: str = ""
+    architecture: str = ""
+
+
+class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A tree. Shapes: E entries, B blocks, P packs."""
+
+    format: str = FORMAT
+    tool: str
+    source: str = ""
+    config: Config = Config()
+    packs: list[tuple[bytes, int]]  # P: digest, bytes
+    blocks: bytes  # B x BLOCK
+    parents: list[int]  # E
+    names: list[bytes]  # E
+    modes: list[int]  # E
+    uids: list[int]  # E
+    gids: list[int]  # E
+    mtimes_ns: list[int]  # E
+    sizes: list[int]  # E
+    runs: list[list[int]]  # E: address, pieces, address, pieces ...
+    targets: list[bytes]  # E
+    links: list[int]  # E
+    rdevs: dict[int, tuple[int, int]] = {}
+    xattrs: dict[int, list[tuple[bytes, bytes]]] = {}
+    opaque: list[int] = []
+
+    def __len__(self) -> int:
+        """Entries."""
+        return len(self.parents)
+
+    @property
+    def block_count(self) -> int:
+        return len(self.blocks) // BLOCK.size
+
+    @property
+    def device_bytes(self) -> int:
+        """Size of the device that all blocks form."""
+        return self.block_count * BLOCK_BYTES
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all packs."""
+        return sum(size for _, size in self.packs)
+
+    def block(self, number: int) -> Block:
+        return Block._make(BLOCK.unpack_from(self.blocks, number * BLOCK.size))
+
+    def pack_path(self, pack: int) -> str:
+        """Its path in the tree's folder."""
+        return f"packs/{self.packs[pack][0].hex()}"
+
+    def path(self, entry: int) -> bytes:
+        """Names from the root, "/" between them; empty for the root itself."""
+        names = []
+        while entry:
+            names.append(self.names[entry])
+            entry = self.parents[entry]
+        return b"/".join(reversed(names))
+
+    def pieces(self, entry: int) -> Iterator[tuple[int, int, int]]:
+        """(offset in the file, address or HOLE, bytes) of each piece of a regular file, in order."""
+        return pieces_of(self.runs[entry], self.sizes[entry])
+
+
+def pieces_of(runs: list[int], size: int) -> Iterator[tuple[int, int, int]]:
+    """(offset in the file, address or HOLE, bytes) of each piece."""
+    offset = 0
+    for place in range(0, len(runs), 2):
+        address = runs[place]
+        for number in range(runs[place + 1]):
+            length = min(BLOCK_BYTES, size - offset)
+            yield offset, HOLE if address == HOLE else address + number * BLOCK_UNITS, length
+            offset += length
+
+
+class _Head(msgspec.Struct):
+    """What every version of the format begins with."""
+
+    format: str
+
+
+# As an Index, but with no field that may be left out.
+_Wire = msgspec.defstruct(
+    "_Wire", [(field.name, field.type) for field in msgspec.structs.fields(Index)], forbid_unknown_fields=True
+)
+
+
+def index_path(digest: str) -> str:
+    """Path of the index object in the tree's folder."""
+    return f"index/{digest}"
+
+
+def digest_of(data: bytes) -> str:
+    """The tree digest, of the index object as it is stored."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def encode(index: Index) -> bytes:
+    """The MessagePack that is compressed and stored; raises IntegrityError for what no reader would take."""
+    check(index, "this tree")
+    return msgspec.msgpack.encode(index)
+
+
+def decode(data: bytes, digest: str, where: str) -> Index:
+    """The index with this digest, from the bytes that a store gave.
+
+    Raises: IntegrityError when they are not those of `digest`, or no index that can be acted on; FormatVersion.
+    """
+    if len(data) > MOST_INDEX_BYTES:
+        raise IntegrityError(f"{where}: {len(data)} bytes; no index is larger than {MOST_INDEX_BYTES}")
+    if digest_of(data) != digest:
+        raise IntegrityError(f"{where}: is damaged: its SHA-256 is not {digest}")
+    raw = decompress(data, MOST_RAW_INDEX_BYTES, where)
+    try:
+        head = msgspec.msgpack.decode(raw, type=_Head)
+        if head.format != FORMAT:
+            raise _other_format(head.format, where)
+        index = Index(**msgspec.structs.asdict(msgspec.msgpack.decode(raw, type=_Wire)))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise IntegrityError(f"{where}: is no index of a tree: {error}") from error
+    check(index, where)
+    return index
+
+
+def _other_format(found: str, where: str) -> FormatVersion:
+    if _FAMILY.fullmatch(found) is None:
+        return FormatVersion(f"{where}: has format {found[:80]!r}, not {FORMAT}")
+    return FormatVersion(f"{where}: has format {found}; this Bootseer reads {FORMAT}: take a newer one")
+
+
+def check(index: Index, where: str) -> None:
+    """Raises IntegrityError unless all numbers and names add up."""
+    try:
+        _check_head(index)
+        _check_blocks(index)
+        _check_names(index)
+        _check_attributes(index)
+        _check_files(index)
+    except _WrongError as wrong:
+        raise IntegrityError(f"{where}: {wrong}") from None
+
+
+class _WrongError(Exception):
+    """What does not add up."""
+
+
+def _check_head(index: Index) -> None:
+    count = len(index)
+    if not 1 <= count <= MOST_ENTRIES:
+        raise _WrongError(f"has {count} entries; 1 to {MOST_ENTRIES}")
+    for name in ("names", "modes", "uids", "gids", "mtimes_ns", "sizes", "runs", "targets", "links"):
+        if len(getattr(index, name)) != count:
+            raise _WrongError(f"has {count} entries and {len(getattr(index, name))} {name}")
+    if len(index.tool) > 200 or len(index.source.encode("utf-8", "surrogatepass")) > 1024:
+        raise _WrongError("tool or source is too long")
+    config = index.config
+    # Programs are started with them.
+    strings = (*config.env, *config.entrypoint, *config.cmd, config.workdir, config.user, config.architecture)
+    if any("\0" in each for each in strings):
+        raise _WrongError("its configuration has a NUL")
+    for each in config.env:
+        if each.find("=") < 1:
+            raise _WrongError(f"its configuration sets {each[:80]!r}, which is no NAME=value")
+
+
+def _check_blocks(index: Index) -> None:
+    if len(index.blocks) % BLOCK.size or index.block_count > MOST_BLOCKS:
+        raise _WrongError("the list of blocks has no possible length")
+    if len(index.packs) > MOST_PACKS:
+        raise _WrongError(f"has more than {MOST_PACKS} packs")
+    if any(len(digest) != 32 or not 0 < size < 1 << 32 for digest, size in index.packs):
+        raise _WrongError("a pack has an impossible digest or size")
+    sizes = [size for _, size in index.packs]
+    packs = len(sizes)
+    for number, (_, pack, offset, stored, raw) in enumerate(BLOCK.iter_unpack(index.blocks)):
+        if pack >= packs or not 0 < stored <= raw or offset + stored > sizes[pack]:
+            raise _WrongError(f"block {number} lies outside its pack")
+        if raw > BLOCK_BYTES or raw % UNIT_BYTES:
+            raise _WrongError(f"block {number} has {raw} bytes")
+
+
+def _check_names(index: Index) -> None:
+    parents, names, modes = index.parents, index.names, index.modes
+    if parents[0] != 0 or names[0] != b"" or not stat.S_ISDIR(modes[0]):
+        raise _WrongError("entry 0 is not the root")
+    depths = [0] * len(index)
+    last: dict[int, bytes] = {}  # folder -> name of its last entry so far
+    for entry in range(1, len(index)):
+        parent, name = parents[entry], names[entry]
+        if not 0 <= parent < entry or not stat.S_ISDIR(modes[parent]):
+            raise _WrongError(f"entry {entry} is in no folder")
+        if not 0 < len(name) <= MOST_NAME_BYTES or b"/" in name or b"\0" in name or name in (b".", b".."):
+            raise _WrongError(f"{name[:80]!r} is no possible name")
+        if name <= last.get(parent, b""):
+            raise _WrongError(f"{name[:80]!r} is there twice or out of order")
+        last[parent] = name
+        depths[entry] = depths[parent] + 1
+    if max(depths) > MOST_DEPTH:
+        raise _WrongError(f"folders are nested more than {MOST_DEPTH} deep")
+
+
+def _check_attributes(index: Index) -> None:
+    count = len(index)
+    for entry, mode in enumerate(index.modes):
+        if not 0 <= mode <= 0xFFFF or stat.S_IFMT(mode) not in _TYPES:
+            raise _WrongError(f"entry {entry} has mode {mode:#o}")
+    for ids in (index.uids, index.gids):
+        if min(ids) < 0 or max(ids) > (1 << 32) - 2:
+            raise _WrongError("an owner cannot be")
+    if min(index.mtimes_ns) < -(1 << 63) or max(index.mtimes_ns) >= 1 << 63:
+        raise _WrongError("a time cannot be")
+    for entry, target in enumerate(index.targets):
+        if stat.S_ISLNK(index.modes[entry]) != bool(target) or len(target) > MOST_TARGET_BYTES or b"\0" in target:
+            raise _WrongError(f"entry {entry} has an impossible link target")
+    for entry, (major, minor) in index.rdevs.items():
+        if not 0 <= entry < count or not _is_device(index.modes[entry]):
+            raise _WrongError(f"entry {entry} is no device")
+        if not 0 <= major < 1 << 12 or not 0 <= minor < 1 << 20:
+            raise _WrongError(f"entry {entry} has device number {major}:{minor}")
+    if any(_is_device(mode) and entry not in index.rdevs for entry, mode in enumerate(index.modes)):
+        raise _WrongError("a device has no number")
+    for entry in index.opaque:
+        if not 0 <= entry < count or not stat.S_ISDIR(index.modes[entry]):
+            raise _WrongError(f"entry {entry} is opaque and no folder")
+    if len(set(index.opaque)) != len(index.opaque):
+        raise _WrongError("a folder is opaque twice")
+    for entry, pairs in index.xattrs.items():
+        if not 0 <= entry < count or not pairs:
+            raise _WrongError(f"entry {entry} has impossible attributes")
+        before = b""
+        total, most = 0, MOST_ENTRY_XATTR_BYTES
+        for name, value in pairs:
+            total += len(name) + len(value)
+            if name <= before or not is_xattr(name) or len(value) > MOST_XATTR_BYTES or total > most:
+                raise _WrongError(f"entry {entry} has an impossible attribute {name[:80]!r}")
+            before = name
+
+
+def _check_files(index: Index) -> None:
+    raws = [raw for *_, raw in BLOCK.iter_unpack(index.blocks)]
+    most_address = len(raws) * BLOCK_UNITS
+    pieces = 0
+    for entry, (mode, size, runs, link) in enumerate(
+        zip(index.modes, index.sizes, index.runs, index.links, strict=True)
+    ):
+        if link != -1:
+            if not 0 <= link < entry or index.links[link] != -1 or stat.S_ISDIR(mode):
+                raise _WrongError(f"entry {entry} is a link to none")
+            if runs or entry in index.xattrs or not _are_alike(index, entry, link):
+                raise _WrongError(f"entry {entry} differs from the file that it is a name of")
+            continue
+        if not stat.S_ISREG(mode):
+            if size or runs:
+                raise _WrongError(f"entry {entry} has data and is no file")
+            continue
+        if not 0 <= size <= MOST_FILE_BYTES or len(runs) % 2:
+            raise _WrongError(f"entry {entry} has an impossible size or extents")
+        needed = -(-size // BLOCK_BYTES)
+        pieces += needed
+        if pieces > MOST_PIECES:  # before any of them is looked at
+            raise _WrongError(f"has more than {MOST_PIECES} pieces of files")
+        if len(runs) == 2 and needed == 1 == runs[1] and runs[0] >= 0:  # nearly all files
+            address = runs[0]
+            block, inside = divmod(address, BLOCK_UNITS)
+            if block >= len(raws) or inside * UNIT_BYTES + size > raws[block]:
+                raise _WrongError(f"entry {entry} lies outside the device")
+            continue
+        _check_runs(entry, size, runs, raws, most_address)
+
+
+def _check_runs(entry: int, size: int, runs: list[int], raws: list[int], most_address: int) -> None:
+    """Of a file with more than one piece, or with a hole."""
+    outside = _WrongError(f"entry {entry} lies outside the device")
+    offset = 0
+    for place in range(0, len(runs), 2):
+        address, count = runs[place], runs[place + 1]
+        if not 0 < count <= MOST_PIECES:
+            raise _WrongError(f"entry {entry} has an impossible extent")
+        if address == HOLE:
+            offset += count * BLOCK_BYTES
+            continue
+        if address < 0 or address + (count - 1) * BLOCK_UNITS >= most_address:
+            raise outside
+        block, inside = divmod(address, BLOCK_UNITS)
+        if inside and count > 1:
+            raise outside  # it would lie in two blocks
+        for number in range(block, block + count):
+            length = min(BLOCK_BYTES, size - offset)
+            if length <= 0 or inside * UNIT_BYTES + length > raws[number]:
+                raise outside
+            offset += BLOCK_BYTES
+    if offset != -(-size // BLOCK_BYTES) * BLOCK_BYTES:
+        raise _WrongError(f"entry {entry} has {size} bytes and other extents")
+
+
+def _are_alike(index: Index, entry: int, other: int) -> bool:
+    columns = (index.modes, index.uids, index.gids, index.mtimes_ns, index.sizes, index.targets)
+    return all(column[entry] == column[other] for column in columns) and index.rdevs.get(entry) == index.rdevs.get(
+        other
+    )
+
+
+def _is_device(mode: int) -> bool:
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+
+def is_xattr(name: bytes) -> bool:
+    """Whether an extended attribute of this name can be kept."""
+    if name in XATTR_NAMES:
+        return True
+    return (
+        len(name) <= MOST_NAME_BYTES
+        and b"\0" not in name
+        and any(name.startswith(prefix) and len(name) > len(prefix) for prefix in XATTR_PREFIXES)
+    )

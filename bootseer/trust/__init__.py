@@ -1,0 +1,41 @@
+"""Keys, signatures, and which stores may be believed without them: `Trust` decides, `seal` signs.
+
+Names are loaded when first used, so that importing this costs nothing; `cryptography` is when a key is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bootseer.trust.dsse import Envelope as Envelope
+    from bootseer.trust.dsse import parse as parse
+    from bootseer.trust.dsse import seal as seal
+    from bootseer.trust.ed25519 import SigningKey as SigningKey
+    from bootseer.trust.key_folder import KeyFolder as KeyFolder
+    from bootseer.trust.keys import PublicKey as PublicKey
+    from bootseer.trust.keys import TrustedKey as TrustedKey
+    from bootseer.trust.trust import Believed as Believed
+    from bootseer.trust.trust import Trust as Trust
+
+_HOMES = {
+    "Believed": "trust",
+    "Envelope": "dsse",
+    "KeyFolder": "key_folder",
+    "PublicKey": "keys",
+    "SigningKey": "ed25519",
+    "Trust": "trust",
+    "TrustedKey": "keys",
+    "parse": "dsse",
+    "seal": "dsse",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{home}"), name)
