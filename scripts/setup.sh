@@ -31,6 +31,12 @@ ps procps
 git git
 fusermount3 fuse3
 nginx nginx-light
+fsck.erofs erofs-utils
+mkfs.erofs erofs-utils
+setpriv util-linux
+ssh-keygen openssh-client
+docker-registry docker-registry
+skopeo skopeo
 java default-jdk-headless
 javac default-jdk-headless'
 missing=() packages=()
@@ -42,7 +48,10 @@ while read -r tool package; do
 done <<<"$tools"
 if [ ${#missing[@]} -gt 0 ] && can_install; then
     say "installing ${packages[*]}"
-    apt_install "${packages[@]}" || say "apt-get could not install them"
+    RUNLEVEL=1 apt_install "${packages[@]}" || say "apt-get could not install them"  # 1: no service is started
+    case " ${packages[*]} " in
+        *" docker-registry "*) update-rc.d docker-registry disable >/dev/null 2>&1 || true ;;  # only tests start it
+    esac
     still=()
     for tool in "${missing[@]}"; do command -v "$tool" >/dev/null || still+=("$tool"); done
     missing=("${still[@]}")

@@ -50,6 +50,10 @@ def open_store(url: str, *, timeout_s: float = TIMEOUT_S, options: Mapping[str, 
         from bootseer.storage.hdfs import HdfsStore
 
         return HdfsStore.open(url, timeout_s=timeout_s, options=options)
+    if scheme == "oci":
+        from bootseer.storage.oci import OciStore
+
+        return OciStore(url, timeout_s=timeout_s, options=options)
     if scheme in _OBJECTS:
         from bootseer.storage.objects import ObjectStore
 

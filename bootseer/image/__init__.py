@@ -1,0 +1,41 @@
+"""Container images: from and to registries, as trees.
+
+Names are loaded when first used, so that importing this costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bootseer.image.artifacts import Pulled as Pulled
+    from bootseer.image.artifacts import Pushed as Pushed
+    from bootseer.image.artifacts import pull_tree as pull_tree
+    from bootseer.image.artifacts import push_trace as push_trace
+    from bootseer.image.artifacts import push_tree as push_tree
+    from bootseer.image.references import Reference as Reference
+    from bootseer.image.references import parse_reference as parse_reference
+    from bootseer.image.registry import Registry as Registry
+    from bootseer.image.registry import RegistryImage as RegistryImage
+
+_HOMES = {
+    "Pulled": "artifacts",
+    "Pushed": "artifacts",
+    "pull_tree": "artifacts",
+    "push_trace": "artifacts",
+    "push_tree": "artifacts",
+    "Reference": "references",
+    "parse_reference": "references",
+    "Registry": "registry",
+    "RegistryImage": "registry",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,0 +1,352 @@
+"""Requests to registries: manifests and blobs by range; mirrors first, passwords when asked for them.
+
+The methods that take a Call run in the calling thread; `run` and `ask` bring them there from asyncio. What a
+registry sends is bounded and compared with its digest before anybody sees it, except blobs, which come in pieces:
+whoever asked for them checks what he gets. Source: github.com/opencontainers/distribution-spec.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+from bootseer import aio
+from bootseer.errors import (
+    BootseerError,
+    IntegrityError,
+    NotFound,
+    PermissionDenied,
+    StorageError,
+    StorageTimeout,
+    Unavailable,
+)
+from bootseer.storage.counts import Counts
+from bootseer.storage.http_client import Exchange
+from bootseer.storage.landing import Landing
+from bootseer.storage.oci_auth import Answer, RegistryAuth, Scope, pull_scope
+from bootseer.storage.oci_headers import error_text, parse_retry_after
+from bootseer.storage.oci_http import Call, RegistryHttp, is_same_server
+from bootseer.storage.oci_manifest import (
+    INDEXES,
+    MANIFESTS,
+    MOST_MANIFEST_BYTES,
+    Descriptor,
+    Document,
+    check_digest,
+    check_document,
+    to_document,
+)
+from bootseer.storage.oci_options import Place, RegistryOptions, is_loopback, places_of
+from bootseer.storage.oci_reference import Reference, is_digest
+
+RETRIES = aio.RetryPolicy(tries=5, base_s=0.2, most_s=5.0, budget_s=120.0)
+MIRROR_REST_S = 30.0  # how long a mirror that failed is not asked again
+LOCATION_S = 60.0  # how long a redirect is believed; signed URLs hold for minutes
+MOST_LOCATIONS = 10_000
+MOST_ERROR_BYTES = 64 << 10
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_ACCEPT = ", ".join((*MANIFESTS, *INDEXES))
+
+T = TypeVar("T")
+
+
+class _Location(NamedTuple):
+    url: str  # with secrets
+    until_s: float  # time.monotonic()
+
+
+class RegistryClient:
+    """Thread-safe; belongs to no event loop."""
+
+    def __init__(self, options: RegistryOptions, *, timeout_s: float = 30.0, counts: Counts | None = None) -> None:
+        self.options = options
+        self.timeout_s = timeout_s
+        self.counts = Counts("skipped_bytes") if counts is None else counts
+        self.http = RegistryHttp(options, timeout_s=timeout_s, counts=self.counts)
+        self.auth = RegistryAuth(self.http, options, timeout_s=timeout_s)
+        self._lock = threading.Lock()
+        self._schemes: dict[str, str] = {}  # of hosts that may do without TLS
+        self._resting: dict[str, float] = {}  # mirror's place -> until when
+        self._locations: dict[tuple[str, str], _Location] = {}  # (place, digest) -> where its bytes are
+        self.without_referrers: set[str] = set()  # hosts that do not know that part of the API
+
+    # ---- from asyncio --------------------------------------------------------------------------------------
+
+    async def run(self, func: Callable[[Call], T], landing: Landing | None = None) -> T:
+        """`func` in a thread that can be given up; it ends when nothing moves for the timeout.
+
+        Cancel: cuts its connection; with a landing, its memory is the caller's again afterwards.
+        Raises: what `func` raises; StorageError with `read_bytes` by the landing.
+        """
+        call = Call()
+        moved = call.moved if landing is None else lambda: max(call.moved_s, landing.moved_s)
+        failure: StorageError
+        try:
+            return await aio.run_apart(func, call, timeout_s=self.timeout_s, moved_s=moved)
+        except TimeoutError as error:
+            failure = StorageTimeout(f"{call.where}: no bytes within {self.timeout_s:g} s")
+            failure.__cause__ = error
+        except StorageError as error:
+            failure = error
+        finally:
+            call.cut()
+            if landing is not None:
+                landing.give_up()
+                await landing.close()
+        if landing is not None:
+            failure.read_bytes = landing.have
+        try:
+            raise failure
+        finally:
+            del failure  # it holds this frame
+
+    async def ask(self, func: Callable[[Call], T]) -> T:
+        """The same, tried again when that may help; the registry's wish to wait is kept."""
+        return await aio.retry(
+            RETRIES, lambda _attempt: self.run(func), on_retry=lambda: self.counts.add("retries")
+        )
+
+    def close(self) -> None:
+        self.http.close()
+
+    # ---- manifests -----------------------------------------------------------------------------------------
+
+    def read_document(self, reference: Reference, call: Call) -> Document:
+        """The manifest or index that is meant.
+
+        Raises: NotFound, PermissionDenied; DigestMismatch, IntegrityError when no place has the right one.
+        """
+        return self.from_any(reference, lambda place: self.read_at(place, reference.version, call))
+
+    def read_at(self, place: Place, version: str, call: Call) -> Document:
+        """The same of one place."""
+        exchange = self.get(place, f"manifests/{version}", {"Accept": _ACCEPT}, call)
+        where = f"{place.name}{'@' if is_digest(version) else ':'}{version}"
+        if exchange.status != 200:
+            raise self.refusal(exchange, place, where, call)
+        data = self.http.read(exchange, MOST_MANIFEST_BYTES, call)
+        if is_digest(version):
+            check_digest(data, version, where)
+        said = exchange.headers.get("Docker-Content-Digest", "").strip()
+        if is_digest(said):
+            check_digest(data, said, where)
+        document = to_document(data, exchange.headers.get("Content-Type", ""), where)
+        check_document(document, where)  # here, where another place can be asked instead
+        return document
+
+    # ---- blobs ---------------------------------------------------------------------------------------------
+
+    def read_blob(self, reference: Reference, descriptor: Descriptor, call: Call, *, attempt: int = 0) -> bytes:
+        """A small blob, whole and right. Raises: DigestMismatch and what `begin_blob` raises."""
+        if descriptor.size == 0:
+            check_digest(b"", descriptor.digest, reference.name)
+            return b""
+
+        def read(place: Place) -> bytes:
+            exchange = self._begin_blob(place, descriptor.digest, {}, call, is_fresh=attempt > 0)
+            where = f"{place.name}@{descriptor.digest}"
+            if exchange.status != 200:
+                raise self.refusal(exchange, place, where, call)
+            data = self.http.read(exchange, descriptor.size, call)
+            check_digest(data, descriptor.digest, where)
+            self.counts.add("read_bytes", len(data))
+            return data
+
+        return self.from_any(reference, read, attempt)
+
+    def begin_blob(
+        self, reference: Reference, digest: str, headers: Mapping[str, str], call: Call, *, attempt: int = 0
+    ) -> Exchange:
+        """The answer to a GET of a blob: 200, 206 or 416, for the caller to check.
+
+        `attempt` > 0: on a new connection, and from another place where there is one.
+        Raises: NotFound, PermissionDenied, Unavailable, StorageError.
+        """
+
+        def begin(place: Place) -> Exchange:
+            exchange = self._begin_blob(place, digest, headers, call, is_fresh=attempt > 0)
+            if exchange.status not in (200, 206, 416):
+                raise self.refusal(exchange, place, f"{place.name}@{digest}", call)
+            return exchange
+
+        return self.from_any(reference, begin, attempt)
+
+    def _begin_blob(
+        self, place: Place, digest: str, headers: Mapping[str, str], call: Call, *, is_fresh: bool
+    ) -> Exchange:
+        """Where a registry redirects to, the next request goes at once, which saves half of the round trips."""
+        key = (place.name, digest)
+        location = self._locations.get(key)
+        if location is not None and not is_fresh and time.monotonic() < location.until_s:
+            try:
+                exchange = self.http.get("GET", location.url, headers, call, private={}).exchange
+            except Unavailable:
+                exchange = None
+            if exchange is not None and exchange.status in (200, 206, 416):
+                return exchange
+            if exchange is not None:
+                exchange.finish()  # it has expired, most likely
+        self._locations.pop(key, None)
+        return self.get(place, f"blobs/{digest}", headers, call, is_fresh=is_fresh, note=key)
+
+    # ---- one place -----------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        place: Place,
+        path: str,
+        headers: Mapping[str, str],
+        call: Call,
+        *,
+        method: str = "GET",
+        scope: Scope | None = None,
+        is_fresh: bool = False,
+        note: tuple[str, str] | None = None,
+    ) -> Exchange:
+        """GET or HEAD of something of the repository. `note`: remember by this where it was redirected to."""
+        url = f"{self.base_url(place, call)}/{path}"
+        return self.get_url(place, url, headers, call, method=method, scope=scope, is_fresh=is_fresh, note=note)
+
+    def get_url(
+        self,
+        place: Place,
+        url: str,
+        headers: Mapping[str, str],
+        call: Call,
+        *,
+        method: str = "GET",
+        scope: Scope | None = None,
+        is_fresh: bool = False,
+        note: tuple[str, str] | None = None,
+    ) -> Exchange:
+        """The same of any URL that the registry gave; its password goes to its own server only."""
+        is_own = is_same_server(url, self.base_url(place, call))
+
+        def get(private: Mapping[str, str]) -> tuple[Exchange, bool]:
+            mine = private if is_own else {}
+            reply = self.http.get(method, url, headers, call, private=mine, is_fresh=is_fresh)
+            if note is not None and reply.is_elsewhere and reply.exchange.status in (200, 206):
+                with self._lock:
+                    while len(self._locations) >= MOST_LOCATIONS:
+                        del self._locations[next(iter(self._locations))]
+                    self._locations[note] = _Location(reply.url, time.monotonic() + LOCATION_S)
+            return reply.exchange, reply.is_elsewhere or not is_own
+
+        return self._authorized(place, scope or pull_scope(place.repository), call, get)
+
+    def send(
+        self,
+        place: Place,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        call: Call,
+        scope: Scope,
+        body: memoryview | bytes | None = None,
+    ) -> Exchange:
+        """POST, PUT, PATCH or DELETE, as above."""
+        is_own = is_same_server(url, self.base_url(place, call))
+
+        def send(private: Mapping[str, str]) -> tuple[Exchange, bool]:
+            mine = private if is_own else {}
+            return self.http.send(method, url, {**headers, **mine}, call, body), not is_own
+
+        return self._authorized(place, scope, call, send)
+
+    def _authorized(
+        self, place: Place, scope: Scope, call: Call, send: Callable[[Mapping[str, str]], tuple[Exchange, bool]]
+    ) -> Exchange:
+        answer = Answer(self.auth.header(place, scope, call))
+        while True:
+            exchange, is_elsewhere = send({"Authorization": answer.header} if answer.header else {})
+            if exchange.status != 401 or is_elsewhere:
+                return exchange
+            text = ", ".join(exchange.headers.get_all("WWW-Authenticate") or [])
+            exchange.finish()
+            answer = self.auth.answer(place, scope, text, answer, call)
+
+    def refusal(self, exchange: Exchange, place: Place, where: str, call: Call) -> StorageError:
+        """What to raise for a status that is no success; reads what the registry says about it."""
+        try:
+            said = self.auth.hide(error_text(self.http.read(exchange, MOST_ERROR_BYTES, call)))
+        except StorageError:
+            said = ""
+        status = exchange.status
+        text = f"{where}: {place.host} says {status} {exchange.response.reason}".rstrip() + (
+            f": {said}" if said else ""
+        )
+        if status in (404, 410):
+            return NotFound(text)
+        if status in (401, 403, 407):
+            return PermissionDenied(f"{text}: {self.auth.denied(place)}")
+        if status in _PASSING:
+            wait_s = parse_retry_after(exchange.headers.get("Retry-After", ""), time.time())
+            return Unavailable(text, retry_after_s=wait_s)
+        return StorageError(text)
+
+    def base_url(self, place: Place, call: Call) -> str:
+        """Of the repository."""
+        return f"{self._scheme_of(place.host, call)}://{place.host}/v2/{place.repository}"
+
+    def _scheme_of(self, host: str, call: Call) -> str:
+        if host in self.options.plain_http:
+            return "http"
+        if not is_loopback(host):
+            return "https"
+        with self._lock:
+            found = self._schemes.get(host)
+        if found is None:
+            found = self._try_plain(host, call)
+            with self._lock:
+                self._schemes[host] = found
+        return found
+
+    def _try_plain(self, host: str, call: Call) -> str:
+        """Registries on this machine mostly have no certificate. Asked without a password."""
+        try:
+            exchange, url, _ = self.http.get("GET", f"http://{host}/v2/", {}, call, private={})
+        except Unavailable as error:
+            if isinstance(error, StorageTimeout) or isinstance(error.__cause__, ConnectionRefusedError):
+                raise
+            return "https"
+        except StorageError as error:
+            return "https" if isinstance(error.__cause__, ssl.SSLError) else "http"
+        exchange.drop()
+        return "https" if exchange.status == 400 or url.startswith("https:") else "http"
+
+    # ---- places --------------------------------------------------------------------------------------------
+
+    def places(self, reference: Reference) -> list[Place]:
+        """All, mirrors first."""
+        return places_of(reference, self.options)
+
+    def from_any(
+        self, reference: Reference, func: Callable[[Place], T], attempt: int = 0, *, is_origin_first: bool = False
+    ) -> T:
+        """`func` of the first place that has it; else the registry's own error."""
+        places = self.places(reference)
+        if len(places) > 1:
+            if is_origin_first:
+                places = [places[-1], *places[:-1]]
+            elif attempt > 0:
+                places = places[attempt % len(places) :] + places[: attempt % len(places)]
+            else:
+                now_s = time.monotonic()
+                places = [each for each in places if self._resting.get(each.name, 0.0) <= now_s]
+        failure: BootseerError | None = None
+        for place in places:
+            try:
+                return func(place)
+            except (StorageError, IntegrityError) as error:
+                if place.is_mirror:
+                    self._resting[place.name] = time.monotonic() + MIRROR_REST_S
+                if failure is None or not place.is_mirror:
+                    failure = error
+        assert failure is not None
+        try:
+            raise failure
+        finally:
+            del failure  # it holds this frame

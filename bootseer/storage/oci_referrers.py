@@ -1,0 +1,102 @@
+"""What refers to a manifest, by the referrers API or the tag that stands in for it; so also the tree of an image.
+
+In: a name. Out: descriptors, bounded in number, of one type. In the calling thread, as oci_client's methods.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from bootseer.errors import IntegrityError, NotFound
+from bootseer.storage.oci_client import RegistryClient
+from bootseer.storage.oci_headers import next_page
+from bootseer.storage.oci_http import Call, is_same_server, resolve_location
+from bootseer.storage.oci_manifest import (
+    INDEX,
+    MOST_MANIFEST_BYTES,
+    TREE,
+    Descriptor,
+    TreeFiles,
+    is_tree,
+    newest,
+    parse_index,
+    to_document,
+    tree_files,
+)
+from bootseer.storage.oci_options import Place
+from bootseer.storage.oci_reference import Reference, referrers_tag
+
+MOST_PAGES = 16
+MOST_REFERRERS = 4096
+_NO_API = (400, 404, 405, 501)
+
+
+def read_tree(client: RegistryClient, reference: Reference, call: Call) -> TreeFiles:
+    """The tree that is meant: the name's own, or the newest one that refers to the image of that name.
+
+    Raises: NotFound when there is none, also when there is no such name; IntegrityError, StorageError.
+    """
+    where = str(reference)
+    document = client.read_document(reference, call)
+    if is_tree(document, where):
+        return tree_files(document, where)
+    found = newest(find_referrers(client, reference, document.digest, TREE, call))
+    if found is None:
+        raise NotFound(f"{where}: is no tree, and none refers to it: `bootseer image build` makes one of an image")
+    return tree_files(client.read_document(reference.at(found.digest), call), where)
+
+
+def find_referrers(
+    client: RegistryClient, reference: Reference, digest: str, artifact_type: str, call: Call
+) -> list[Descriptor]:
+    """What refers to a manifest of the repository and is of this type.
+
+    The registry itself is asked first: mirrors often know neither the API nor the tag.
+    """
+    found = client.from_any(
+        reference, lambda place: _of_place(client, place, digest, artifact_type, call), is_origin_first=True
+    )
+    return [each for each in found if each.artifact_type == artifact_type]
+
+
+def _of_place(
+    client: RegistryClient, place: Place, digest: str, artifact_type: str, call: Call
+) -> list[Descriptor]:
+    if place.host not in client.without_referrers:
+        found = _ask_api(client, place, digest, artifact_type, call)
+        if found is not None:
+            return found
+        client.without_referrers.add(place.host)
+    tag = referrers_tag(digest)
+    try:
+        document = client.read_at(place, tag, call)
+    except NotFound:
+        return []
+    return parse_index(document, f"{place.name}:{tag}").manifests[:MOST_REFERRERS]
+
+
+def _ask_api(
+    client: RegistryClient, place: Place, digest: str, artifact_type: str, call: Call
+) -> list[Descriptor] | None:
+    """None when the registry has no such thing."""
+    found: list[Descriptor] = []
+    where = f"{place.name}: what refers to {digest}"
+    url = f"{client.base_url(place, call)}/referrers/{digest}?{urlencode({'artifactType': artifact_type})}"
+    for page in range(MOST_PAGES):
+        exchange = client.get_url(place, url, {"Accept": INDEX}, call)
+        content_type = exchange.headers.get("Content-Type", "").partition(";")[0].strip()
+        if page == 0 and (exchange.status in _NO_API or (exchange.status == 200 and content_type != INDEX)):
+            exchange.drop()  # some page for people
+            return None
+        if exchange.status != 200:
+            raise client.refusal(exchange, place, where, call)
+        data = client.http.read(exchange, MOST_MANIFEST_BYTES, call)
+        found += parse_index(to_document(data, content_type, where), where).manifests
+        link = next_page(", ".join(exchange.headers.get_all("Link") or []))
+        if not link or len(found) >= MOST_REFERRERS:
+            break
+        following = resolve_location(url, link, exchange.shown)
+        if not is_same_server(url, following):
+            raise IntegrityError(f"{where}: the next page is said to be on another server")
+        url = following
+    return found[:MOST_REFERRERS]
