@@ -1,0 +1,296 @@
+"""Unpacks a tree into a folder, hot files first: for nodes where nothing can be mounted.
+
+In: an index that was checked, a source of verified blocks, a folder. Out: the files; each is there whole or not at
+all, so that programs can run while the rest is being unpacked. Every block is asked for once. Nothing is written
+outside the folder, whatever the tree says and whoever else is busy in it: names are single names in folders that
+were opened without following links, and until all is there only this user can write to folders.
+
+A run that was interrupted goes on with `resume=True`: files with the size and time of the index are kept, as a
+file gets its name last. After a power cut that need not hold: begin with an empty folder then, or `os.sync()`
+before a folder is called complete.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Literal, NamedTuple
+
+from bootseer.errors import ConfigError
+from bootseer.storage.os_errors import to_storage_error
+from bootseer.tree.index import Index
+from bootseer.tree.materialise_attributes import Attributes
+from bootseer.tree.materialise_files import FileWriter, link_names, remove, run_batches
+from bootseer.tree.materialise_plan import files_of, plan
+from bootseer.tree.reading import BlockSource
+from bootseer.tree.safe_folders import LastFolder, open_root
+
+THREADS = 8  # wait for a store or a disk most of the time
+TEMPORARY = b".bootseer-tmp-"
+_AWAY = "unpack into an empty folder"
+
+Progress = Callable[[int, int], object]  # bytes and files since the last call, from the thread that called
+
+
+class Materialised(NamedTuple):
+    """What was done."""
+
+    files: int  # regular ones that were written
+    kept_files: int  # that a run before had written
+    written_bytes: int  # without holes
+    hot_files: int
+    skipped: dict[str, int]  # what this user or the file system cannot have, and how often
+
+
+def materialise(
+    index: Index,
+    folder: str,
+    blocks: BlockSource,
+    *,
+    hot: Sequence[int] = (),
+    on_hot_done: Callable[[], object] | None = None,
+    owners: Literal["as stored", "mine"] = "as stored",
+    resume: bool = False,
+    threads: int = THREADS,
+    on_progress: Progress | None = None,
+) -> Materialised:
+    """Unpacks a tree into an empty folder.
+
+    Args:
+        hot: blocks in the order in which a start touches them. Files that have some come first, each as a whole.
+        on_hot_done: called when all hot files can be used; without hot blocks, when all is there.
+        owners: "as stored" keeps owners, devices, setuid bits and all extended attributes, for root; "mine", and
+            for other users, everything belongs to whoever calls, and what goes with an owner is left out.
+        resume: the folder has what an interrupted run of the same tree left.
+    Raises: StorageError, also when the disk is full; IntegrityError; ConfigError. What has its name then is whole.
+    """
+    with _errors(folder), open_root(folder) as root_fd, _lock(root_fd, folder):
+        unpacking = _Unpacking(
+            index, folder, root_fd, keeps_owners=owners == "as stored" and os.geteuid() == 0, threads=threads
+        )
+        if resume:
+            unpacking.look()
+        elif os.listdir(root_fd):
+            raise ConfigError(f"{folder}: is not empty: {_AWAY}")
+        progress = on_progress or (lambda _bytes, _files: None)
+        return unpacking.run(blocks, hot, on_hot_done, progress, resume=resume)
+
+
+class _Unpacking:
+    """One run."""
+
+    def __init__(self, index: Index, folder: str, root_fd: int, *, keeps_owners: bool, threads: int) -> None:
+        self._index = index
+        self._folder = folder
+        self._root_fd = root_fd
+        self._threads = threads
+        self._attributes = Attributes(index, keeps_owners=keeps_owners)
+        self._prefix = TEMPORARY
+        while any(name.startswith(self._prefix) for name in index.names):
+            self._prefix += b"x"
+        self._folders: dict[int, tuple[bytes, ...]] = {0: ()}  # names on the way to each folder
+        for entry, mode in enumerate(index.modes):
+            if entry and stat.S_ISDIR(mode):
+                self._folders[entry] = (*self._folders[index.parents[entry]], index.names[entry])
+        self._links: dict[int, list[int]] = {}  # further names of an entry
+        for entry, link in enumerate(index.links):
+            if link != -1:
+                self._links.setdefault(link, []).append(entry)
+        self._kept: set[int] = set()  # regular files that are there
+        self._unseen = set(self._folders)  # folders that were not looked into
+
+    def run(
+        self,
+        blocks: BlockSource,
+        hot: Sequence[int],
+        on_hot_done: Callable[[], object] | None,
+        on_progress: Progress,
+        *,
+        resume: bool,
+    ) -> Materialised:
+        index = self._index
+        self._make_folders()
+        if resume:
+            self.look()  # also into those that could not be entered before
+        files = [entry for entry in files_of(index) if entry not in self._kept]
+        todo = plan(index, files, hot)
+        self._make_others()
+        writer = FileWriter(
+            index,
+            self._folder,
+            self._root_fd,
+            self._folders,
+            self._prefix,
+            todo,
+            self._attributes,
+            self._links,
+            blocks,
+        )
+        for entry in sorted(self._kept):
+            writer.link(entry)
+        written_bytes = 0
+        try:
+            writer.write_empty([entry for entry in files if not todo.pieces[entry]])
+            for number, batch_blocks in enumerate((todo.hot_blocks, todo.cold_blocks)):
+                with closing(run_batches(writer, batch_blocks, self._threads)) as results:
+                    for count, done in results:
+                        written_bytes += count
+                        on_progress(count, done)
+                if number == 0 and hot and on_hot_done is not None:
+                    self._open_folders()
+                    on_hot_done()
+        except BaseException:
+            writer.take_away_unfinished()
+            raise
+        self._finish_folders()
+        if not hot and on_hot_done is not None:
+            on_hot_done()
+        return Materialised(
+            files=len(files),
+            kept_files=len(self._kept),
+            written_bytes=written_bytes,
+            hot_files=len(todo.hot_files),
+            skipped=self._attributes.skipped,
+        )
+
+    # ---- folders -------------------------------------------------------------------------------------------
+
+    def _make_folders(self) -> None:
+        """For this user alone while they are filled."""
+        os.fchmod(self._root_fd, 0o700)
+        with LastFolder(self._root_fd) as folders:
+            for entry, names in self._folders.items():
+                if entry:
+                    with self._errors(entry):
+                        above_fd = folders.open(names[:-1])
+                        try:
+                            os.mkdir(names[-1], 0o700, dir_fd=above_fd)
+                        except FileExistsError:
+                            self._take_over(above_fd, names[-1])
+
+    def _take_over(self, above_fd: int, name: bytes) -> None:
+        """A folder that an interrupted run left. One that this user may not open can still be changed."""
+        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above_fd)
+        try:
+            path = f"/proc/self/fd/{fd}"
+            if self._attributes.keeps_owners:
+                os.chown(path, os.geteuid(), os.getegid())
+            os.chmod(path, 0o700)
+        finally:
+            os.close(fd)
+
+    def _open_folders(self) -> None:
+        """Programs begin to use what is there."""
+        with LastFolder(self._root_fd) as folders:
+            for entry, names in reversed(self._folders.items()):
+                with self._errors(entry):
+                    self._attributes.set_provisional(entry, folders.open(names))
+
+    def _finish_folders(self) -> None:
+        """From the leaves to the root: what is done needs not be entered any more."""
+        with LastFolder(self._root_fd) as folders:
+            for entry, names in reversed(self._folders.items()):
+                with self._errors(entry):
+                    self._attributes.set_open(entry, folders.open(names))
+
+    # ---- what is neither folder nor regular file -----------------------------------------------------------
+
+    def _make_others(self) -> None:
+        index = self._index
+        with LastFolder(self._root_fd) as folders:
+            for entry, mode in enumerate(index.modes):
+                if stat.S_ISDIR(mode) or stat.S_ISREG(mode) or index.links[entry] != -1:
+                    continue
+                with self._errors(entry):
+                    fd, name = folders.open(self._folders[index.parents[entry]]), index.names[entry]
+                    if self._try_make(entry, fd, name):
+                        self._attributes.set_named(entry, fd, name)
+                        link_names(self._root_fd, index, self._folders, entry, self._links)
+
+    def _try_make(self, entry: int, fd: int, name: bytes) -> bool:
+        """Whether it is there now, without attributes."""
+        index, mode = self._index, self._index.modes[entry]
+        remove(fd, name)
+        if stat.S_ISLNK(mode):
+            os.symlink(index.targets[entry], name, dir_fd=fd)
+        elif entry not in index.rdevs:
+            os.mknod(name, stat.S_IFMT(mode) | 0o600, dir_fd=fd)
+        elif self._attributes.keeps_owners:
+            try:
+                os.mknod(name, stat.S_IFMT(mode) | 0o600, os.makedev(*index.rdevs[entry]), dir_fd=fd)
+            except PermissionError:  # root of a user namespace
+                self._attributes.skip("devices")
+                return False
+        else:
+            self._attributes.skip("devices")
+            return False
+        return True
+
+    # ---- what an interrupted run left ----------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Finds regular files that are whole, takes away halves; nothing else is changed.
+
+        Folders that cannot be entered yet are for the next call. Raises: ConfigError for what is not of this tree.
+        """
+        entries: dict[int, dict[bytes, int]] = {entry: {} for entry in self._unseen}
+        for entry in range(1, len(self._index)):
+            if self._index.parents[entry] in entries:
+                entries[self._index.parents[entry]][self._index.names[entry]] = entry
+        with LastFolder(self._root_fd) as folders:
+            for entry in sorted(self._unseen):
+                with self._errors(entry):
+                    try:
+                        self._look_into(folders.open(self._folders[entry]), entries[entry])
+                    except (FileNotFoundError, PermissionError):
+                        continue
+                    self._unseen.discard(entry)
+
+    def _look_into(self, fd: int, entries: dict[bytes, int]) -> None:
+        index = self._index
+        for name in map(os.fsencode, os.listdir(fd)):
+            entry = entries.get(name)
+            if entry is not None:
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_IFMT(found.st_mode) != stat.S_IFMT(index.modes[entry]):
+                    raise ConfigError(f"{self._path(entry)}: is of another type than in the tree: {_AWAY}")
+                is_whole = (found.st_size, found.st_mtime_ns) == (index.sizes[entry], index.mtimes_ns[entry])
+                if index.links[entry] == -1 and stat.S_ISREG(found.st_mode) and is_whole:
+                    self._kept.add(entry)
+            elif name.startswith(self._prefix):
+                os.unlink(name, dir_fd=fd)
+            else:
+                raise ConfigError(f"{self._folder}: has {os.fsdecode(name)!r}, which is not of this tree: {_AWAY}")
+
+    def _path(self, entry: int) -> str:
+        return os.path.join(self._folder, os.fsdecode(self._index.path(entry)))
+
+    @contextmanager
+    def _errors(self, entry: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise to_storage_error(error, self._path(entry)) from error
+
+
+@contextmanager
+def _lock(root_fd: int, folder: str) -> Iterator[None]:
+    """Against another process that unpacks there, on file systems that have locks."""
+    try:
+        fcntl.flock(root_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise ConfigError(f"{folder}: another process is unpacking into it") from error
+    yield  # closing the descriptor ends it
+
+
+@contextmanager
+def _errors(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise to_storage_error(error, folder) from error

@@ -1,0 +1,82 @@
+"""Which blocks are needed for which files, and in what order. Pure."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from bootseer.tree.index import BLOCK_BYTES, BLOCK_UNITS, HOLE, UNIT_BYTES, Index
+
+
+class Write(NamedTuple):
+    """A piece of a file, and where it lies in its block."""
+
+    entry: int
+    offset: int  # in the file, bytes
+    begin: int  # in the block, bytes
+    length: int  # bytes
+
+
+class Plan(NamedTuple):
+    """What there is to do; each block is in one of the two lists once."""
+
+    hot_blocks: list[int]  # all blocks of hot files: as they were touched, then by number
+    cold_blocks: list[int]  # the others that are needed, by number
+    hot_files: set[int]
+    writes: dict[int, list[Write]]  # by block: to all files that have a piece in it
+    pieces: dict[int, int]  # by file: how many writes it takes
+
+
+def files_of(index: Index) -> list[int]:
+    """Entries of regular files, each by its first name."""
+    return [entry for entry, mode in enumerate(index.modes) if stat.S_ISREG(mode) and index.links[entry] == -1]
+
+
+def plan(index: Index, files: Iterable[int], hot: Sequence[int] = ()) -> Plan:
+    """For these files. `hot`: blocks in the order in which a start touches them.
+
+    A file is hot if a block of its own is; one that has none, since it shares all its blocks with others, if the
+    block is. So a large file does not become hot by its last few bytes, which lie with small files.
+    """
+    writes: dict[int, list[Write]] = {}
+    pieces: dict[int, int] = {}
+    blocks_of: dict[int, list[int]] = {}
+    was_touched = set(hot)
+    hot_files: set[int] = set()
+    for entry in files:
+        blocks = blocks_of[entry] = []
+        own_blocks = []
+        for write, block in _writes(index, entry):
+            writes.setdefault(block, []).append(write)
+            blocks.append(block)
+            if write.length == BLOCK_BYTES:
+                own_blocks.append(block)
+        pieces[entry] = len(blocks)
+        if not was_touched.isdisjoint(own_blocks or blocks):
+            hot_files.add(entry)
+    needed = {block for entry in hot_files for block in blocks_of[entry]}
+    hot_blocks = [block for block in dict.fromkeys(hot) if block in needed]
+    hot_blocks += sorted(needed.difference(hot_blocks))
+    cold_blocks = sorted(block for block in writes if block not in needed)
+    return Plan(hot_blocks, cold_blocks, hot_files, writes, pieces)
+
+
+def batches(blocks: Sequence[int], most: int) -> Iterator[list[int]]:
+    """So many at a time, neighbours together as far as they come together."""
+    for begin in range(0, len(blocks), most):
+        yield sorted(blocks[begin : begin + most])
+
+
+def _writes(index: Index, entry: int) -> Iterator[tuple[Write, int]]:
+    """Of a file, with the block of each."""
+    runs, size, offset = index.runs[entry], index.sizes[entry], 0
+    for place in range(0, len(runs), 2):
+        address, count = runs[place], runs[place + 1]
+        if address != HOLE:
+            block, inside = divmod(address, BLOCK_UNITS)
+            for number in range(count):
+                begin = offset + number * BLOCK_BYTES
+                length = min(BLOCK_BYTES, size - begin)
+                yield Write(entry, begin, inside * UNIT_BYTES, length), block + number
+        offset += count * BLOCK_BYTES

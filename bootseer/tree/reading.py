@@ -1,0 +1,90 @@
+"""Blocks of a tree from a store: read by range, verified, decompressed.
+
+For plain code, in any number of threads.
+The cache of a node has the same interface; this is for whoever needs each block once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from bootseer import aio
+from bootseer.errors import DigestMismatch, IntegrityError
+from bootseer.storage import RangeReader, RangeRequest, Store
+from bootseer.tree.compression import decompress
+from bootseer.tree.index import Block, Index
+
+WINDOW_BLOCKS = 64  # that are read together: 8 MiB at most
+
+
+class BlockSource(Protocol):
+    """Whoever has the blocks of a tree."""
+
+    def read_blocks(self, numbers: Sequence[int], /) -> Iterator[tuple[int, bytes | memoryview]]:
+        """(number, raw bytes) of each, verified. The bytes are good as long as somebody has them.
+
+        Called from several threads at once. Raises: StorageError, IntegrityError.
+        """
+
+
+class StoreBlocks:
+    """A `BlockSource` over a store whose root is the tree's folder. It is used on aio's background loop alone."""
+
+    def __init__(self, store: Store, index: Index, *, reader: RangeReader | None = None) -> None:
+        self._store = store
+        self._index = index
+        self._reader = RangeReader(store) if reader is None else reader
+
+    def read_blocks(self, numbers: Sequence[int], /) -> Iterator[tuple[int, bytes]]:
+        """In the order of `numbers`. What is damaged is read once more, another way.
+
+        Raises: DigestMismatch, Truncated or IntegrityError, which name block, pack and store; StorageError.
+        """
+        for begin in range(0, len(numbers), WINDOW_BLOCKS):
+            window = {number: self._index.block(number) for number in numbers[begin : begin + WINDOW_BLOCKS]}
+            stored: dict[int, memoryview] = {}
+            missing = window
+            for attempt in (0, 1):
+                try:
+                    stored.update(self._read(missing, attempt))
+                except IntegrityError:  # a pack is too short there
+                    if attempt:
+                        raise
+                missing = {
+                    number: block
+                    for number, block in missing.items()
+                    if number not in stored or hashlib.sha256(stored[number]).digest() != block.digest
+                }
+                if not missing:
+                    break
+            for number, block in missing.items():
+                raise DigestMismatch(
+                    f"{self._where(number, block)} is damaged: its SHA-256 is not the one in the index"
+                )
+            for number in numbers[begin : begin + WINDOW_BLOCKS]:
+                yield number, self._unpack(number, window[number], stored[number])
+
+    def _read(self, blocks: dict[int, Block], attempt: int) -> dict[int, memoryview]:
+        memory = memoryview(bytearray(sum(block.stored_bytes for block in blocks.values())))
+        targets, requests = {}, []
+        begin = 0
+        for number, block in blocks.items():
+            targets[number] = target = memory[begin : begin + block.stored_bytes]
+            requests.append(RangeRequest(self._index.pack_path(block.pack), block.offset, target))
+            begin += block.stored_bytes
+        aio.run_sync(self._reader.read(requests, attempt=attempt))
+        return targets
+
+    def _unpack(self, number: int, block: Block, stored: memoryview) -> bytes:
+        if not block.is_compressed:
+            return bytes(stored)
+        where = self._where(number, block)
+        raw = decompress(stored, block.raw_bytes, where)
+        if len(raw) != block.raw_bytes:
+            raise IntegrityError(f"{where} holds {len(raw)} bytes instead of {block.raw_bytes}")
+        return raw
+
+    def _where(self, number: int, block: Block) -> str:
+        return f"{self._store.url}: block {number} at byte {block.offset} of {self._index.pack_path(block.pack)}"
