@@ -1,0 +1,195 @@
+"""A device as one read-only file in a folder, served over /dev/fuse: where EROFS reads the data of files from.
+
+The protocol is spoken here, in plain Python: a tenth of what a read costs through libfuse's bindings. It fails
+closed: when this process dies, or `stop` is called, readers get errors, never zeros. EROFS metadata can be shown
+beside the device, from memory: the kernel takes it from no file on tmpfs or overlayfs, as containers have them.
+
+The process must not fork after `start`, other than to exec: a child that kept the descriptor would keep the
+connection alive, and readers would hang when the server dies. Children of os.fork close it; those that C code
+makes cannot. Nor may it map files of the mount: a page fault would hold the interpreter's lock, which the answer
+needs.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from bootseer.errors import ConfigError, StorageError
+from bootseer.mounts import fuse_wire as wire
+from bootseer.mounts import kernel
+from bootseer.mounts.flat_server import METADATA, NAME, REQUEST_BYTES, Device, Done, Link, Server, Statistics
+from bootseer.mounts.log import Log
+
+__all__ = ["Device", "Done", "FlatFile", "Statistics"]
+
+FUSE = "/dev/fuse"
+THREADS = 8  # idle ones cost nothing, and a device that reads from a disk keeps it busier with more
+GREETING_S = 10.0  # the kernel greets as soon as it has mounted
+END_S = 5.0
+
+
+class State(enum.Enum):
+    NEW = "new"
+    SERVING = "serving"
+    STOPPED = "stopped"
+
+
+class FlatFile:
+    """The mount: `start`, then `path` can be read, until `stop`."""
+
+    def __init__(
+        self,
+        device: Device,
+        folder: str,
+        *,
+        metadata: bytes | bytearray = b"",
+        threads: int = THREADS,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        """Args:
+        folder: an empty one.
+        metadata: is shown at `metadata_path`, if there is any.
+        log: gets lines about answers that failed; by default they go to stderr.
+        """
+        self.folder = os.path.realpath(folder)  # as the list of mounts has it
+        self.path = os.path.join(self.folder, NAME)
+        self.metadata_path = os.path.join(self.folder, METADATA)
+        self.connection = -1  # its number, for kernel.abort
+        self._device, self._metadata = device, metadata
+        self._log = Log(log or _to_stderr)
+        self._state = State.NEW
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._server: Server | None = None
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"flat-{number}", daemon=True) for number in range(threads)
+        ]
+
+    def start(self) -> None:
+        """Mounts; programs can read from here on.
+
+        Raises: ConfigError when this process, kernel or folder cannot have such a mount; StorageError.
+        """
+        assert self._state is State.NEW, "once"
+        link = self._link = Link(_open_fuse())
+        self._server = Server(link, self._device, self._metadata, self._log)
+        self._state = State.SERVING
+        try:
+            self._mount(link)
+            self.connection = self._find_connection()
+            _greet(link.fd, self.folder)
+            for thread in self._threads:
+                _start(thread, link)
+        except BaseException:
+            self.stop()
+            raise
+
+    def is_serving(self) -> bool:
+        """Whether somebody answers; False also after an unmount from outside."""
+        return self._state is State.SERVING and any(thread.is_alive() for thread in self._threads)
+
+    def stop(self) -> None:
+        """Ends it, whoever waits: reads that wait get errors. Again, or in a fork, it does nothing.
+
+        Raises: StorageError, ConfigError when the mount could not be taken away.
+        """
+        with self._lock:
+            if self._state is not State.SERVING or self._pid != os.getpid():
+                return
+            self._state = State.STOPPED
+        assert self._link is not None and self._server is not None
+        try:
+            if self.connection >= 0:
+                self._unmount()
+        finally:
+            self._server.forget()
+            end_s = time.monotonic() + END_S
+            for thread in self._threads:
+                if thread.ident is not None:
+                    thread.join(max(0.0, end_s - time.monotonic()))
+            self._link.let_go()
+
+    def statistics(self) -> Statistics:
+        return Statistics(0, 0, 0, 0, 0) if self._server is None else self._server.statistics()
+
+    # ---- inner parts -----------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        assert self._link is not None and self._server is not None
+        try:
+            self._server.run()
+        finally:
+            self._link.let_go()
+
+    def _mount(self, link: Link) -> None:
+        flags = kernel.RDONLY | kernel.NODEV | kernel.NOSUID | kernel.NOEXEC | kernel.NOATIME
+        data = f"fd={link.fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},default_permissions"
+        kernel.mount("bootseer", self.folder, "fuse.bootseer", flags, f"{data},max_read={wire.MAX_READ_BYTES}")
+
+    def _find_connection(self) -> int:
+        """Only the list of mounts tells it without asking the server."""
+        for each in kernel.mounts_below(self.folder):
+            if each.target == self.folder and kernel.is_fuse(each):
+                return each.minor
+        raise StorageError(f"{self.folder}: was unmounted while it was being mounted")
+
+    def _unmount(self) -> None:
+        kernel.abort(self.connection)
+        for each in kernel.mounts_below(self.folder):
+            if kernel.is_fuse(each) and each.minor == self.connection:
+                kernel.unmount_anyway(each.target, kernel.FORCE)  # aborts too, where fusectl is not mounted
+
+
+def _open_fuse() -> int:
+    try:
+        return os.open(FUSE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as caught:
+        if caught.errno in (errno.EACCES, errno.EPERM):
+            raise ConfigError(
+                f"{FUSE}: permission denied: serving a mount needs root, and in a container --device {FUSE}"
+            ) from caught
+        raise ConfigError(
+            f"{FUSE} is missing: load the kernel's module (modprobe fuse), or start the container with "
+            f"--device {FUSE} --cap-add SYS_ADMIN"
+        ) from caught
+
+
+def _greet(fd: int, folder: str) -> None:
+    """Answers the kernel's first request. Raises: ConfigError, StorageError."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    if not poll.poll(GREETING_S * 1000):
+        raise StorageError(f"{folder}: the kernel said nothing within {GREETING_S:g} s of the mount")
+    try:
+        found = wire.read_greeting(os.read(fd, REQUEST_BYTES))
+        if found is None:
+            raise StorageError(f"{folder}: the kernel's first request is no greeting")
+        unique, greeting = found
+        why = wire.why_refused(greeting)
+        if why:
+            os.write(fd, wire.reply(unique, number=errno.EPROTO))
+            raise ConfigError(f"{folder}: this kernel has {why}: take a newer one")
+        os.write(fd, wire.reply(unique, wire.greet(greeting)))
+    except OSError as caught:
+        raise StorageError(f"{folder}: was unmounted while it was being mounted: {caught.strerror}") from caught
+
+
+def _start(thread: threading.Thread, link: Link) -> None:
+    link.hold()
+    try:
+        thread.start()
+    except RuntimeError as caught:
+        link.let_go()
+        raise StorageError("no thread could be started: is a limit of processes reached?") from caught
+
+
+def _to_stderr(line: str) -> None:
+    print(f"bootseer device: {line}", file=sys.stderr, flush=True)
