@@ -1,0 +1,296 @@
+"""The cache of one user on one node: a folder for each tree, a limit for all; the least recently used go first.
+
+A tree that somebody uses holds a shared lock, which the kernel frees when its holder ends; who wants to take a
+tree away needs it alone, and moves the folder aside before anything in it is touched. So nobody opens half a tree.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from bootseer.blocks import folder as folders
+from bootseer.blocks.folder import Limit
+from bootseer.blocks.locks import try_lock, wait_lock
+from bootseer.blocks.present import read_boot_id
+from bootseer.blocks.room import FULL_ERRNOS
+from bootseer.blocks.tree_cache import TreeCache
+from bootseer.blocks.tree_files import INDEX, LOCK, USE_BYTE, TreeFiles, open_files, size_on_disk, write_whole
+from bootseer.errors import StorageError
+from bootseer.storage.os_errors import map_os_errors, to_storage_error
+from bootseer.tree.index import MOST_INDEX_BYTES, digest_of
+
+TREES = "trees"
+GONE = ".gone-"  # folders that were moved aside to be removed
+USE_TIMEOUT_S = 10.0
+ROOM_BYTES = 1 << 30  # freed at once when the disk is full
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class CachedTree(NamedTuple):
+    """A tree in the cache."""
+
+    digest: str
+    size_bytes: int  # on disk
+    used_s: float  # when it was opened or closed last, since the epoch
+
+
+class Collected(NamedTuple):
+    """What a collection did."""
+
+    trees: int  # taken away
+    freed_bytes: int
+    left_bytes: int
+    limit_bytes: int
+
+
+def open_cache(environ: Mapping[str, str], *, log: Callable[[str], None] = lambda _: None) -> Cache:
+    """The cache of this user, as variables say where it is and how large.
+
+    `log` gets a line for each thing that goes wrong without stopping anybody, from any thread.
+
+    Raises: ConfigError; StorageError when its folder cannot be made.
+    """
+    limit = folders.Limit()
+    if text := environ.get(folders.LIMIT_VARIABLE, ""):
+        limit = folders.parse_limit(text)
+    return Cache(folders.locate(environ, os.geteuid()), limit=limit, log=log)
+
+
+class Cache:
+    """All trees of one user. Calls block for as long as the disk takes. Thread-safe.
+
+    `boot_id`: of the kernel that runs; tests say another one to see what a power cut leaves.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        limit: Limit = Limit(),  # noqa: B008  (a tuple)
+        boot_id: str | None = None,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.folder = folders.prepare(folder)
+        self.limit = limit
+        self._trees = os.path.join(self.folder, TREES)
+        self._boot_id = read_boot_id() if boot_id is None else boot_id
+        self._log = log
+        self._evicted = self._evicted_bytes = 0
+
+    def open_tree(self, digest: str, block_count: int, *, is_guest: bool = False) -> TreeCache:
+        """The cache of one tree, made if it is not there. Without room it keeps nothing, and says so in the log.
+
+        `is_guest`: it is opened for the sake of another tree, and gets no younger by it.
+
+        Raises: StorageError when its folder cannot be used.
+        """
+        path = self._path(digest)
+        lock = -1
+        try:
+            lock = self._use(path, is_guest)
+            files = open_files(path, digest, block_count, self._boot_id, lock)
+        except OSError as error:
+            if lock >= 0:
+                os.close(lock)
+            if error.errno not in FULL_ERRNOS and not isinstance(error, TimeoutError):
+                raise to_storage_error(error, path) from error
+            reason = f"{path}: {error.strerror or error}"
+            self._log(f"{reason}: blocks are fetched as they are read, and not kept")
+            return TreeCache(
+                digest, block_count, path, TreeFiles(), self._make_room, self._log, full_reason=reason
+            )
+        except BaseException:
+            if lock >= 0:
+                os.close(lock)
+            raise
+        return TreeCache(digest, block_count, path, files, self._make_room, self._log, is_guest=is_guest)
+
+    # ---- indexes -------------------------------------------------------------------------------------------
+
+    def read_index(self, digest: str) -> bytes | None:
+        """The index object with this digest, if it is here and as it was. It still has to be decoded."""
+        path = os.path.join(self._path(digest), INDEX)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with open(fd, "rb") as file:
+                data = file.read(MOST_INDEX_BYTES + 1)
+        except OSError:
+            return None
+        return data if digest_of(data) == digest else None
+
+    def write_index(self, digest: str, data: bytes) -> None:
+        """Keeps an index object, of a tree that is open. Without room it is fetched again the next time.
+
+        Raises: ValueError for data of another digest.
+        """
+        if digest_of(data) != digest:
+            raise ValueError("this is the index of another tree")
+        try:
+            write_whole(self._path(digest), INDEX, data)
+        except OSError as error:
+            self._log(f"{self._path(digest)}: the index is not kept: {error.strerror}")
+
+    # ---- room ----------------------------------------------------------------------------------------------
+
+    def trees(self) -> list[CachedTree]:
+        """What is cached, the most recently used first."""
+        found = []
+        for name in self._names():
+            if _DIGEST.fullmatch(name):
+                path = os.path.join(self._trees, name)
+                try:
+                    used_s = os.stat(os.path.join(path, LOCK)).st_mtime
+                except OSError:
+                    used_s = 0.0  # nobody came so far as to use it
+                found.append(CachedTree(name, size_on_disk(path), used_s))
+        return sorted(found, key=lambda tree: (-tree.used_s, tree.digest))
+
+    def limit_bytes(self) -> int:
+        """How much the cache may hold at this moment."""
+        return self._limit_of(sum(tree.size_bytes for tree in self.trees()))
+
+    def collect(self, most_bytes: int | None = None) -> Collected:
+        """Takes away trees that nobody uses, the least recently used first, until the rest is within the limit.
+
+        `most_bytes`: instead of the limit; 0 for all that can go.
+        """
+        self._remove_gone()
+        trees = self.trees()
+        left = sum(tree.size_bytes for tree in trees)
+        limit = self._limit_of(left) if most_bytes is None else most_bytes
+        count = freed = 0
+        for tree in reversed(trees):
+            if left <= limit and tree.size_bytes:
+                continue
+            if self._evict(tree.digest):
+                count, freed, left = count + 1, freed + tree.size_bytes, left - tree.size_bytes
+        return Collected(count, freed, left, limit)
+
+    def statistics(self) -> dict[str, int]:
+        """Trees and bytes now, the limit now, and what this process has taken away."""
+        trees = self.trees()
+        size = sum(tree.size_bytes for tree in trees)
+        return {
+            "trees": len(trees),
+            "bytes": size,
+            "limit_bytes": self._limit_of(size),
+            "evicted": self._evicted,
+            "evicted_bytes": self._evicted_bytes,
+        }
+
+    def _make_room(self, is_full: bool) -> bool:
+        """For a tree that is being filled: whether there is room now."""
+        try:
+            if not is_full:
+                done = self.collect()
+                return done.left_bytes <= done.limit_bytes
+            held = sum(tree.size_bytes for tree in self.trees())
+            return self.collect(max(0, held - ROOM_BYTES)).freed_bytes > 0
+        except StorageError as error:
+            self._log(f"{error}")
+            return not is_full
+
+    def _limit_of(self, held_bytes: int) -> int:
+        with map_os_errors(self.folder):
+            system = os.statvfs(self.folder)
+        limit = int((system.f_bavail * system.f_frsize + held_bytes) * self.limit.share)
+        return limit if self.limit.most_bytes is None else min(limit, self.limit.most_bytes)
+
+    # ---- folders of trees ------------------------------------------------------------------------------------
+
+    def _path(self, digest: str) -> str:
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{digest[:80]!r} is no digest")
+        return os.path.join(self._trees, digest)
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._trees)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise to_storage_error(error, self._trees) from error
+
+    def _use(self, path: str, is_guest: bool) -> int:
+        """The tree's `lock`, open and held for use. Raises: OSError."""
+        while True:
+            try:
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                fd = os.open(os.path.join(path, LOCK), _OPEN, 0o600)
+            except FileNotFoundError:
+                continue  # taken away between the two
+            except FileExistsError:
+                if os.path.lexists(path) and not os.path.isdir(path):
+                    raise
+                continue  # taken away while it was looked at
+            try:
+                if not wait_lock(fd, USE_BYTE, timeout_s=USE_TIMEOUT_S, is_shared=True):
+                    raise TimeoutError(f"it has been about to be taken away for {USE_TIMEOUT_S:g} s")
+                if _is_at(fd, os.path.join(path, LOCK)):
+                    if not is_guest:
+                        os.utime(fd)
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)  # it was taken away while we waited
+
+    def _evict(self, digest: str) -> bool:
+        """Takes a tree away if nobody uses it."""
+        path = self._path(digest)
+        aside = os.path.join(self._trees, GONE + secrets.token_hex(8))
+        try:
+            size = size_on_disk(path)
+            fd = os.open(os.path.join(path, LOCK), _OPEN, 0o600)
+            try:
+                if not try_lock(fd, USE_BYTE) or not _is_at(fd, os.path.join(path, LOCK)):
+                    return False
+                os.rename(path, aside)
+            finally:
+                os.close(fd)  # whoever waits for it finds that the folder is another one
+            _remove(aside)
+        except FileNotFoundError:
+            return False  # another process was faster
+        except OSError as error:
+            self._log(f"{path}: cannot be taken away: {error.strerror}")
+            return False
+        self._evicted += 1
+        self._evicted_bytes += size
+        return True
+
+    def _remove_gone(self) -> None:
+        """What a killed process had moved aside."""
+        for name in self._names():
+            if name.startswith(GONE):
+                try:
+                    _remove(os.path.join(self._trees, name))
+                except OSError as error:
+                    self._log(f"{os.path.join(self._trees, name)}: cannot be removed: {error.strerror}")
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(fd))
+
+
+def _remove(path: str) -> None:
+    """A folder of files that nobody uses; others may be removing it at the same time. Raises: OSError."""
+    try:
+        with os.scandir(path) as entries:
+            names = [entry.path for entry in entries]
+        for name in names:
+            try:
+                os.unlink(name)
+            except FileNotFoundError:
+                pass
+        os.rmdir(path)
+    except FileNotFoundError:
+        pass

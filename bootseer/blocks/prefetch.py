@@ -1,0 +1,141 @@
+"""Runs ahead of the readers: the hot blocks as fast as the link allows, the others when nobody waits.
+
+A prefetcher never fails a start: what it cannot bring is brought, or told, when somebody reads it. It is cancelled
+as any task is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+from bootseer import aio
+from bootseer.blocks.fetch import BlockFetcher
+from bootseer.blocks.plan import plan_cold, plan_hot
+from bootseer.blocks.spans import Span
+from bootseer.errors import BootseerError, Unavailable
+
+HOT_WIDTH = 16  # spans at once
+COLD_WIDTH = 4
+QUIET_S = 0.25  # cold blocks wait until no reader has waited for so long
+SAVE_S = 60.0  # of cold blocks, between two saves
+SAVE_TIMEOUT_S = 600.0
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 30.0  # after a failure
+MOST_FAILURES = 8  # in a row
+
+
+class Phase(Enum):
+    """What a prefetcher is doing."""
+
+    NEW = "new"
+    HOT = "hot"
+    COLD = "cold"
+    DONE = "done"
+    GIVEN_UP = "given_up"  # no room, or a store that fails again and again
+    CANCELLED = "cancelled"
+
+
+class Prefetcher:
+    """Fetches `hot` blocks in order, then, with `is_whole`, all others.
+
+    `most_bytes_per_s`: of the cold ones. `log` gets a line when it gives up.
+    """
+
+    def __init__(
+        self,
+        fetcher: BlockFetcher,
+        hot: Sequence[int] = (),
+        *,
+        is_whole: bool = False,
+        most_bytes_per_s: float | None = None,
+        hot_width: int = HOT_WIDTH,
+        cold_width: int = COLD_WIDTH,
+        quiet_s: float = QUIET_S,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.phase = Phase.NEW
+        self._fetcher, self._hot, self._is_whole = fetcher, hot, is_whole
+        self._rate = most_bytes_per_s
+        self._hot_width, self._cold_width, self._quiet_s = hot_width, cold_width, quiet_s
+        self._log = log
+        self._next_s = 0.0  # when the bandwidth limit lets the next span begin
+        self._failures = 0  # in a row
+        self._failed_spans = 0
+        self._hot_s = 0.0
+        self._saved_s = time.monotonic()
+
+    async def run(self) -> None:
+        """Ends when all is there, or it has given up. Then blocks of other trees are not needed any more."""
+        cache, index = self._fetcher.cache, self._fetcher.index
+        try:
+            self.phase = Phase.HOT
+            begin_s = time.monotonic()
+            hot = await aio.run_io(cache.missing, self._hot)
+            if len(hot) < len(self._hot):
+                missing = set(hot)
+                await aio.run_io(cache.read_ahead, [number for number in self._hot if number not in missing])
+            await aio.map_bounded(self._bring_hot, plan_hot(index, hot), width=self._hot_width)
+            self._hot_s = time.monotonic() - begin_s
+            if self._is_whole and self.phase is Phase.HOT:
+                self.phase = Phase.COLD
+                await self._fetcher.waits.quiet(self._quiet_s)
+                rest = await aio.run_io(cache.missing, range(index.block_count))
+                await aio.map_bounded(self._bring_cold, plan_cold(index, rest), width=self._cold_width)
+            if self.phase is not Phase.GIVEN_UP:
+                self.phase = Phase.DONE
+        except asyncio.CancelledError:
+            self.phase = Phase.CANCELLED
+            raise
+        self._fetcher.release_donors()
+        await self._save()
+
+    def statistics(self) -> dict[str, float | str]:
+        """The phase, how long the hot blocks took, and how many spans could not be brought."""
+        return {"phase": self.phase.value, "hot_s": self._hot_s, "failed_spans": self._failed_spans}
+
+    async def _bring_hot(self, span: Span) -> None:
+        await self._bring(span)
+
+    async def _bring_cold(self, span: Span) -> None:
+        if self.phase is Phase.GIVEN_UP:
+            return
+        await self._fetcher.waits.quiet(self._quiet_s)
+        if self._rate is not None:
+            begin_s = max(time.monotonic(), self._next_s)
+            self._next_s = begin_s + span.length / self._rate
+            await asyncio.sleep(begin_s - time.monotonic())
+        await self._bring(span)
+        if time.monotonic() - self._saved_s > SAVE_S:
+            self._saved_s = time.monotonic()
+            await self._save()
+
+    async def _save(self) -> None:
+        try:
+            await aio.run_apart(self._fetcher.cache.save, timeout_s=SAVE_TIMEOUT_S)
+        except (TimeoutError, Unavailable):
+            pass  # a disk that hangs: only a power cut would tell
+
+    async def _bring(self, span: Span) -> None:
+        if self.phase is Phase.GIVEN_UP:
+            return
+        if self._fetcher.cache.full_reason:
+            self._give_up(self._fetcher.cache.full_reason)
+            return
+        try:
+            await self._fetcher.ensure(span.numbers)
+            self._failures = 0
+            return
+        except BootseerError as error:
+            self._failures += 1
+            self._failed_spans += 1
+            if self._failures >= MOST_FAILURES:
+                self._give_up(str(error))
+                return
+        await asyncio.sleep(min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._failures - 1)))
+
+    def _give_up(self, reason: str) -> None:
+        if self.phase is not Phase.GIVEN_UP:
+            self.phase = Phase.GIVEN_UP
+            self._log(f"blocks are not fetched ahead any more, only as they are read: {reason}")

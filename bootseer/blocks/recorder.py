@@ -1,0 +1,72 @@
+"""Notes which blocks a start touches first, and when: what the next start fetches ahead. Thread-safe and cheap."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from bootseer.blocks.trace import ANY_WORKLOAD, MOST_TRACED, Trace
+
+CAP_S = 600.0  # a program that never says that it has started
+
+
+class Recorder:
+    """First touches of `block_count` blocks from now on, until `finish`, for `cap_s` or `most_blocks` at most.
+
+    `seen` has a byte for each block, not 0 for those touched; `is_on` tells whether it still records. Both are for
+    callers who touch often: what is seen need not be told again.
+    """
+
+    def __init__(
+        self,
+        block_count: int,
+        *,
+        cap_s: float = CAP_S,
+        most_blocks: int = MOST_TRACED,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.is_on = block_count > 0
+        self.seen = bytearray(block_count)
+        self._cap_s, self._most_blocks, self._now_s = cap_s, most_blocks, now_s
+        self._begin_s = now_s()
+        self._blocks: list[int] = []
+        self._first_ms: list[int] = []
+        self._lock = threading.Lock()
+
+    def touch(self, first: int, last: int) -> None:
+        """A read touches blocks `first` to `last`."""
+        after_s = self._now_s() - self._begin_s
+        with self._lock:
+            if not self.is_on:
+                return
+            if after_s > self._cap_s:
+                self.is_on = False
+                return
+            for number in range(max(0, first), min(last + 1, len(self.seen))):
+                if not self.seen[number]:
+                    self.seen[number] = 1
+                    self._blocks.append(number)
+                    self._first_ms.append(int(after_s * 1000))
+            if len(self._blocks) >= self._most_blocks:
+                del self._blocks[self._most_blocks :], self._first_ms[self._most_blocks :]
+                self.is_on = False
+
+    def finish(self) -> None:
+        """The start is over; what comes later is not noted."""
+        with self._lock:
+            self.is_on = False
+
+    def trace(self, tree: str, workload: str = ANY_WORKLOAD) -> Trace | None:
+        """What was noted so far; None when nothing was."""
+        with self._lock:
+            if not self._blocks:
+                return None
+            return Trace(
+                tree=tree,
+                workload=workload,
+                runs=1,
+                blocks=list(self._blocks),
+                seen=[1] * len(self._blocks),
+                first_ms=list(self._first_ms),
+            )

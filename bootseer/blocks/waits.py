@@ -1,0 +1,58 @@
+"""How long readers waited: the union of their waits, not the sum, and whether somebody waits now.
+
+What a start loses by blocks that are not there yet is the time in which at least one of its readers stood still.
+For one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Waits:
+    """Tells of each reader that waits; times are those of `time.monotonic`."""
+
+    def __init__(self) -> None:
+        self.count = 0  # waits that have ended or begun
+        self._waiting = 0
+        self._begin_s = 0.0  # of the time in which somebody waits without a pause
+        self._ended_s = float("-inf")
+        self._blocked_s = 0.0
+        self._is_over = asyncio.Event()
+
+    @contextmanager
+    def one(self, since_s: float | None = None) -> Iterator[None]:
+        """A reader waits, maybe since a moment ago, until the block ends."""
+        now_s = time.monotonic()
+        if not self._waiting:
+            self._begin_s = max(self._ended_s, now_s if since_s is None else since_s)
+            self._is_over.clear()
+        self._waiting += 1
+        self.count += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._ended_s = time.monotonic()
+                self._blocked_s += self._ended_s - self._begin_s
+                self._is_over.set()
+
+    @property
+    def blocked_s(self) -> float:
+        """So far."""
+        return self._blocked_s + (time.monotonic() - self._begin_s if self._waiting else 0.0)
+
+    async def quiet(self, quiet_s: float) -> None:
+        """Waits until nobody has waited for so long."""
+        while True:
+            if self._waiting:
+                await self._is_over.wait()
+                continue
+            left_s = self._ended_s + quiet_s - time.monotonic()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)

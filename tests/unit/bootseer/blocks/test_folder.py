@@ -1,0 +1,87 @@
+"""Where the cache is, whose it is, and how large it may be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bootseer.blocks.folder import Limit, locate, parse_limit, prepare
+from bootseer.errors import ConfigError, StorageError
+
+IS_ROOT = os.geteuid() == 0
+
+
+def test_variables_say_where_it_is() -> None:
+    assert locate({"BOOTSEER_CACHE": "/fast/disk/", "HOME": "/root"}, 0) == "/fast/disk"
+    assert locate({"BOOTSEER_CACHE": "/fast/disk/", "HOME": "/home/u"}, 1000) == "/fast/disk"
+    assert locate({"HOME": "/root"}, 0) == "/var/cache/bootseer"
+    assert locate({"HOME": "/home/u"}, 1000) == "/home/u/.cache/bootseer"
+    assert locate({"HOME": "/home/u", "XDG_CACHE_HOME": "/x"}, 1000) == "/x/bootseer"
+    assert locate({"HOME": "/home/u", "XDG_CACHE_HOME": "relative"}, 1000) == "/home/u/.cache/bootseer"
+    with pytest.raises(ConfigError, match="absolute"):
+        locate({"BOOTSEER_CACHE": "cache"}, 0)
+    with pytest.raises(ConfigError, match="BOOTSEER_CACHE"):
+        locate({}, 1000)
+
+
+def test_it_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    made = prepare(os.fspath(tmp_path / "a" / "b"))
+    assert os.stat(made).st_mode & 0o777 == 0o700
+    assert prepare(made) == made
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "cache").mkdir()
+    os.chmod(tmp_path / "cache", mode)
+    with pytest.raises(ConfigError, match=r"others may write.*chmod 700"):
+        prepare(os.fspath(tmp_path / "cache"))
+
+
+@pytest.mark.system
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    if not IS_ROOT:
+        pytest.skip("giving a folder to another user needs root")
+    (tmp_path / "cache").mkdir(mode=0o700)
+    os.chown(tmp_path / "cache", 12345, -1)
+    with pytest.raises(ConfigError, match="belongs to user 12345"):
+        prepare(os.fspath(tmp_path / "cache"))
+
+
+def test_what_is_no_folder_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="file"):
+        prepare(os.fspath(tmp_path / "file"))
+    with pytest.raises(StorageError, match="file"):
+        prepare(os.fspath(tmp_path / "file" / "cache"))
+
+
+def test_nodes_that_share_a_folder_have_one_each(tmp_path: Path) -> None:
+    made = prepare(os.fspath(tmp_path / "cache"), node="node/../17")
+    assert made == os.fspath(tmp_path / "cache" / "node-node_.._17")
+    assert os.stat(made).st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("50%", Limit(share=0.5)),
+        ("100 %", Limit(share=1.0)),
+        ("200GiB", Limit(200 << 30, 1.0)),
+        ("1.5T", Limit(3 << 39, 1.0)),
+        ("10MB", Limit(10 << 20, 1.0)),
+        ("4096", Limit(4096, 1.0)),
+        ("0", Limit(0, 1.0)),
+        ("7b", Limit(7, 1.0)),
+    ],
+)
+def test_limits_are_sizes_or_shares(text: str, limit: Limit) -> None:
+    assert parse_limit(text) == limit
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "101%", "1.2.3", "10 XB", "1e9", "nan"])
+def test_other_limits_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="cache"):
+        parse_limit(text)

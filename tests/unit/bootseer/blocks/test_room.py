@@ -1,0 +1,68 @@
+"""Room is looked for now and then, and not asked for again at once when there is none."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from bootseer.blocks import room
+from bootseer.blocks.room import CHECK_BYTES, Room
+
+
+class Rooms:
+    """What a cache would answer, and what was asked and said."""
+
+    def __init__(self) -> None:
+        self.answer = True
+        self.asked: list[bool] = []
+        self.said: list[str] = []
+        self.room = Room("/cache", self.make, self.said.append)
+
+    def make(self, is_full: bool) -> bool:
+        self.asked.append(is_full)
+        return self.answer
+
+
+def test_the_limit_is_looked_at_now_and_then() -> None:
+    rooms = Rooms()
+    for _ in range(10):
+        assert rooms.room.is_there(CHECK_BYTES // 4)
+    assert rooms.asked == [False] * 3  # at first, and twice later
+    assert not rooms.said
+
+
+def test_without_room_it_rests_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = Rooms()
+    rooms.answer = False
+    for _ in range(5):
+        assert not rooms.room.is_there(1)
+    assert rooms.asked == [False]
+    assert "limit" in rooms.room.full_reason
+    monkeypatch.setattr(room, "FULL_S", -1.0)
+    rooms.room._full_until_s = 0.0
+    assert not rooms.room.is_there(1)
+    rooms.answer = True
+    assert rooms.room.is_there(1)
+    assert rooms.room.full_reason == ""
+    assert len(rooms.said) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_disk_is_tried_again_if_something_was_evicted(number: int) -> None:
+    rooms = Rooms()
+    error = OSError(number, "no room")
+    assert rooms.room.failed(error, is_again=False)
+    assert not rooms.room.failed(error, is_again=True)
+    assert rooms.asked == [True]
+    assert rooms.said == ["/cache: no room: blocks are fetched as they are read, and not kept"]
+    rooms = Rooms()
+    rooms.answer = False
+    assert not rooms.room.failed(error, is_again=False)
+
+
+def test_a_disk_that_fails_is_left_alone() -> None:
+    rooms = Rooms()
+    assert not rooms.room.failed(OSError(errno.EIO, "bad disk"), is_again=False)
+    assert not rooms.asked
+    assert not rooms.room.is_there(1)
