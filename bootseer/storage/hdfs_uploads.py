@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from bootseer.errors import BootseerError, StorageError, StorageTimeout, Truncated, Unavailable
 from bootseer.storage.hdfs_native import NativeHdfs
 from bootseer.storage.hdfs_replicas import MOST_SILENT_S, Replicas
+from bootseer.storage.hdfs_turns import Turns
 from bootseer.storage.webhdfs import WebHdfs
 from bootseer.storage.webhdfs_client import FileStatus, WebNode
 
@@ -72,6 +73,7 @@ class Uploads:
         self.retries = self.written_bytes = 0
         self.leftovers: list[str] = []  # names of given-up uploads, which may come back
         self._replicas = replicas
+        self._turns = Turns()
         self._nodes: list[WebNode] = []
         self._nodes_s = float("-inf")
         self._s_per_byte = 0.0
@@ -94,8 +96,12 @@ class Uploads:
         while True:
             node = await self._choose(folder, placement, tries)
             name = f"{folder}/{TEMPORARY}{os.urandom(8).hex()}"
+            was_suspect = self._replicas.is_suspect(node, time.monotonic())
             try:
-                await self._try_upload(name, data, node, tries)
+                async with self._turns.take(node) as on_sent:
+                    if not was_suspect and self._replicas.is_suspect(node, time.monotonic()):
+                        continue  # others found out meanwhile
+                    await self._try_upload(name, data, node, tries, on_sent)
                 self.written_bytes += len(data)
                 return name
             except (Unavailable, Truncated) as error:
@@ -150,7 +156,9 @@ class Uploads:
         suspects = sum(self._replicas.is_suspect(node.address, now_s) for node in self._nodes)
         return tries >= 2 or suspects > LIKELY * len(self._nodes)
 
-    async def _try_upload(self, name: str, data: memoryview | bytes, node: str, tries: int) -> None:
+    async def _try_upload(
+        self, name: str, data: memoryview | bytes, node: str, tries: int, on_sent: Callable[[], None]
+    ) -> None:
         is_single = self._is_single(tries)
         began_s = time.monotonic()
         if node or self._native is None or is_single:
@@ -162,6 +170,7 @@ class Uploads:
                 block_bytes=self.options.block_bytes,
                 stall_s=STALL_S,
                 limit_s=self._limit_s(len(data), tries),
+                on_sent=on_sent,
             )
         else:
             await self._write_native(self._native, name, data, self._limit_s(len(data), tries))

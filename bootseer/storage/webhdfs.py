@@ -94,14 +94,19 @@ class WebHdfs:
         block_bytes: int,
         stall_s: float,
         limit_s: float,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> None:
-        """Writes a new file through one DataNode. After an error its name must not be used again."""
+        """Writes a new file through one DataNode. After an error its name must not be used again.
+
+        `on_sent` is called, in another thread, when only the answer is to come.
+        """
         breaker = Breaker()
 
         def write() -> None:
             self._client.write(
-                path, data, breaker, node=node, replication=replication, block_bytes=block_bytes, stall_s=stall_s
-            )
+                path, data, breaker, node=node, replication=replication, block_bytes=block_bytes, stall_s=stall_s,
+                on_sent=on_sent,
+            )  # fmt: skip
 
         await self._run(path, write, breaker, limit_s=limit_s)
 

@@ -236,10 +236,12 @@ class WebHdfsClient:
         replication: int,
         block_bytes: int,
         stall_s: float,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> None:
         """Writes a whole new file through one DataNode, which gets the first replica of each of its blocks.
 
-        After an error something of it may be there, or come later: the name must not be used again.
+        `on_sent` is called when all is sent and only the answer is to come. After an error something of it may be
+        there, or come later: the name must not be used again.
         """
         options = {"overwrite": "false"}
         if replication:
@@ -264,6 +266,7 @@ class WebHdfsClient:
                 if breaker.is_tripped:
                     raise
                 # Else it may have answered instead of listening: a name that is there, no permission.
+            on_sent()
             # What is under way inside takes about as long as what was sent; a stall shows only here then.
             connection.sock.settimeout(stall_s + 2 * (time.monotonic() - began_s))
             with connection.getresponse() as response:
