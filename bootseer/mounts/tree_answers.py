@@ -1,0 +1,174 @@
+"""What the daemon of a tree answers at its socket; tree_control.py has the wire.
+
+ping        says that it lives
+hello       waits until the tree can be used; says where it is. {"idle_s": 60, "workload": "..."}
+hold        the same; while the connection is open the daemon does not end by itself
+config      how the image wants to be run
+status      figures
+first-step  the start is over: ends the recording and keeps it; what is not here yet is streamed
+prefetch    what a workload touched, or with {"whole": true} all
+trace       where the recordings of this node are
+stop        unmounts, unless somebody holds it; with {"force": true} also then. Answers when it is done
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bootseer import aio
+from bootseer.errors import ConfigError, StorageError
+from bootseer.storage import redact
+
+if TYPE_CHECKING:
+    from bootseer.mounts.tree_hot import HotBlocks
+    from bootseer.mounts.tree_serving import Daemon
+
+_WORKLOAD = re.compile(r"[0-9a-f]{16}")
+_MOST_S = 1e9
+
+
+class Answers:
+    """Of one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._known: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
+            "ping": self._ping,
+            "hello": self._hello,
+            "hold": self._hold,
+            "config": self._config,
+            "status": self._status,
+            "first-step": self._first_step,
+            "prefetch": self._prefetch,
+            "trace": self._trace,
+            "stop": self._stop,
+        }
+
+    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises: ConfigError for a request that cannot be; StorageError when the tree is not mounted."""
+        answer = self._known.get(request["do"])
+        if answer is None:
+            raise ConfigError(f"{str(request['do'])[:80]!r}: {', '.join(self._known)} are known")
+        return await answer(request)
+
+    async def _ping(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        del request
+        return {"state": self._daemon.state.value}
+
+    async def _hello(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A state other than ready means that it is about to end."""
+        daemon = self._daemon
+        workload = _workload(request, daemon.settings.workload)
+        _idle_s(request, daemon.idle_s)  # said at once if it cannot be
+        await daemon.is_decided.wait()
+        async with daemon.mounting:
+            if daemon.failure is not None:
+                raise daemon.failure
+            if daemon.state.value == "ready" and daemon.wants_end.is_set():
+                return {**daemon.shown(), "state": "ending"}
+            if daemon.hot is not None and daemon.state.value == "ready":
+                daemon.note_use()
+                daemon.idle_s = _idle_s(request, daemon.idle_s)
+                if workload != daemon.settings.workload:
+                    daemon.hot.prefetch(workload)
+            return daemon.shown()
+
+    async def _hold(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        said = await self._hello(request)
+        self._hot()
+        return said
+
+    async def _config(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        del request
+        self._hot()
+        assert self._daemon.parts is not None
+        return dict(msgspec.to_builtins(self._daemon.parts.index.config))
+
+    async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        del request
+        daemon = self._daemon
+        now_s = time.monotonic()
+        said: dict[str, Any] = {
+            **daemon.shown(),
+            "url": redact(daemon.settings.url),
+            "workload": daemon.settings.workload,
+            "uptime_s": now_s - daemon.started_s,
+            "ready_s": daemon.ready_s,
+            "idle_s": daemon.idle_s,
+            "leases": [
+                {"pid": lease.peer.pid, "uid": lease.peer.uid, "held_s": now_s - lease.since_s}
+                for lease in daemon.listener.leases
+            ],
+        }
+        if daemon.parts is not None:
+            said["blocks"] = {"count": daemon.parts.index.block_count, **daemon.parts.fetcher.statistics()}
+            said["cache"] = await aio.run_io(daemon.parts.tree_cache.statistics)
+            said["not_kept"] = daemon.parts.tree_cache.full_reason
+        if daemon.hot is not None:
+            said.update(daemon.hot.statistics())
+        said["device"] = daemon.stack.statistics()._asdict()
+        return said
+
+    async def _first_step(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        del request
+        hot = self._hot()
+        is_recorded = await hot.end_recording(is_started=True)
+        if self._daemon.settings.streams:
+            hot.stream()
+        return {"recorded": is_recorded}
+
+    async def _prefetch(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        hot = self._hot()
+        if request.get("whole") is True:
+            hot.stream()
+        else:
+            hot.prefetch(_workload(request, self._daemon.settings.workload))
+        return {}
+
+    async def _trace(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        hot, parts = self._hot(), self._daemon.parts
+        assert parts is not None
+        path = parts.traces.own_path(_workload(request, self._daemon.settings.workload))
+        is_there = await aio.run_io(os.path.exists, path)
+        return {"path": path if is_there else "", "recording": hot.recording}
+
+    async def _stop(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        daemon = self._daemon
+        pids = sorted({lease.peer.pid for lease in daemon.listener.leases})
+        if pids and daemon.state.value == "ready" and request.get("force") is not True:
+            raise ConfigError(
+                f"{daemon.place.root}: is held by process {', '.join(map(str, pids[:8]))}: end it first, or use"
+                " --force, which gives errors to whoever reads there"
+            )
+        daemon.want_end()
+        await daemon.is_unmounted.wait()
+        return {}
+
+    def _hot(self) -> HotBlocks:
+        daemon = self._daemon
+        if daemon.failure is not None:
+            raise daemon.failure
+        if daemon.hot is None or daemon.state.value != "ready" or daemon.wants_end.is_set():
+            raise StorageError(f"{daemon.place.root}: is {daemon.state.value}")
+        return daemon.hot
+
+
+def _idle_s(request: Mapping[str, Any], now_s: float) -> float:
+    """The longer one; 0 is for ever."""
+    wanted_s = request.get("idle_s", now_s)
+    if not isinstance(wanted_s, int | float) or not 0 <= wanted_s < _MOST_S:
+        raise ConfigError("idle_s: seconds, 0 for ever")
+    return max(float(wanted_s), now_s) if wanted_s and now_s else 0.0
+
+
+def _workload(request: Mapping[str, Any], default: str) -> str:
+    wanted = request.get("workload", default)
+    if not isinstance(wanted, str) or not _WORKLOAD.fullmatch(wanted):
+        raise ConfigError("a workload is 16 hex digits")
+    return wanted

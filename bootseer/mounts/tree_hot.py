@@ -1,0 +1,136 @@
+"""What a start needs first: prefetched as the last starts have needed it, and recorded for the next ones.
+
+One recording a mount, of the workload that it was mounted for: later jobs on it find in the kernel's page cache
+what the first one has read. It ends when the job says that it has started, or is full; if nobody says so it counts
+only where no other is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from bootseer.blocks import Prefetcher, Recorder
+from bootseer.blocks.trace import Trace
+from bootseer.errors import BootseerError
+from bootseer.mounts.tree_parts import Parts
+from bootseer.mounts.tree_settings import Settings
+
+WHOLE = "whole"  # the prefetch of everything; others are named after their workload
+
+
+class HotBlocks:
+    """Prefetches and the recording of one mount. For one event loop."""
+
+    def __init__(self, parts: Parts, settings: Settings, digest: str, log: Callable[[str], None]) -> None:
+        self.recorder = Recorder(0)
+        self.recording = "off"  # on, full, done
+        self.trace_where = ""  # of the trace that was found
+        self._parts, self._settings, self._digest, self._log = parts, settings, digest, log
+        self._prefetchers: dict[str, Prefetcher] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._known: Trace | None = None
+        self._has_looked = asyncio.Event()  # for the trace of our workload
+        self._group: asyncio.TaskGroup
+
+    def begin(self, group: asyncio.TaskGroup) -> None:
+        """Begins with our workload; tasks are of `group`."""
+        self._group = group
+        self._spawn(self._begin_own())
+
+    def begin_recording(self) -> None:
+        """The tree is about to be seen."""
+        if self._settings.records:
+            self.recorder = Recorder(self._parts.index.block_count)
+            self.recording = "on"
+
+    def prefetch(self, workload: str) -> None:
+        """In the background, if there is a trace; each workload once."""
+        if workload not in self._prefetchers:
+            self._spawn(self._prefetch(workload))
+
+    def stream(self) -> None:
+        """All that is not here yet, when nobody waits for anything else."""
+        if WHOLE not in self._prefetchers:
+            rate = self._settings.cold_bytes_per_s
+            whole = Prefetcher(self._parts.fetcher, is_whole=True, most_bytes_per_s=rate, log=self._log)
+            self._spawn(self._run(WHOLE, whole))
+
+    def keep_later(self, work: Awaitable[None]) -> None:
+        """Something else to do in the background."""
+        self._spawn(work)
+
+    async def end_recording(self, *, is_started: bool) -> bool:
+        """Keeps what was recorded. Whether there was something to keep."""
+        if self.recording != "on":
+            return False
+        self.recording = "done"
+        self.recorder.finish()
+        await self._has_looked.wait()
+        recorded = self.recorder.trace(self._digest, self._settings.workload)
+        is_known = self._known is not None and self._known.workload == self._settings.workload
+        if recorded is None or (is_known and not is_started):
+            return False
+        merged = await self._parts.traces.add(recorded, self._known if is_known else None)
+        if self._settings.publishes and is_started:
+            try:
+                await self._parts.traces.publish(merged)
+            except BootseerError as error:
+                self._log(f"the trace is not published: {error}")
+        return True
+
+    async def end(self) -> None:
+        """Cancels what works in the background, and waits for it."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._has_looked.set()
+
+    def statistics(self) -> dict[str, Any]:
+        recorder = self.recorder
+        is_full = self.recording == "on" and not recorder.is_on
+        return {
+            "prefetch": {name: each.statistics() for name, each in self._prefetchers.items()},
+            "recording": "full" if is_full else self.recording,
+            "touched_blocks": len(recorder.seen) - recorder.seen.count(0),
+            "trace": self.trace_where,
+        }
+
+    async def _begin_own(self) -> None:
+        try:
+            found = await self._parts.traces.find(self._settings.workload)
+            if found is not None:
+                self._known, self.trace_where = found.trace, found.where
+        finally:
+            self._has_looked.set()
+        if found is not None and self._settings.prefetches:
+            await self._run(self._settings.workload, self._prefetcher(found.trace))
+
+    async def _prefetch(self, workload: str) -> None:
+        found = await self._parts.traces.find(workload)
+        if found is not None and workload not in self._prefetchers:
+            await self._run(workload, self._prefetcher(found.trace))
+
+    def _prefetcher(self, trace: Trace) -> Prefetcher:
+        return Prefetcher(self._parts.fetcher, trace.hot(), log=self._log)
+
+    async def _run(self, name: str, prefetcher: Prefetcher) -> None:
+        self._prefetchers[name] = prefetcher
+        await prefetcher.run()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        """What goes wrong in the background ends nothing else."""
+
+        async def run() -> None:
+            try:
+                await work
+            except BootseerError as error:
+                self._log(str(error))
+            except Exception as error:
+                self._log(f"a bug in the background: {error!r}")
+
+        task = self._group.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,113 @@
+"""What the daemon of a tree stands on: store, cache, index, metadata, fetcher. Opened in order, closed in reverse.
+
+A tree that was mounted here before needs nothing of its store: index and metadata are in the cache, and the index
+was checked when they came there. Then its entries are not even decoded; for fetching, its blocks are enough.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from bootseer import aio
+from bootseer.blocks import BlockFetcher, Cache, TreeCache, open_cache
+from bootseer.blocks.cache import TREES
+from bootseer.blocks.donors import Donors
+from bootseer.blocks.folder import Limit
+from bootseer.mounts import tree_metadata
+from bootseer.mounts.tree_settings import Settings
+from bootseer.mounts.tree_traces import Traces
+from bootseer.storage import Store, open_store
+from bootseer.tree import erofs
+from bootseer.tree.index import Index
+from bootseer.tree.opening import open_tree
+from bootseer.trust import Trust, TrustedKey
+from bootseer.trust.keys import parse_public
+
+
+class Parts:
+    """Made by `open_parts`, with which it ends."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        tree_cache: TreeCache,
+        index: Index,
+        fetcher: BlockFetcher,
+        traces: Traces,
+        log: Callable[[str], None],
+    ) -> None:
+        self.cache, self.tree_cache, self.fetcher, self.traces = cache, tree_cache, fetcher, traces
+        self.index = index  # without entries
+        self._log = log
+        self._metadata: bytes | bytearray = b""
+        self._full: Index | None = None  # until the metadata is made
+        self._index_bytes = b""  # as they came from the store
+
+    async def metadata(self) -> bytes | bytearray:
+        """For EROFS. Made now, in a thread, if it was not in the cache."""
+        full, self._full = self._full, None
+        if full is not None:
+            self._metadata = await aio.run_io(erofs.metadata, full, self.tree_cache.tree)
+        return self._metadata
+
+    async def keep(self) -> None:
+        """What the store does not have to be asked for at the next start."""
+        data, self._index_bytes = self._index_bytes, b""
+        if data and not self.tree_cache.full_reason:
+            digest = self.tree_cache.tree
+            await aio.run_io(self.cache.write_index, digest, data)
+            await aio.run_io(tree_metadata.keep, _folder(self.cache, digest), digest, self._metadata, self._log)
+
+
+async def open_parts(stack: AsyncExitStack, settings: Settings, digest: str, log: Callable[[str], None]) -> Parts:
+    """All of it, but for the metadata, if that has to be made. `stack` closes it.
+
+    Raises: ConfigError, NotFound, StorageError, IntegrityError.
+    """
+    store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
+    stack.push_async_callback(store.aclose)
+    cache = await aio.run_io(_open_cache, settings, log)
+    folder = _folder(cache, digest)
+    metadata = await aio.run_io(tree_metadata.read, folder, digest)
+    index: Index | None = None
+    full: Index | None = None
+    index_bytes = b""
+    if metadata is not None:
+        index = await aio.run_io(_read_known, cache, digest)
+    if index is None:
+        full, index_bytes = await _open_index(settings, store, cache, digest)
+        index = tree_metadata.slim(full)
+    tree_cache = await aio.run_io(cache.open_tree, digest, index.block_count)
+    stack.push_async_callback(aio.run_io, tree_cache.close)
+    donors = Donors(cache, digest, index, log=log)
+    fetcher = BlockFetcher(index, tree_cache, [store], donors=donors, deadline_s=settings.deadline_s)
+    stack.push_async_callback(fetcher.aclose)
+    trust = Trust([TrustedKey(parse_public(line, "a key"), "a key") for line in settings.keys])
+    traces = Traces(folder, digest, index.block_count, store, trust, log)
+    parts = Parts(cache, tree_cache, index, fetcher, traces, log)
+    parts._metadata, parts._full, parts._index_bytes = metadata or b"", full, index_bytes
+    return parts
+
+
+def _read_known(cache: Cache, digest: str) -> Index | None:
+    data = cache.read_index(digest)
+    return None if data is None else tree_metadata.decode_slim(data, digest)
+
+
+async def _open_index(settings: Settings, store: Store, cache: Cache, digest: str) -> tuple[Index, bytes]:
+    """The index, checked, and as it is stored. The digest says who is believed."""
+    opened = await open_tree(store, settings.url, Trust(), digest=digest, cached=cache.read_index)
+    return opened.index, opened.index_bytes
+
+
+def _open_cache(settings: Settings, log: Callable[[str], None]) -> Cache:
+    if not settings.cache_folder:
+        return open_cache(os.environ, log=log)
+    limit = Limit(settings.cache_bytes, settings.cache_share)
+    return Cache(settings.cache_folder, limit=limit, log=log)
+
+
+def _folder(cache: Cache, digest: str) -> str:
+    return os.path.join(cache.folder, TREES, digest)

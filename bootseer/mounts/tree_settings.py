@@ -1,0 +1,29 @@
+"""What the daemon of a tree is told at its start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from bootseer.mounts.tree_control import ANY_WORKLOAD, DEADLINE_S, IDLE_S, STORE_TIMEOUT_S
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """By stdin, as JSON. The digest is in the folder's name."""
+
+    url: str  # of the store; may hold a password
+    options: dict[str, Any] = {}  # of the store
+    store_timeout_s: float = STORE_TIMEOUT_S
+    cache_folder: str = ""  # "": as the environment says
+    cache_bytes: int | None = None
+    cache_share: float = 0.5
+    keys: list[str] = []  # public keys whose traces are believed, as lines
+    workload: str = ANY_WORKLOAD  # whose trace is prefetched, and which is recorded
+    idle_s: float = IDLE_S  # without a lease, a read or a mount above it ends after so long; 0: never
+    deadline_s: float = DEADLINE_S  # a read that waits longer fails
+    records: bool = True
+    prefetches: bool = True
+    streams: bool = True  # after the first step, all that is not cached yet
+    cold_bytes_per_s: float | None = None  # of that
+    publishes: bool = False  # puts the trace into the store

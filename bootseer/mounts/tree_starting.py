@@ -1,0 +1,134 @@
+"""Starts the daemon of a tree, and waits until the tree can be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bootseer.errors import StorageError, StorageTimeout
+from bootseer.mounts.tree_control import ANY_WORKLOAD, DEADLINE_S, IDLE_S, STORE_TIMEOUT_S, to_error
+from bootseer.mounts.tree_places import Place
+from bootseer.storage.os_errors import map_os_errors
+
+if TYPE_CHECKING:
+    from bootseer.blocks import Cache
+    from bootseer.trust import Trust
+
+READY_S = 120.0  # a store may be slow to answer
+MOST_LOG_BYTES = 1 << 20
+_NOT_INHERITED = ("RANK", "LOCAL_RANK")
+
+
+class TreeOptions(NamedTuple):
+    """How a tree is served. What another one started already goes on as it is, but for `idle_s`, which grows."""
+
+    idle_s: float = IDLE_S  # it ends so long after the last use; 0: never
+    deadline_s: float = DEADLINE_S  # a read that waits longer fails
+    store: Mapping[str, object] = {}  # options of the store
+    store_timeout_s: float = STORE_TIMEOUT_S
+    records: bool = True  # what the start touches, for the next one
+    prefetches: bool = True
+    streams: bool = True  # after the first step, all that is not cached yet
+    cold_bytes_per_s: float | None = None  # of that
+    publishes: bool = False  # puts the trace into the store
+    ready_s: float = READY_S
+
+
+def settings_of(
+    url: str, trust: Trust | None, cache: Cache | None, workload: str, options: TreeOptions
+) -> dict[str, object]:
+    """What tree_settings.Settings has."""
+    from bootseer.trust import Trust
+
+    settings: dict[str, object] = {
+        "url": url,
+        "options": dict(options.store),
+        "keys": [each.key.line for each in (Trust.load() if trust is None else trust).trusted],
+        "workload": workload or ANY_WORKLOAD,
+        **{
+            each: getattr(options, each)
+            for each in (
+                *("store_timeout_s", "idle_s", "deadline_s", "records", "prefetches", "streams"),
+                *("cold_bytes_per_s", "publishes"),
+            )
+        },
+    }
+    if cache is not None:
+        from bootseer.storage.page_cache import is_remote
+
+        # On a network file system a cache's folder is in the one that was named, and named after the node.
+        folder = os.path.dirname(cache.folder) if is_remote(cache.folder) else cache.folder
+        settings.update(cache_folder=folder, cache_bytes=cache.limit.most_bytes, cache_share=cache.limit.share)
+    return settings
+
+
+def start(place: Place, lock: int, settings: Mapping[str, object], end_s: float) -> dict[str, Any]:
+    """Starts the daemon of a place that is claimed; what it says when it can be used.
+
+    Args: lock: of the place, held; the daemon has it, too; end_s: by `time.monotonic`.
+    Raises: what the daemon says instead; StorageError when it says nothing.
+    """
+    log = _open_log(place)
+    ready, theirs = os.pipe()
+    try:
+        environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        numbers = [str(theirs), str(lock), place.folder]
+        # Settings by stdin: a URL may hold a password, and everybody sees command lines.
+        subprocess.run(
+            [sys.executable, "-P", "-m", "bootseer.mounts.tree_daemon", *numbers],
+            input=json.dumps(settings).encode(),
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs, lock],
+            start_new_session=True,
+            cwd="/",
+            env=environ,
+            check=False,
+        )
+        os.close(theirs)
+        theirs = -1
+        said = _read_line(ready, end_s)
+    except OSError as error:
+        raise StorageError(f"{place.folder}: its daemon could not be started: {error.strerror}") from error
+    finally:
+        for fd in (log, ready, theirs):
+            if fd >= 0:
+                os.close(fd)
+    if said is None:
+        raise StorageTimeout(f"{place.folder}: its daemon is not ready in time; its log is {place.log_path}")
+    if not said:
+        raise StorageError(f"{place.folder}: its daemon has died; its log is {place.log_path}")
+    answer = json.loads(said)
+    if "ok" not in answer:
+        raise to_error(answer, place.folder)
+    return dict(answer["ok"])
+
+
+def _read_line(fd: int, end_s: float) -> bytes | None:
+    """None when it does not come in time, empty when it never will."""
+    said = b""
+    while not said.endswith(b"\n"):
+        left_s = end_s - time.monotonic()
+        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
+            return None
+        data = os.read(fd, 65536)
+        if not data:
+            return b""
+        said += data
+    return said
+
+
+def _open_log(place: Place) -> int:
+    with map_os_errors(place.log_path):
+        os.makedirs(os.path.dirname(place.log_path), mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        log = os.open(place.log_path, flags, 0o600)
+        if os.fstat(log).st_size > MOST_LOG_BYTES:
+            os.ftruncate(log, 0)
+        return log
