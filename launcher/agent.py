@@ -145,6 +145,16 @@ class Agent:
         self._around.complain(reason)
         self._stop_then_end(128 + self._signum if self._signum else status)
 
+    def on_unusable(self, why: str) -> None:
+        """No rank can run on this node."""
+        if self._state in (State.ENDING, State.ENDED) or self._leaving:
+            return
+        self._around.complain(why)
+        if self._is_member:
+            self._leave(why, 1)
+        else:
+            self._stop_then_end(1)
+
     # ---- attempts --------------------------------------------------------------------------------------------
 
     def _start_attempt(self, world: World) -> None:

@@ -128,12 +128,12 @@ def connect(
         max_nodes=spec.max_nodes,
         max_restarts=spec.max_restarts,
         master_port=agent.port,
-        has_identity=spec.max_nodes > 1 and spec.entry.mode != "program",
+        has_identity=spec.max_nodes > 1 and (spec.entry.mode != "program" or spec.image is not None),
     )
     if not spec.is_single:
         from launcher.networked import Networked
 
-        return Networked(loop, console, spec, agent, guard, join, node.resolve)
+        return Networked(loop, console, spec, agent, guard, join, node.resolve, node.when_program_known)
     from launcher.job import Job
     from launcher.rendezvous.host import JobHost, LocalLink
 

@@ -91,6 +91,16 @@ def _add(group: argparse._ArgumentGroup, flag: Flag, given: str | None) -> None:
         return
     if given is not None and flag.ours and flag.choices and given not in flag.choices:
         raise UsageError(f"{flag.env}={given}: there are {' and '.join(flag.choices)}")
+    if flag.is_repeated:
+        group.add_argument(
+            *flag.spellings,
+            dest=flag.dest,
+            action="append",
+            default=[] if given is None else flag.kind(given),
+            metavar=flag.metavar,
+            help=text,
+        )
+        return
     default = flag.default if given is None else given
     group.add_argument(
         *flag.spellings,

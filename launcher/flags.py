@@ -25,6 +25,7 @@ class Flag(NamedTuple):
     choices: tuple[str, ...] | None = None
     ours: bool = False
     metavar: str | None = None
+    is_repeated: bool = False  # may be given many times, each with one value; its variable is a list with commas
 
     @property
     def dest(self) -> str:
@@ -173,6 +174,40 @@ FLAGS: tuple[Flag, ...] = (
         kind=float,
         default=120.0,
         metavar="S",
+    ),
+    _ours(
+        "--image",
+        "run the ranks inside an image: a tree of `bootseer image build`, or rootfs:/PATH, a folder with a root "
+        "file system; Python is the image's",
+        metavar="URL",
+    ),
+    _ours("--image-name", "the tree's name, if it was published under another one than URL", metavar="NAME"),
+    _ours(
+        "--image-writable",
+        "where goes what ranks write to the image's own folders: tmpfs (gone with the job), none (nothing can be "
+        "written), or a folder on a local disk (default tmpfs)",
+        default="tmpfs",
+        metavar="tmpfs|none|DIR",
+    ),
+    _ours(
+        "--image-bind",
+        "a file or folder of this node that is seen inside, beside the working directory, the script's folder, "
+        "HOME, the logs, /tmp, /dev, /proc and /sys; no:DST leaves one of these out; can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="SRC:DST[:ro]",
+        is_repeated=True,
+    ),
+    _ours(
+        "--image-python", "the image's interpreter (default: python3, else python, on its PATH)", metavar="PROGRAM"
+    ),
+    _ours(
+        "--image-env",
+        "a variable inside, above the image's own and the caller's; can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="NAME=VALUE",
+        is_repeated=True,
     ),
     _ours(
         "--load-checkpoint",

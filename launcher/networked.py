@@ -6,12 +6,15 @@ Imported only when there is an endpoint; a job on one node never loads msgspec o
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from launcher.agent import Agent
 from launcher.guard_client import GuardClient
+from launcher.image import LISTING
 from launcher.job import Job
 from launcher.loop import EventLoop
 from launcher.ranks.console import Console
+from launcher.ranks.program import RankProgram
 from launcher.rendezvous.host import JobHost, Resolve
 from launcher.rendezvous.identity import IdentityProbe
 from launcher.rendezvous.member import Member, RendezvousSettings, open_link
@@ -32,7 +35,11 @@ class Networked:
         guard: GuardClient,
         join: Join,
         resolve: Resolve | None,
+        when_program_known: Callable[[Callable[[RankProgram], object]], object],
     ) -> None:
+        """Args: when_program_known: calls back with what the ranks of this node are run by."""
+        self._loop = loop
+        self._spec = spec
         self._agent = agent
         secret = find_secret(os.environ, spec.conf.get("secret_file"))
         settings = RendezvousSettings(
@@ -57,9 +64,22 @@ class Networked:
         )
         self._probe: IdentityProbe | None = None
         if join.has_identity:
-            environ = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-            self._probe = IdentityProbe(loop, spec.python, self._link.send, environ)
+            when_program_known(self._identify)
         agent.connect(guard, self._link)
+
+    def _identify(self, program: RankProgram) -> None:
+        """Finds out which Python environment ranks have here, and of which image."""
+        environ = program.inherited(os.environ)
+        is_program = self._spec.entry.mode == "program"
+        self._probe = IdentityProbe(
+            self._loop,
+            "" if is_program else program.python,
+            self._link.send,
+            {name: value for name, value in environ.items() if name not in SECRET_VARIABLES},
+            prefix=program.prefix,
+            listing=LISTING if program.image else "",
+            image=program.image,
+        )
 
     def _on_message(self, message: FromCoordinator) -> None:
         if not isinstance(message, WantEnvironment):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, LaunchError
 from launcher.guard_client import Exited, GuardClient
 from launcher.loop import EventLoop
 from launcher.ranks import logs
@@ -17,6 +19,7 @@ from launcher.ranks.console import Console
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.port import HeldPort, hold_any, hold_given
 from launcher.ranks.preloader import Preloader, PreloadSpan
+from launcher.ranks.program import RankProgram, own_program
 from launcher.rendezvous.messages import Failure, Finish, World
 from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from bootseer.events import EventWriter
     from launcher.agent import Agent
     from launcher.checkpoint import NodeCheckpoint
+    from launcher.image import ImageSpan, NodeImage
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
     from launcher.rendezvous.host import Resolve
@@ -52,6 +56,12 @@ class Node:
         self._writer: EventWriter | None = None
         self.preloader = Preloader(loop, guard, spec, SECRET_VARIABLES, self._say_exec_instead, self._note_preload)
         self.checkpoint: NodeCheckpoint | None = None
+        self.image: NodeImage | None = None
+        # None: the image is not open yet
+        self._program = None if spec.image is not None else own_program(spec.python)
+        self._awaiting: list[Callable[[RankProgram], object]] = []
+        self._image_failure = ""
+        self._has_ranks = False  # the attempt's ranks were started
         self._run_dir = ""
         self._events_dir = ""
         self._tailer: Tailer | None = None
@@ -95,7 +105,44 @@ class Node:
 
             self.checkpoint = NodeCheckpoint(self._loop, self._guard, self._spec, SECRET_VARIABLES, self.say)
             self.checkpoint.begin()
-        self.preloader.begin(os.environ)
+        if self._spec.image is None:
+            self.preloader.begin(os.environ, self._program)
+            return
+        from launcher.image import ImageEvents, NodeImage
+
+        events = ImageEvents(
+            opened=self._on_program,
+            failed=self._on_image_failed,
+            noted=self._note_image,
+            started=self._note_image_figures,
+            said=self.say,
+        )
+        self.image = NodeImage(self._loop, self._spec, SECRET_VARIABLES, events)
+        self.image.begin(folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR)
+
+    def when_program_known(self, then: Callable[[RankProgram], object]) -> None:
+        """Calls `then`, once, with what ranks are run by: now, or when the image is open. Never if it fails."""
+        if self._program is None or (self.image is not None and not self.image.is_open):
+            self._awaiting.append(then)
+        else:
+            then(self._program)
+
+    def _on_program(self, program: RankProgram) -> None:
+        is_first, self._program = self._program is None, program
+        if is_first:
+            self.preloader.begin(os.environ, program)
+        else:
+            self.preloader.move(program)
+        awaiting, self._awaiting = self._awaiting, []
+        for then in awaiting:
+            then(program)
+
+    def _on_image_failed(self, why: str) -> None:
+        """Ranks that run inside go on; there will be no others."""
+        self._awaiting.clear()
+        self._image_failure = why
+        if not self._has_ranks:
+            self.agent.on_unusable(why)
 
     @property
     def resolve(self) -> Resolve | None:
@@ -128,19 +175,30 @@ class Node:
 
     def spawn(self, group: RankGroup) -> None:
         """Starts the ranks of a prepared group, and the copies of their output."""
+        if self._image_failure:
+            raise LaunchError(self._image_failure)
         self._copy_output(group)
 
-        def begin(checkpoint: dict[str, str]) -> None:
-            def start(fork: bool) -> None:
-                if group.is_stopping:
-                    return
-                try:
-                    group.spawn(SECRET_VARIABLES, self._numa_prefix, self._visible_devices, checkpoint, fork)
-                except (BootseerError, OSError) as error:
-                    group.cannot_start(str(error))  # by now nobody may wait for `spawn` to return
+        def start(checkpoint: dict[str, str], fork: bool) -> None:
+            if group.is_stopping:
+                return
+            assert self._program is not None
+            try:
+                group.spawn(
+                    self._program, SECRET_VARIABLES, self._numa_prefix, self._visible_devices, checkpoint, fork
+                )
+            except (BootseerError, OSError) as error:
+                group.cannot_start(str(error))  # by now nobody may wait for `spawn` to return
 
+        def settle(checkpoint: dict[str, str]) -> None:
             if not group.is_stopping:
-                self.preloader.settle(group.world.attempt == 0, start)
+                self.preloader.settle(group.world.attempt == 0, partial(start, checkpoint))
+
+        def begin(checkpoint: dict[str, str]) -> None:
+            if self.image is None:
+                settle(checkpoint)
+            else:
+                self.when_program_known(lambda _: self._show_checkpoint(checkpoint, settle))
 
         if self.checkpoint is not None:
             self.checkpoint.load(group.world, begin)
@@ -148,6 +206,22 @@ class Node:
         if group.world.checkpoint is not None:
             self.say("the job loads a checkpoint, but this node was started without --load-checkpoint")
         begin({})
+
+    def _show_checkpoint(self, checkpoint: dict[str, str], then: Callable[[dict[str, str]], object]) -> None:
+        """Has the checkpoint be seen inside the image; calls `then` with what ranks are told of it."""
+        from launcher.checkpoint import own_path
+        from launcher.image import checkpoint_paths, reachable
+
+        assert self.image is not None
+        own = own_path(self._spec.load_checkpoint, checkpoint.get("BOOTSEER_CHECKPOINT_VERSION", ""))
+
+        def shown(missing: list[str]) -> None:
+            found, line = reachable(checkpoint, own, missing)
+            if line:
+                self.say(line)
+            self.when_program_known(lambda _: then(found))
+
+        self.image.show(checkpoint_paths(checkpoint, own) if checkpoint else [], shown)
 
     def _rank_events_file(self, world: World, local_rank: int) -> str:
         if not self._events_dir:
@@ -189,7 +263,12 @@ class Node:
             return []
         from launcher.numa import numactl_prefix
 
-        return numactl_prefix(self._spec.numa_binding, local_rank)
+        words = numactl_prefix(self._spec.numa_binding, local_rank)
+        if self.image is not None:  # PATH is the image's
+            from launcher.devices import find_program
+
+            words[0] = find_program(words[0], os.environ) or words[0]
+        return words
 
     def _visible_devices(self, local_rank: int) -> str | None:
         if not self._spec.virtual_local_rank:
@@ -209,6 +288,32 @@ class Node:
         number = writer.begin(Stage.IMPORT, "preload", mono_ns=span.began_ns)
         attrs = {"modules": span.modules} if not span.error else {}
         writer.end(Stage.IMPORT, "preload", number, mono_ns=span.ended_ns, error=span.error or None, **attrs)
+
+    def _note_image(self, span: ImageSpan) -> None:
+        """How the image was opened, as an event."""
+        if not self._events_dir:
+            return
+        from bootseer.events import Stage
+
+        writer = self._events()
+        writer.attempt = self._attempt
+        number = writer.begin(Stage.IMAGE, "image", mono_ns=span.began_ns)
+        writer.end(Stage.IMAGE, "image", number, mono_ns=span.ended_ns, error=span.error or None, **span.facts)
+
+    def _note_image_figures(self, figures: Mapping[str, float]) -> None:
+        """What the start has read of the image, and how long it waited for it."""
+        from launcher.image import figures_line
+
+        if line := figures_line(figures):
+            self.say(line)
+        if self._events_dir:
+            from bootseer.events import Stage
+
+            writer = self._events()
+            writer.attempt = self._attempt
+            for name, value in figures.items():
+                unit = {"s": "s", "bytes": "bytes"}.get(name.rpartition("_")[2])
+                writer.scalar(Stage.IMAGE, f"image_{name}", value, unit)
 
     def _say_exec_instead(self, why: str) -> None:
         """Ranks that were to be forked are exec'd."""
@@ -233,6 +338,7 @@ class Node:
 
     def observe_start(self, group: RankGroup) -> None:
         """All ranks run: from now on their first steps are waited for."""
+        self._has_ranks = True
         self.preloader.attempt_started()
         self._loop.call_later(TIDY_AFTER_S, self._tidy)
         if self._spec.event_log_handler == "console":
@@ -267,6 +373,8 @@ class Node:
         """All ranks of this node have made theirs; `rank` is local rank 0."""
         if self.checkpoint is not None:
             self.checkpoint.first_step_seen()
+        if self.image is not None:
+            self.image.first_step_seen()
         self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
     def _tidy(self) -> None:
@@ -299,6 +407,7 @@ class Node:
 
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
+        self._has_ranks = False
         if self.checkpoint is not None:
             self.checkpoint.cancel()
         self._make_record()
@@ -364,6 +473,8 @@ class Node:
     def close(self) -> None:
         if self.checkpoint is not None:
             self.checkpoint.close()
+        if self.image is not None:
+            self.image.close()
         self._finish_record()
         if self._record is not None:
             self._record.finish()

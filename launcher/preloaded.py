@@ -31,6 +31,9 @@ READ_LATE = frozenset(
     "BOOTSEER_CHECKPOINT BOOTSEER_CHECKPOINT_URL BOOTSEER_CHECKPOINT_VERSION BOOTSEER_CHECKPOINT_DIGEST "
     "BOOTSEER_ARENA BOOTSEER_SAVE_ARENA".split()
 )
+# Read by the loader before a program's first instruction. Words before a rank's command bring it into an image and
+# exchange these (bootseer/mounts/enter.py): what this process was started with is what the rank has, too.
+READ_AT_START = frozenset("LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT".split())
 # Threads that survive a fork's preparation and are known to do no harm there: jemalloc's (pyarrow) purges memory
 # and is started anew in the child. OpenBLAS's end before a fork by themselves.
 HARMLESS_THREADS = frozenset(["jemalloc_bg_thd"])
@@ -94,11 +97,13 @@ class _Failed(Exception):
 class _Rank:
     """One rank of a request: KEY STDOUT STDERR WORDS WORD... PAIRS NAME=VALUE..."""
 
-    def __init__(self, fields: "List[str]") -> None:
+    def __init__(self, fields: "List[str]", inside: str) -> None:
         self.key, self.stdout, self.stderr = fields[:3]
         pairs = 4 + int(fields[3])
         end = pairs + 1 + int(fields[pairs])
-        self.argv = fields[4:pairs]  # as an exec'd rank's: python -u inside.py MODE ... TARGET ARGS...
+        before = max(0, fields[4:pairs].index(inside) - 2)
+        self.argv = fields[4 + before : pairs]  # as an exec'd rank's: python -u inside.py MODE ... TARGET ARGS...
+        self.is_entered = before > 0  # words before that bring an exec'd one to where this process is
         self.environ = _to_environ(fields[pairs + 1 : end])
         self.fields = fields[:end]
 
@@ -378,6 +383,8 @@ class _Preloaded:
         for rank in ranks:
             environ = dict(base)
             environ.update(rank.environ)
+            if rank.is_entered:
+                self._exchange(environ)
             for name in set(environ) | set(self.start_environ):
                 known = name in PER_RANK or name in READ_LATE
                 if not known and environ.get(name) != self.start_environ.get(name):
@@ -462,7 +469,7 @@ class _Preloaded:
         base = _to_environ(base_fields[1:])
         rest, ranks = fields[4 + count :], []
         while rest:
-            ranks.append(_Rank(rest))
+            ranks.append(_Rank(rest, self.template["__file__"]))
             rest = rest[len(ranks[-1].fields) :]
         trouble = self._find_difference(base, ranks)
         if not trouble and (len(self.parked) != len(ranks) or time.monotonic() - self.checked_s > CHECK_HOLDS_S):
@@ -543,8 +550,10 @@ class _Preloaded:
             os._exit(137)  # not needed; or the preloaded process was killed after it had told of this rank
         count = int(fields[1])
         environ = _to_environ(fields[2 : 2 + count])
-        rank = _Rank(fields[2 + count :])
+        rank = _Rank(fields[2 + count :], self.template["__file__"])
         environ.update(rank.environ)
+        if rank.is_entered:
+            self._exchange(environ)
         self.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
         if os.getppid() != int(fields[0]):
             os._exit(137)
@@ -591,6 +600,11 @@ class _Preloaded:
         except Exception:
             inside["exec_bare"](inside["bare_command"](mode, target, args, options))
             raise AssertionError
+
+    def _exchange(self, environ: "Dict[str, str]") -> None:
+        """What entering an image does to a rank's environment."""
+        for name in READ_AT_START:
+            _put(environ, name, self.start_environ.get(name))
 
     def _set_environ(self, environ: "Dict[str, str]") -> None:
         """In the order in which an exec'd rank has it; what imports have set comes last."""

@@ -18,6 +18,7 @@ from launcher.ranks import logs
 from launcher.rendezvous import options
 
 if TYPE_CHECKING:
+    from launcher.image_options import ImageOptions
     from launcher.job import JobRules
 
 GRACE_S = 30.0
@@ -69,6 +70,7 @@ class LaunchSpec(NamedTuple):
     fork_ranks: str  # auto | restarts | on | off
     preload: tuple[str, ...]  # as given
     preload_timeout_s: float
+    image: ImageOptions | None  # None: ranks see this node as it is
     load_checkpoint: str  # URL, "" for none
     checkpoint_memory_bytes: int | None  # None: a quarter of what there is
     keep_arena: bool
@@ -133,9 +135,10 @@ def build_spec(
             "OMP_NUM_THREADS is not set: it is 1 for each rank, so that they do not overload the machine; "
             "set it to what your job does best with"
         )
+    image = _image(args, environ, warnings)
     handled = parse_signals(args.signals_to_handle, "--signals-to-handle", warnings)
     return LaunchSpec(
-        entry=_entry(args),
+        entry=_entry(args, image is not None),
         python=environ.get("PYTHON_EXEC") or sys.executable,
         nproc=nproc,
         min_nodes=meeting.min_nodes,
@@ -169,6 +172,7 @@ def build_spec(
         fork_ranks=args.fork_ranks,
         preload=_preload(args.preload),
         preload_timeout_s=_not_negative(args.preload_timeout, "--preload-timeout") or 0.0,
+        image=image,
         load_checkpoint=_checkpoint(args.load_checkpoint),
         checkpoint_memory_bytes=_size(args.checkpoint_memory, "--checkpoint-memory"),
         keep_arena=args.keep_arena,
@@ -246,7 +250,7 @@ def _check_devices(args: argparse.Namespace, nproc: int, environ: Mapping[str, s
         numactl_prefix(args.numa_binding, nproc - 1, environ)
 
 
-def _entry(args: argparse.Namespace) -> Entry:
+def _entry(args: argparse.Namespace, is_inside: bool) -> Entry:
     target, rest = args.training_script, tuple(args.training_script_args)
     if args.run_path:
         if not os.path.isabs(target):
@@ -258,7 +262,8 @@ def _entry(args: argparse.Namespace) -> Entry:
         return Entry("program", target, rest)
     if args.module:
         return Entry("module", target, rest)
-    if target != "-" and "$" not in target and not os.path.exists(target):
+    may_be_inside = is_inside and os.path.isabs(target)
+    if target != "-" and "$" not in target and not may_be_inside and not os.path.exists(target):
         raise ConfigError(
             f"script {target!r} does not exist: give a path that is right from here, or -m for a module"
         )
@@ -299,6 +304,25 @@ def _grace_s(given: int | None, environ: Mapping[str, str]) -> float:
     if not text.strip().isdecimal():
         raise ConfigError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: give whole seconds, 0 or more")
     return float(text)
+
+
+def _image(args: argparse.Namespace, environ: Mapping[str, str], warnings: list[str]) -> ImageOptions | None:
+    given = (args.image_name, args.image_bind, args.image_python, args.image_env, args.image_writable != "tmpfs")
+    if args.image is None and not any(given):
+        return None
+    from launcher.image_options import read_options
+
+    if environ.get("PYTHON_EXEC"):
+        warnings.append("PYTHON_EXEC is not used with --image: --image-python names an interpreter inside")
+    return read_options(
+        args.image,
+        args.image_name,
+        args.image_writable,
+        args.image_bind,
+        args.image_python,
+        args.image_env,
+        os.path.abspath,
+    )
 
 
 def _checkpoint(url: str | None) -> str:

@@ -12,6 +12,18 @@ from typing import Protocol
 
 from launcher.rendezvous.messages import World
 
+# Those that are bootrun's alone to set.
+RANK_VARIABLES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+        *("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE"),
+        *("BOOTSEER_CHECKPOINT", "BOOTSEER_CHECKPOINT_URL", "BOOTSEER_CHECKPOINT_VERSION"),
+        *("BOOTSEER_CHECKPOINT_DIGEST", "BOOTSEER_ARENA", "BOOTSEER_SAVE_ARENA"),
+    }
+)
+
 
 class JobValues(Protocol):
     """The part of the launch specification that ranks are told."""

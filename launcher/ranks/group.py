@@ -16,7 +16,7 @@ from launcher.guard_client import Exited, GuardClient, SpawnRequest
 from launcher.ranks.command import rank_command
 from launcher.ranks.environ import rank_environ
 from launcher.ranks.logs import RankLogs
-from launcher.ranks.program import inside_path
+from launcher.ranks.program import RankProgram
 from launcher.rendezvous.messages import Failure, World
 from launcher.spec import LaunchSpec
 
@@ -89,6 +89,7 @@ class RankGroup:
 
     def spawn(
         self,
+        program: RankProgram,
         unset: tuple[str, ...],
         prefix: Callable[[int], list[str]],
         devices: Callable[[int], str | None],
@@ -102,13 +103,14 @@ class RankGroup:
             it is; fork: from the preloaded process if that can be.
         """
         spec, world = self._spec, self.world
-        inside = inside_path(spec.python) if spec.rank_hooks else ""
+        inside = program.inside if spec.rank_hooks else ""
+        inherited = program.inherited(os.environ)
         self.spawn_began_ns = time.monotonic_ns()
         requests = []
         for key, rank in self._by_key.items():
             argv = rank_command(
                 spec.entry,
-                python=spec.python,
+                python=program.python,
                 local_rank=rank.local_rank,
                 inside=inside,
                 events_file=rank.events_file,
@@ -117,14 +119,16 @@ class RankGroup:
                 rank=rank.rank,
                 attempt=world.attempt,
             )
-            environ = rank_environ(
-                spec, world, rank.local_rank, rank.logs.error_file, devices(rank.local_rank), os.environ
-            )
-            environ.update(checkpoint)
-            command = prefix(rank.local_rank) + argv
-            requests.append(
-                SpawnRequest(key, command, environ, list(unset), rank.logs.stdout_path, rank.logs.stderr_path)
-            )
+            environ = {
+                **program.environ,
+                **rank_environ(
+                    spec, world, rank.local_rank, rank.logs.error_file, devices(rank.local_rank), inherited
+                ),
+                **checkpoint,
+            }
+            command = [*prefix(rank.local_rank), *program.prefix, *argv]
+            outputs = rank.logs.stdout_path, rank.logs.stderr_path
+            requests.append(SpawnRequest(key, command, environ, [*unset, *program.unset], *outputs))
         if fork:
             spare = len(requests) if spec.can_restart else 0
             self._guard.fork(world.master_port if world.first_rank == 0 else 0, spare, requests)

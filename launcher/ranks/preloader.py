@@ -17,7 +17,7 @@ from launcher.guard_client import GuardClient
 from launcher.loop import Cancellable, EventLoop
 from launcher.ranks import fork_policy, hot_imports
 from launcher.ranks.environ import constant_environ
-from launcher.ranks.program import inside_path, preloaded_path
+from launcher.ranks.program import RankProgram, own_program
 from launcher.spec import LaunchSpec
 
 DEFAULT_MODULES = ("torch", "torch.distributed")
@@ -65,6 +65,7 @@ class Preloader:
         self._unset = unset
         self._say_exec = say_exec
         self._note = note
+        self._program: RankProgram | None = None
         self._plan = fork_policy.EXEC
         self._state = State.NONE
         self._starts = 0
@@ -82,9 +83,13 @@ class Preloader:
 
     # ---- the start -------------------------------------------------------------------------------------------
 
-    def begin(self, environ: Mapping[str, str]) -> None:
-        """Time zero: makes the plan, and starts the process if the first attempt is to be forked."""
+    def begin(self, environ: Mapping[str, str], program: RankProgram | None = None) -> None:
+        """Makes the plan, and starts the process if the first attempt is to be forked: as early as can be.
+
+        Args: program: what ranks are run by; by default this node's interpreter.
+        """
         spec = self._spec
+        self._program = program = own_program(spec.python) if program is None else program
         mode = fork_policy.ForkMode(spec.fork_ranks)
         if mode is fork_policy.ForkMode.OFF:
             return
@@ -93,7 +98,8 @@ class Preloader:
         recorded: tuple[str, ...] | None = None
         source = ""
         if not obstacle:
-            self._key = hot_imports.make_key(spec.python, entry.mode, entry.target)
+            python = f"{program.python}@{program.image}" if program.image else program.python
+            self._key = hot_imports.make_key(python, entry.mode, entry.target)
             self._cache = hot_imports.cache_dir(environ)
             record = hot_imports.read_record(self._cache, self._key)
             if record is not None:
@@ -115,8 +121,15 @@ class Preloader:
         if self._plan.at_once:
             self._start()
 
+    def move(self, program: RankProgram) -> None:
+        """Ranks are run elsewhere from now on: the image had to be opened anew."""
+        self._program = program
+        if self._state in (State.LOADING, State.READY):
+            self._guard.unload()
+
     def _start(self) -> None:
-        spec = self._spec
+        spec, of = self._spec, self._program
+        assert of is not None
         chosen = fork_policy.choose_modules(spec.preload, DEFAULT_MODULES, self._known, self._dropped)
         given = set(spec.preload)
         signs = {name: "!" if name in given else "?" if name in DEFAULT_MODULES else "~" for name in chosen}
@@ -125,22 +138,12 @@ class Preloader:
         self._state = State.LOADING
         self._began_ns = time.monotonic_ns()
         entry = spec.entry
-        program = preloaded_path(spec.python)
-        argv = [
-            spec.python,
-            "-u",
-            inside_path(spec.python),
-            "preload",
-            program,
-            SOCKET_FD,
-            entry.mode,
-            entry.target,
-        ]
+        argv = [of.python, "-u", of.inside, "preload", of.preloaded, SOCKET_FD, entry.mode, entry.target]
         self._guard.preload(
             self._starts,
-            [*argv, *entry.args],
-            constant_environ(spec, os.environ),
-            self._unset,
+            [*of.prefix, *argv, *entry.args],
+            {**of.environ, **constant_environ(spec, of.inherited(os.environ))},
+            (*self._unset, *of.unset),
             [signs[name] + name for name in chosen],
         )
         self._timer = self._loop.call_later(spec.preload_timeout_s, self._on_timeout)

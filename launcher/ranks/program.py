@@ -1,7 +1,7 @@
-"""Which file a rank's interpreter runs: inside.py (and preloaded.py), or the compiled form of it.
+"""By what the ranks of a node are run: the interpreter, our files for it, what goes before the command.
 
 Compiling inside.py takes 3-5 ms in each rank, loading the compiled file 0.1 ms. Only for the launcher's own
-interpreter; another one (PYTHON_EXEC) gets the source, as its format of compiled files is not known.
+interpreter; another one (PYTHON_EXEC, an image's) gets the source, as its format of compiled files is not known.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import _frozen_importlib_external as external  # importlib's own half that is loaded anyway
 import os
 import sys
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from launcher.ranks.command import INSIDE
 
@@ -16,6 +18,27 @@ UNCHECKED = 1  # flags of a compiled file that is not compared with its source (
 
 
 PRELOADED = INSIDE.rpartition("/")[0] + "/preloaded.py"
+
+
+class RankProgram(NamedTuple):
+    """What ranks are run by; the same for all ranks of a node."""
+
+    python: str
+    inside: str  # the rank-side file, as their interpreter finds it
+    preloaded: str  # the program of the preloaded process
+    prefix: tuple[str, ...] = ()  # words before each command: they bring it to where it runs
+    environ: Mapping[str, str] = {}  # variables below the rank's own
+    unset: tuple[str, ...] = ()  # variables of bootrun's that are not seen
+    image: str = ""  # what tells it from another one with an interpreter of the same path; "" for this node itself
+
+    def inherited(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What is left of bootrun's environment for ranks."""
+        return {**{name: value for name, value in environ.items() if name not in self.unset}, **self.environ}
+
+
+def own_program(python: str) -> RankProgram:
+    """For ranks that see this node as it is."""
+    return RankProgram(python, inside_path(python), preloaded_path(python))
 
 
 def inside_path(python: str) -> str:

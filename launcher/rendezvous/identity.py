@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous.list_distributions import MARK
@@ -18,6 +18,7 @@ from launcher.rendezvous.messages import Distributions, Identity
 from launcher.rendezvous.secret import SECRET_VARIABLES
 
 PATIENCE_S = 10.0
+IMAGE = "(image)"  # no name that a distribution can have
 _SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "list_distributions.py")
 _MOST_BYTES = 4 * 1024 * 1024
 
@@ -32,29 +33,43 @@ class IdentityProbe:
         on_identity: Callable[[Identity], object],
         environ: Mapping[str, str] | None = None,
         patience_s: float = PATIENCE_S,
+        *,
+        prefix: Sequence[str] = (),
+        listing: str = "",
+        image: str = "",
     ) -> None:
+        """Args:
+        python: "" for ranks that are no Python: then only the image counts.
+        prefix, listing: words before the command, and where it finds our file, if ranks run elsewhere.
+        image: what tells it from others, "" for this node itself.
+        """
         self.found: Distributions | None = None
         self._loop = loop
         self._on_identity = on_identity
         self._output = bytearray()
         self._pid = self._stdin_fd = self._stdout_fd = -1
         self._timer: Cancellable | None = None
+        self._image = image
+        if not python:
+            loop.call_soon(self._tell, Distributions("", ()))
+            return
         own = os.environ if environ is None else environ
+        words = [*prefix, python, listing or _SCRIPT]
         try:
-            self._start(python, {name: text for name, text in own.items() if name not in SECRET_VARIABLES})
+            self._start(words, {name: text for name, text in own.items() if name not in SECRET_VARIABLES})
         except OSError as error:
             loop.call_soon(on_identity, Identity("", f"cannot run {python}: {error.strerror}"))
             return
         self._timer = loop.call_later(patience_s, self._give_up, f"no answer within {patience_s:g} s")
         loop.add_reader(self._stdout_fd, self._on_readable)
 
-    def _start(self, python: str, environ: dict[str, str]) -> None:
+    def _start(self, words: list[str], environ: dict[str, str]) -> None:
         child_in, self._stdin_fd = os.pipe2(os.O_CLOEXEC)
         self._stdout_fd, child_out = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._stdout_fd, False)
         actions = [(os.POSIX_SPAWN_DUP2, child_in, 0), *((os.POSIX_SPAWN_DUP2, child_out, fd) for fd in (1, 2))]
         try:
-            self._pid = os.posix_spawnp(python, [python, _SCRIPT], environ, file_actions=actions)
+            self._pid = os.posix_spawnp(words[0], words, environ, file_actions=actions)
         except OSError:
             self._close()
             raise
@@ -114,7 +129,12 @@ class IdentityProbe:
             last = lines[-1][:300] or "it wrote nothing"
             self._on_identity(Identity("", f"listing its distributions: exit status {status}: {last}"))
             return
-        self.found = Distributions(fields[0], tuple(fields[1:]))
+        self._tell(Distributions(fields[0], tuple(fields[1:])))
+
+    def _tell(self, found: Distributions) -> None:
+        """The image stands beside the distributions, so that a table of differences shows it."""
+        names = (*found.names, f"{IMAGE}=={self._image}") if self._image else found.names
+        self.found = Distributions(found.interpreter, names)
         self._on_identity(Identity(digest(self.found), ""))
 
 

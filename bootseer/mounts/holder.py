@@ -1,0 +1,289 @@
+"""The process that holds an image's root open for those who enter it: `Holder` is its parent's end.
+
+A child that is forked before the parent has threads. It makes the root (root.py), lives in it, and gives
+descriptors of its namespaces to programs of this user that connect to its abstract socket (enter.py): no path,
+which could be exchanged, and no pid, which could be another's by then. It ends with its parent; what runs inside
+goes on.
+
+    in      {"do": "make", ...}  {"do": "look", "paths": [[path, device, inode]]}  {"do": "attach", "folder": path}
+    out     {"ok": {...}}  {"error": line, "kind": class}
+"""
+
+from __future__ import annotations
+
+import array  # noqa: F401  (socket.send_fds imports it, when the node's files are gone already)
+import json
+import os
+import selectors
+import signal
+import socket
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from bootseer import errors
+from bootseer.errors import BootseerError, StorageError
+from bootseer.mounts import enter, kernel, namespaces
+from bootseer.mounts.binds import Bind
+from bootseer.mounts.image_environ import LOADER
+from bootseer.mounts.root import MadeRoot, RootSpec, find_program, make_root
+
+MOST_MESSAGE_BYTES = 16 << 20
+MOST_LOOKED_AT = 64  # entries of a folder
+BACKLOG = 4096
+GIVE_S = 5.0
+_PEER = struct.Struct("@iII")  # pid, uid, gid
+
+
+class HeldRoot(NamedTuple):
+    """A root that can be entered."""
+
+    address: str  # of the abstract socket, for enter.py
+    made: MadeRoot
+    program: str  # the first of those that were looked for, "" if none is there
+
+
+class Holder:
+    """See the module's docstring. Calls block; `close` ends it."""
+
+    def __init__(self) -> None:
+        """Forks. Raises: StorageError."""
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.pid = os.fork()
+        except OSError as error:
+            self._connection.close()
+            theirs.close()
+            raise StorageError(f"no process for the image: {error.strerror}") from error
+        if self.pid == 0:
+            _be_holder(theirs)
+        theirs.close()
+        self._received = b""
+
+    def make(
+        self, spec: RootSpec, *, loader: Mapping[str, str], programs: Sequence[str] = (), path: str = ""
+    ) -> HeldRoot:
+        """Makes the root. Args: loader: variables of LOADER inside; programs, path: what to look for there.
+
+        Raises: ConfigError, StorageError.
+        """
+        found = self._ask({
+            "do": "make",
+            "spec": [spec.lowers, spec.writable, spec.binds, spec.links, spec.users, spec.groups],
+            "loader": dict(loader),
+            "programs": list(programs),
+            "path": path,
+        })  # fmt: skip
+        made = MadeRoot(found["has_overlay"], found["has_user_namespace"], tuple(found["notes"]))
+        return HeldRoot(found["address"], made, found["program"])
+
+    def look(self, paths: Sequence[str]) -> list[str]:
+        """Those paths of the node that are not seen inside, or lead to something else there."""
+        wanted = []
+        for path in paths:
+            found = os.stat(path)
+            wanted.append((path, found.st_dev, found.st_ino))
+        missing: list[str] = self._ask({"do": "look", "paths": wanted})["missing"]
+        return missing
+
+    def attach(self, folder: str, fd: int) -> None:
+        """Shows the copy of a mount (namespaces.copy_mount) inside. Raises: StorageError, ConfigError."""
+        self._ask({"do": "attach", "folder": folder}, fd)
+
+    def close(self) -> None:
+        """Ends it and waits for its end."""
+        self._connection.close()
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            pass
+
+    def _ask(self, request: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
+        data = json.dumps(request).encode("ascii") + b"\n"
+        try:
+            if fd is not None:
+                socket.send_fds(self._connection, [data], [fd])
+            else:
+                self._connection.sendall(data)
+            while b"\n" not in self._received:
+                part = self._connection.recv(1 << 16)
+                if not part:
+                    raise StorageError("the process that holds the image has ended")
+                self._received += part
+        except OSError as error:
+            raise StorageError(f"the process that holds the image has ended: {error.strerror}") from error
+        line, _, self._received = self._received.partition(b"\n")
+        found = json.loads(line)
+        if "ok" in found:
+            return dict(found["ok"])
+        kind = getattr(errors, found["kind"], StorageError)
+        raise kind(found["error"])
+
+
+# ---- the process ---------------------------------------------------------------------------------------------
+
+
+def _be_holder(connection: socket.socket) -> NoReturn:
+    status = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        _let_go((0, 1))
+        _close_others({0, 1, 2, connection.fileno()})
+        _Process(connection).run()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+class _Process:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._listener: socket.socket | None = None
+        self._frame = b""
+        self._fds: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self._received = b""
+        self._given: list[int] = []  # descriptors that came with requests
+
+    def run(self) -> None:
+        """Until the parent is gone."""
+        self._selector.register(self._connection, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._give()
+                elif not self._hear():
+                    return
+
+    def _hear(self) -> bool:
+        data, fds, _, _ = socket.recv_fds(self._connection, 1 << 16, 8)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._given += fds
+        self._received += data
+        while b"\n" in self._received:
+            line, _, self._received = self._received.partition(b"\n")
+            try:
+                answer: dict[str, Any] = {"ok": self._do(json.loads(line))}
+            except BootseerError as error:
+                answer = {"error": str(error), "kind": type(error).__name__}
+            except OSError as error:
+                answer = {"error": f"the image: {error}", "kind": "StorageError"}
+            self._connection.sendall(json.dumps(answer).encode("ascii") + b"\n")
+        return bool(data) and len(self._received) < MOST_MESSAGE_BYTES
+
+    def _do(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["do"]:
+            case "make":
+                return self._make(request)
+            case "look":
+                return {"missing": [path for path, *place in request["paths"] if not _is_seen(path, tuple(place))]}
+            case "attach":
+                fd = self._given.pop()
+                try:
+                    _attach(fd, request["folder"])
+                finally:
+                    os.close(fd)
+                return {}
+        raise StorageError(f"{request['do']} is not known")
+
+    def _make(self, request: dict[str, Any]) -> dict[str, Any]:
+        lowers, writable, binds, links, users, groups = request["spec"]
+        address = f"bootseer-root-{os.urandom(16).hex()}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(b"\0" + address.encode())
+        made = make_root(
+            RootSpec(
+                lowers,
+                writable,
+                [Bind(*each) for each in binds],
+                [(text, target) for text, target in links],
+                users,
+                groups,
+            )
+        )
+        self._fds = [
+            os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC),
+            os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC),
+        ]
+        if made.has_user_namespace:
+            self._fds.append(os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC))
+        self._frame = _make_frame(made.has_user_namespace, request["loader"])
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._listener = listener
+        _let_go((2,))
+        program = find_program(request["programs"], request["path"])
+        return {**made._asdict(), "address": address, "program": program}
+
+    def _give(self) -> None:
+        """To one program that wants to enter."""
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        with connection:
+            _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if uid != os.geteuid():
+                return
+            connection.settimeout(GIVE_S)
+            try:
+                socket.send_fds(connection, [self._frame], self._fds)
+            except OSError:
+                pass  # it has gone
+
+
+def _make_frame(has_user_namespace: bool, loader: Mapping[str, str]) -> bytes:
+    fields = [enter.NEEDS_USER if has_user_namespace else enter.NO_USER]
+    for name in LOADER:
+        fields.append(os.fsencode(f"{name}={loader[name]}" if name in loader else name))
+    data = b"\0".join(fields)
+    if 4 + len(data) > enter.MOST_FRAME_BYTES:
+        raise StorageError("the variables of an image's loader are too long")
+    return len(data).to_bytes(4, "little") + data
+
+
+def _is_seen(path: str, place: tuple[int, int]) -> bool:
+    """Whether a path of the node leads to the same here, and what is in it can be reached."""
+    try:
+        found = os.stat(path)
+        if (found.st_dev, found.st_ino) != place:
+            return False
+        if stat.S_ISDIR(found.st_mode):
+            # Links into the memory of another process (checkpoints) can be refused to us.
+            with os.scandir(path) as entries:
+                for entry, _ in zip(entries, range(MOST_LOOKED_AT), strict=False):
+                    if entry.is_symlink():
+                        os.stat(entry.path)
+    except OSError:
+        return False
+    return True
+
+
+def _attach(fd: int, folder: str) -> None:
+    for each in kernel.mounts():
+        if each.target == folder:
+            kernel.unmount_anyway(folder, kernel.DETACH)  # of an earlier attempt; its server is gone
+    namespaces.attach(fd, folder)
+
+
+def _let_go(streams: Sequence[int]) -> None:
+    """Who reads or writes at their other ends sees an end although this process runs on."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in streams:
+        os.dup2(null, fd)
+    if null not in streams:
+        os.close(null)
+
+
+def _close_others(keep: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the one that listed the folder

@@ -1,0 +1,214 @@
+"""Where an image's files come from: a tree that is mounted, or unpacked where it cannot be; or a folder.
+
+`rootfs:PATH` is a folder with a root file system as it is (unpacked by other tools); any other URL is a tree.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bootseer.errors import BootseerError, ConfigError, IntegrityError, NotFound, StorageError
+
+if TYPE_CHECKING:
+    from bootseer.mounts.tree_mount import MountedTree
+    from bootseer.mounts.unpacked import UnpackedTree
+    from bootseer.trust import Trust
+
+ROOTFS = "rootfs:"
+_CAP_SYS_ADMIN = 21
+_FIGURES = ("requests", "read_bytes", "demand_blocks", "prefetch_blocks", "donated_blocks", "waits", "blocked_s")
+
+
+class Source(Protocol):
+    """An image's files on this node."""
+
+    @property
+    def folder(self) -> str: ...  # the root
+    @property
+    def digest(self) -> str: ...  # of the tree; "" where nothing says so
+    @property
+    def env(self) -> Sequence[str]: ...  # NAME=value
+    @property
+    def how(self) -> str: ...  # a word: mounted, unpacked, folder
+    @property
+    def seconds(self) -> float: ...  # until it could be used
+    @property
+    def notes(self) -> Sequence[str]: ...  # lines for people
+
+    def first_step(self) -> Mapping[str, float]:
+        """The start is over: ends the recording. Returns statistics."""
+        ...
+
+    def is_lost(self) -> bool:
+        """Whether whoever serves it has ended: what is read of it fails."""
+        ...
+
+    def close(self) -> None:
+        """Nobody uses it any more for us."""
+        ...
+
+
+def open_source(
+    url: str, workload: tuple[str, str], say: Callable[[str], object] = lambda _: None, *, name: str = ""
+) -> Source:
+    """Args:
+        workload: program and script: which recording fits.
+        say: lines for people while it takes time.
+        name: of the tree, where it was published under another one than this URL.
+    Raises: ConfigError, StorageError, IntegrityError.
+    """
+    if url.startswith(ROOTFS):
+        return FolderSource(url.removeprefix(ROOTFS))
+    began_s = time.monotonic()
+    from bootseer.blocks.trace import workload_key
+    from bootseer.mounts.tree_mount import mount_tree, probe_mount
+    from bootseer.trust import Trust
+
+    trust = Trust.load()
+    why = "" if _may_mount() else "mounts need root (CAP_SYS_ADMIN)"
+    if not why:
+        try:
+            tree = mount_tree(url, trust=trust, name=name, workload=workload_key(*workload))
+        except NotFound:
+            raise
+        except (ConfigError, StorageError):
+            why = probe_mount()
+            if not why:
+                raise  # it is this tree, this URL or its store
+        else:
+            return MountedSource(tree, url, began_s)
+    say(f"the image is unpacked, as it cannot be mounted here: {why}")
+    return UnpackedSource(url, trust, name, say, began_s)
+
+
+def _may_mount() -> bool:
+    """Whether it is worth trying: without the capability the kernel refuses in any case."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            found = next(line for line in file if line.startswith("CapEff:"))
+        return bool(int(found.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return True
+
+
+class FolderSource:
+    """A root file system in a folder of this node. Implements Source."""
+
+    how = "folder"
+    digest = ""
+    env: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    def __init__(self, path: str) -> None:
+        began_s = time.monotonic()
+        self.folder = os.path.realpath(path)
+        if not os.path.isabs(path) or not os.path.isdir(self.folder):
+            raise ConfigError(f"{ROOTFS}{path}: is no folder of this node; give an absolute path")
+        self.seconds = time.monotonic() - began_s
+
+    def first_step(self) -> Mapping[str, float]:
+        return {}
+
+    def is_lost(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+class MountedSource:
+    """A tree that is mounted, and stays so. Implements Source."""
+
+    how = "mounted"
+    notes: Sequence[str] = ()
+
+    def __init__(self, tree: MountedTree, url: str, began_s: float) -> None:
+        self._tree = tree
+        self._lease = tree.hold()
+        try:
+            self.folder, self.digest = tree.folder, tree.digest
+            self.env = _read_env(url, tree.digest)
+        except BaseException:
+            self._lease.close()
+            raise
+        self.seconds = time.monotonic() - began_s
+
+    def first_step(self) -> Mapping[str, float]:
+        status = self._tree.status()  # before the rest is streamed
+        is_recorded = self._tree.end_start()
+        return {**_numbers(status), "recorded": float(is_recorded)}
+
+    def is_lost(self) -> bool:
+        return self._lease.is_lost()
+
+    def close(self) -> None:
+        self._lease.close()
+
+
+class UnpackedSource:
+    """A tree whose files were all written to this node's disk. Implements Source."""
+
+    how = "unpacked"
+    notes: Sequence[str] = ()
+
+    def __init__(self, url: str, trust: Trust, name: str, say: Callable[[str], object], began_s: float) -> None:
+        from bootseer.mounts.unpacked import unpack_tree
+
+        self._tree: UnpackedTree = unpack_tree(url, trust=trust, name=name, say=say)
+        self.folder, self.digest, self.env = self._tree.folder, self._tree.digest, self._tree.env
+        self.seconds = time.monotonic() - began_s
+
+    def first_step(self) -> Mapping[str, float]:
+        return {"written_bytes": self._tree.written_bytes}
+
+    def is_lost(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._tree.close()
+
+
+def _numbers(status: Mapping[str, Any]) -> dict[str, float]:
+    """Those figures of a daemon that tell what a start was like."""
+    blocks = status["blocks"]
+    found = {name: float(blocks[name]) for name in _FIGURES if isinstance(blocks.get(name), int | float)}
+    return {**found, "ready_s": float(status["ready_s"]), "had_trace": float(bool(status["trace"]))}
+
+
+def _read_env(url: str, digest: str) -> list[str]:
+    """The variables in the config of a tree whose index was checked, and is mostly cached."""
+    import msgspec
+
+    from bootseer import aio
+    from bootseer.blocks import open_cache
+    from bootseer.storage import open_store
+    from bootseer.tree.compression import decompress
+    from bootseer.tree.head import split_pin
+    from bootseer.tree.index import MOST_RAW_INDEX_BYTES, Config
+    from bootseer.tree.opening import read_index_bytes
+
+    configured = msgspec.defstruct("Configured", [("config", Config)])
+
+    async def read() -> bytes:
+        store = open_store(split_pin(url)[0])
+        try:
+            return await read_index_bytes(store, digest)
+        finally:
+            await store.aclose()
+
+    data: bytes | None = None
+    try:
+        data = open_cache(os.environ).read_index(digest)
+    except BootseerError:
+        pass  # it cannot be used; the mount does without it too
+    if data is None:
+        data = aio.run_sync(read())
+    where = f"the index of {digest}"
+    try:
+        found: Any = msgspec.msgpack.decode(decompress(data, MOST_RAW_INDEX_BYTES, where), type=configured)
+    except msgspec.MsgspecError as error:
+        raise IntegrityError(f"{where}: {error}") from error
+    return list(found.config.env)

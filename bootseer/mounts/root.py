@@ -1,0 +1,348 @@
+"""Makes the root file system that processes in an image have: a namespace of mounts of this process's own.
+
+In: folders with the image's files (a mount, or unpacked), what of the node is seen in it. Out: the process that
+called is inside, its namespace to be given to others. An overlay takes what is written; where none can be had the
+image is shown as it is. Nothing of it is seen by the node, and nothing stays when the last process inside is gone.
+To be called in a process with one thread that does nothing else; modules must be imported before: the node's files
+are out of reach afterwards.
+
+Source: pivot_root(2); user_namespaces(7); Documentation/filesystems/overlayfs.rst (userxattr).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from bootseer.errors import BootseerError, ConfigError, StorageError
+from bootseer.mounts import accounts, kernel, namespaces, overlay
+from bootseer.mounts.binds import OWN_FOLDER, Bind, is_within
+
+TMPFS, NONE = "tmpfs", "none"  # of `writable`
+MOST_SHADOWED = 20_000  # entries of a folder of the image that is shown entry by entry
+_FLAGS = kernel.NOSUID | kernel.NODEV
+
+
+class RootSpec(NamedTuple):
+    """What a root is made of."""
+
+    lowers: Sequence[str]  # folders, the first above the others
+    writable: str = TMPFS  # where goes what is written: TMPFS, NONE, or a folder
+    binds: Sequence[Bind] = ()  # as `plan_binds` orders them
+    links: Sequence[tuple[str, str]] = ()  # (what it says, where it is)
+    users: Sequence[str] = ()  # lines of the node's passwd and group; () for the image's own files
+    groups: Sequence[str] = ()
+
+
+class MadeRoot(NamedTuple):
+    """What it has become."""
+
+    has_overlay: bool
+    has_user_namespace: bool
+    notes: tuple[str, ...]  # lines for people
+
+
+def make_root(spec: RootSpec) -> MadeRoot:
+    """Makes the root and moves this process into it.
+
+    Raises: ConfigError when this user, kernel or node cannot have it; StorageError.
+    """
+    maker = _Maker(spec)
+    maker.separate()
+    try:
+        maker.open_sources()
+        maker.make_layers()
+        maker.move()
+        maker.fill()
+        maker.finish()
+    except OSError as error:
+        raise StorageError(f"the image's root cannot be made: {error}") from error
+    return MadeRoot(maker.has_overlay, maker.is_user, tuple(maker.notes))
+
+
+def find_program(names: Iterable[str], path: str) -> str:
+    """The absolute path of the first of these programs that is there, "" if none is; to be called inside."""
+    for name in names:
+        folders = [""] if "/" in name else [folder for folder in path.split(":") if folder.startswith("/")]
+        for folder in folders:
+            place = os.path.join(folder, name)
+            if place.startswith("/") and os.path.isfile(place) and os.access(place, os.X_OK):
+                return place
+    return ""
+
+
+class _Maker:
+    """The steps, in their order."""
+
+    def __init__(self, spec: RootSpec) -> None:
+        self._spec = spec
+        self.notes: list[str] = []
+        self.is_user = False
+        self.has_overlay = False
+        self._sources: list[tuple[Bind, int]] = []
+        self._lowers: list[int] = []
+        self._old = self._proc = self._files = -1
+        # The name of the node's root while this one is made: no link of an image can lead there.
+        self._old_name = f".bootseer-{os.urandom(16).hex()}"
+        self._has_old = False
+        self._scratch = self._root = ""  # on the node
+        self._shadowed: list[str] = ["/"]
+        self._bound: list[str] = []  # folders of the node, as they are seen inside
+
+    def separate(self) -> None:
+        self.is_user = namespaces.separate()
+
+    # ---- on the node -----------------------------------------------------------------------------------------
+
+    def open_sources(self) -> None:
+        """All that is bound, as descriptors: paths mean the image's files later."""
+        self._old = _open("/")
+        self._proc = _open("/proc")
+        for lower in self._spec.lowers:
+            try:
+                self._lowers.append(_open(lower, os.O_DIRECTORY))
+            except OSError as error:
+                raise ConfigError(f"{lower}: is no folder with an image's files: {error.strerror}") from error
+        for bind in self._spec.binds:
+            try:
+                self._sources.append((bind, _open(bind.source)))
+            except OSError as error:
+                if not bind.is_optional:
+                    raise ConfigError(
+                        f"{bind.source} cannot be seen inside the image: {error.strerror}; leave it out of "
+                        "--image-bind, or make it on every node"
+                    ) from error
+        os.fchdir(self._proc)
+
+    def make_layers(self) -> None:
+        """A tmpfs for what is ours, mounted where nobody needs to look any more: over the image's own folder."""
+        scratch = os.path.realpath(self._spec.lowers[0])
+        if scratch == "/":
+            raise ConfigError("/ is this node's own root: name the folder of an image")
+        kernel.mount("bootseer", scratch, "tmpfs", _FLAGS, "mode=0755")
+        self._scratch = scratch
+        self._root = os.path.join(scratch, "root")
+        for name in ("root", "files"):
+            os.mkdir(os.path.join(scratch, name), 0o755)
+        self._files = _open(os.path.join(scratch, "files"), os.O_DIRECTORY)
+        upper, work = self._upper(scratch)
+        os.mkdir(os.path.join(upper, self._old_name), 0o700)
+        lowers = [f"/proc/self/fd/{fd}" for fd in self._lowers]
+        try:
+            overlay.mount_overlay(lowers, self._root, upper=upper, work=work)
+            self.has_overlay = True
+        except BootseerError as error:
+            if self._spec.writable not in (TMPFS, NONE):
+                raise ConfigError(
+                    f"--image-writable {self._spec.writable}: cannot take what is written to an image ({error}); "
+                    "it has to be a folder of a local file system, or tmpfs"
+                ) from error
+            if len(lowers) > 1:
+                raise
+            if self._spec.writable != NONE:
+                self.notes.append(f"nothing can be written to the image's own folders: {error}")
+            kernel.mount("bootseer", self._root, "tmpfs", _FLAGS, "mode=0755")
+            os.mkdir(os.path.join(self._root, self._old_name), 0o700)
+            self._shadow(self._lowers[0], self._root)
+
+    def _upper(self, scratch: str) -> tuple[str, str]:
+        """Folders for what is written."""
+        writable = self._spec.writable
+        base = scratch
+        if writable not in (TMPFS, NONE):
+            base = os.path.abspath(writable)
+            try:
+                os.makedirs(base, mode=0o700, exist_ok=True)
+                lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # held while this process lives
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"--image-writable {writable}: another job on this node uses it") from None
+            except OSError as error:
+                raise ConfigError(f"--image-writable {writable}: cannot be used: {error.strerror}") from error
+        upper, work = os.path.join(base, "upper"), os.path.join(base, "work")
+        for path in (upper, work):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        root = os.fstat(self._lowers[0])  # the merged root folder looks like the upper one
+        os.chmod(upper, stat.S_IMODE(root.st_mode))
+        if not os.geteuid() and not self.is_user:
+            os.chown(upper, root.st_uid, root.st_gid)
+        return upper, work
+
+    # ---- between ---------------------------------------------------------------------------------------------
+
+    def move(self) -> None:
+        """From here on paths are the image's; the node is reached through descriptors, relative to its /proc."""
+        self._has_old = namespaces.pivot(self._root, self._old_name)
+        os.fchdir(self._proc)
+
+    def fill(self) -> None:
+        """Everything that is seen beside the image's own files."""
+        self._make_point(OWN_FOLDER, is_folder=True)
+        for text, target in self._spec.links:
+            self._link(text, target)
+        for lines, name in ((self._spec.users, "passwd"), (self._spec.groups, "group")):
+            if lines:
+                self._write_accounts(lines, name)
+        # Or it would be seen in the folder of the node that it is in.
+        os.fchdir(self._old)
+        kernel.unmount(self._scratch.lstrip("/"), kernel.DETACH)
+        os.fchdir(self._proc)
+        for bind, fd in self._sources:
+            self._bind(bind, f"self/fd/{fd}", stat.S_ISDIR(os.fstat(fd).st_mode))
+
+    def _bind(self, bind: Bind, source: str, is_folder: bool) -> None:
+        try:
+            self._make_point(bind.target, is_folder=is_folder)
+        except OSError as error:
+            raise ConfigError(f"{bind.target} cannot be made inside the image: {error.strerror}") from error
+        kernel.mount(source, bind.target, "", kernel.BIND | namespaces.REC)
+        self._bound.append(os.path.realpath(bind.target))
+        attributes = namespaces.RDONLY if bind.is_read_only else 0
+        if not any(is_within(bind.target, folder) for folder in ("/dev", "/proc", "/sys")):
+            attributes |= namespaces.NOSUID | namespaces.NODEV
+        self._restrict(bind.target, attributes)
+
+    def _restrict(self, target: str, attributes: int) -> None:
+        """On old kernels only the mount itself, not those below it."""
+        if not attributes or namespaces.set_attributes(target, attributes):
+            return
+        kept = os.statvfs(target).f_flag & (kernel.RDONLY | kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
+        number = kernel.try_mount("", target, "", kernel.REMOUNT | kernel.BIND | kept | attributes)
+        if number and attributes & namespaces.RDONLY:
+            raise kernel.mount_error(number, target, target, "")
+
+    def _write_accounts(self, lines: Sequence[str], name: str) -> None:
+        target = f"/etc/{name}"
+        text = accounts.merge_accounts(lines, _read_lines(target))
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=self._files)
+        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        self._bind(Bind(name, target, is_read_only=True), f"self/fd/{self._files}/{name}", is_folder=False)
+
+    def finish(self) -> None:
+        os.chdir("/")
+        if self._has_old:
+            kernel.unmount(f"/{self._old_name}", kernel.DETACH)
+        os.rmdir(f"/{self._old_name}")
+        if self._spec.writable == NONE or not self.has_overlay:
+            for folder in self._shadowed:
+                number = kernel.try_mount("", folder, "", kernel.REMOUNT | kernel.BIND | kernel.RDONLY | _FLAGS)
+                if number:
+                    raise kernel.mount_error(number, folder, folder, "")
+        for fd in (self._old, self._proc, self._files, *self._lowers, *(fd for _, fd in self._sources)):
+            os.close(fd)
+
+    # ---- places ----------------------------------------------------------------------------------------------
+
+    def _make_point(self, target: str, *, is_folder: bool) -> None:
+        """Something to mount on. Made only in what is ours: never in a folder of the node."""
+        try:
+            mode = os.stat(target).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        else:
+            if stat.S_ISDIR(mode) != is_folder:
+                what = ("a folder", "a file") if is_folder else ("a file", "a folder")
+                raise ConfigError(
+                    f"{target}: is {what[0]} on the node and {what[1]} in the image: bind it elsewhere"
+                )
+            return
+        parent = os.path.dirname(target)
+        if parent != "/":
+            self._make_point(parent, is_folder=True)
+        self._allow_making(parent, target)
+        if os.path.islink(target):
+            os.unlink(target)  # leads nowhere
+        if is_folder:
+            os.mkdir(target, 0o755)
+        else:
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+    def _allow_making(self, folder: str, target: str) -> None:
+        """Has something made in a folder of the image, also where it cannot be written to.
+
+        Raises: ConfigError if it is one of the node's.
+        """
+        real = os.path.realpath(folder)
+        if any(is_within(real, place) for place in self._bound):
+            raise ConfigError(
+                f"{target}: does not exist in a folder of the node: make it there, or bind it elsewhere"
+            )
+        if os.access(real, os.W_OK):
+            return
+        fd = _open(real, os.O_DIRECTORY)
+        try:
+            kernel.mount("bootseer", real, "tmpfs", _FLAGS, "mode=0755")
+            self._shadowed.append(real)
+            self._shadow(fd, real)
+        finally:
+            os.close(fd)
+
+    def _shadow(self, fd: int, folder: str) -> None:
+        """Shows, entry by entry, what is in a folder of the image in a tmpfs at `folder`: more can be made there.
+
+        Args: fd: the image's folder, by O_PATH.
+        """
+        source = os.open(f"self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            names = os.listdir(source)
+            if len(names) > MOST_SHADOWED:
+                raise ConfigError(
+                    f"{folder}: has too many entries for something to be bound in it without an overlay"
+                )
+            for name in names:
+                self._show_entry(source, name, os.path.join(folder, name))
+        finally:
+            os.close(source)
+
+    def _show_entry(self, source: int, name: str, place: str) -> None:
+        mode = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
+        if stat.S_ISLNK(mode):
+            os.symlink(os.readlink(name, dir_fd=source), place)
+            return
+        if stat.S_ISDIR(mode):
+            os.mkdir(place, 0o755)
+        else:
+            os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
+        try:
+            kernel.mount(f"self/fd/{entry}", place, "", kernel.BIND | namespaces.REC)
+            self._restrict(place, namespaces.RDONLY | namespaces.NOSUID | namespaces.NODEV)
+        finally:
+            os.close(entry)
+
+    def _link(self, text: str, target: str) -> None:
+        """A symbolic link, unless something else is there; what cannot be made is told."""
+        try:
+            if os.path.lexists(target) and not os.path.islink(target):
+                return
+            parent = os.path.dirname(target)
+            self._make_point(parent, is_folder=True)
+            self._allow_making(parent, target)
+            if os.path.islink(target):
+                os.unlink(target)
+            os.symlink(text, target)
+        except (OSError, BootseerError) as error:
+            self.notes.append(f"the link {target} cannot be made inside the image: {error}")
+
+
+def _open(path: str, flags: int = 0) -> int:
+    return os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
+
+
+def _read_lines(path: str) -> list[str]:
+    """Of a file of the image, which may be anything."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return []
+            return file.read(accounts.MOST_BYTES).splitlines()
+        except OSError:
+            return []

@@ -1,0 +1,286 @@
+"""bootrun's side of the image: has it opened on this node, says how its ranks get inside, tells it of their start.
+
+A process of its own, the keeper (bootseer/mounts/image_keeper.py), does the work: the launch path imports no
+storage. In: --image and its like, what the job needs of this node. Out: a RankProgram, the first step's figures,
+or one line why ranks cannot run: an image cannot be done without. When the keeper fails another one is started;
+ranks that run go on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from bootseer.mounts.binds import OWN_FOLDER
+from launcher.image_options import ImageOptions
+from launcher.loop import Cancellable, EventLoop
+from launcher.ranks.command import INSIDE
+from launcher.ranks.environ import RANK_VARIABLES
+from launcher.ranks.program import PRELOADED, RankProgram
+from launcher.service import ServiceProcess
+from launcher.spec import LaunchSpec
+
+SAY_AFTER_S = 10.0
+SAY_EVERY_S = 30.0
+MOST_KEEPERS = 3  # one that fails again and again is not what this job needs
+STABLE_S = 60.0  # one that has worked for so long does not count
+RANK_FOLDER = f"{OWN_FOLDER}/rank"  # inside: our files for ranks
+LISTING = f"{RANK_FOLDER}/list_distributions.py"
+_LISTING_FILE = INSIDE.rpartition("/")[0] + "/rendezvous/list_distributions.py"
+_ADDRESSES = ("BOOTSEER_ARENA", "BOOTSEER_SAVE_ARENA")
+
+
+class State(Enum):
+    NONE = "none"
+    OPENING = "opening"
+    OPEN = "open"
+    FAILED = "failed"
+
+
+class ImageSpan(NamedTuple):
+    """How an image was opened, for the events."""
+
+    began_ns: int
+    ended_ns: int
+    facts: Mapping[str, object]
+    error: str
+
+
+class ImageEvents(NamedTuple):
+    """What the node is told; each a callback."""
+
+    opened: Callable[[RankProgram], object]  # again after a keeper has failed
+    failed: Callable[[str], object]
+    noted: Callable[[ImageSpan], object]
+    started: Callable[[Mapping[str, float]], object]  # figures, after the first step
+    said: Callable[[str], object]  # a line for people
+
+
+class NodeImage:
+    """See the module's docstring; made only with --image."""
+
+    def __init__(self, loop: EventLoop, spec: LaunchSpec, unset: tuple[str, ...], events: ImageEvents) -> None:
+        """Args: unset: variables that the keeper does not get."""
+        assert spec.image is not None
+        self._loop = loop
+        self._spec = spec
+        self._options: ImageOptions = spec.image
+        self._unset = unset
+        self._events = events
+        self._own: list[str] = []
+        self._state = State.NONE
+        self._keeper: ServiceProcess | None = None
+        self._keepers = 0
+        self._began_ns = 0
+        self._timer: Cancellable | None = None
+        self._showing: dict[int, tuple[list[str], Callable[[list[str]], object]]] = {}
+        self._asked = 0
+        self._why = ""  # it is lost
+        self._opened_s = 0.0
+
+    # ---- opening ---------------------------------------------------------------------------------------------
+
+    def begin(self, own: Iterable[str]) -> None:
+        """Time zero. Args: own: folders that ranks need in any case: logs, events."""
+        self._own = [folder for folder in own if folder]
+        self._open()
+
+    def _open(self) -> None:
+        self._state = State.OPENING
+        self._began_ns = time.monotonic_ns()
+        self._keepers += 1
+        environ = {name: value for name, value in os.environ.items() if name not in self._unset}
+        argv = [sys.executable, "-P", "-m", "bootseer.mounts.image_keeper"]
+        try:
+            self._keeper = ServiceProcess(self._loop, argv, environ, self._take, self._on_end)
+        except OSError as error:
+            self._loop.call_soon(self._fail, f"the process that opens it cannot be started: {error.strerror}")
+            return
+        entry, options = self._spec.entry, self._options
+        is_program = entry.mode == "program"
+        names = (entry.target, "") if is_program else (options.pythons[0], entry.target)
+        self._keeper.ask(
+            "start",
+            url=options.url,
+            name=options.name,
+            workload=names,
+            writable=options.writable,
+            given=options.binds,
+            environ=options.environ,
+            programs=[] if is_program else options.pythons,
+            work=[_working_directory(), _script_folder(self._spec), os.environ.get("HOME", "")],
+            own=[*self._own, *self._more_own()],
+            files={
+                f"{RANK_FOLDER}/inside.py": INSIDE,
+                f"{RANK_FOLDER}/preloaded.py": PRELOADED,
+                LISTING: _LISTING_FILE,
+            },
+        )
+        self._timer = self._loop.call_later(SAY_AFTER_S, self._say_waiting)
+
+    def _more_own(self) -> list[str]:
+        """TMPDIR, where the arena's socket and links are, and the checkpoint's own folder."""
+        found = [os.environ.get("TMPDIR", "")]
+        if self._spec.load_checkpoint:
+            from launcher.checkpoint import own_path
+
+            path = own_path(self._spec.load_checkpoint, "")
+            found.append(path if os.path.isdir(path) else os.path.dirname(path))
+        return [folder for folder in found if folder.startswith("/") and folder != "/"]
+
+    def _say_waiting(self) -> None:
+        waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        self._events.said(f"still opening the image, for {waited_s:.0f} s")
+        self._timer = self._loop.call_later(SAY_EVERY_S, self._say_waiting)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ---- what the keeper says --------------------------------------------------------------------------------
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        match answer["did"]:
+            case "said":
+                self._events.said(answer["text"])
+            case "ready":
+                self._on_ready(answer)
+            case "failed":
+                self._fail(answer["why"])
+            case "shown":
+                _, then = self._showing.pop(answer["number"])
+                then(answer["missing"])
+            case "lost":
+                self._why = "it cannot be read any more, as the process that serves its files has ended"
+            case "statistics":
+                self._events.started(answer["found"])
+
+    def _on_ready(self, answer: dict[str, Any]) -> None:
+        self._stop_waiting()
+        self._state = State.OPEN
+        self._opened_s = self._loop.time()
+        for note in answer["notes"]:
+            self._events.said(note)
+        program = RankProgram(
+            python=answer["program"],
+            inside=f"{RANK_FOLDER}/inside.py",
+            preloaded=f"{RANK_FOLDER}/preloaded.py",
+            prefix=tuple(answer["prefix"]),
+            environ={name: value for name, value in answer["set"].items() if name not in RANK_VARIABLES},
+            unset=tuple(answer["unset"]),
+            image=answer["digest"] or self._options.url,
+        )
+        facts = {name: answer[name] for name in ("how", "digest", "source_s", "root_s")}
+        self._events.noted(ImageSpan(self._began_ns, time.monotonic_ns(), facts, ""))
+        for number, (paths, _) in self._showing.items():
+            self._ask_to_show(number, paths)  # the last keeper has not answered
+        self._events.opened(program)
+
+    def _on_end(self, why: str) -> None:
+        self._keeper = None
+        if self._state is State.FAILED:
+            return
+        if self._state is State.OPEN and self._loop.time() - self._opened_s > STABLE_S:
+            self._keepers = 0
+        if self._keepers >= MOST_KEEPERS:
+            self._fail(f"opened {self._keepers} times, and lost again and again: {self._why or why}")
+            return
+        why, self._why = self._why or f"the process that holds it has failed: {why}", ""
+        self._events.said(f"the image is opened anew: {why}")
+        self._stop_waiting()
+        self._open()
+
+    def _fail(self, why: str) -> None:
+        self._stop_waiting()
+        if self._state is not State.FAILED:
+            self._state = State.FAILED
+            self._events.noted(ImageSpan(self._began_ns, time.monotonic_ns(), {}, why))
+            self._events.failed(f"--image: {why}")
+
+    # ---- attempts --------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._state is State.OPEN
+
+    def show(self, paths: list[str], then: Callable[[list[str]], object]) -> None:
+        """Has these paths of the node be seen inside; calls `then` with those that are not.
+
+        Also without any, before ranks start: an image that was lost meanwhile is opened anew first.
+        """
+        self._asked += 1
+        self._showing[self._asked] = paths, then
+        if self.is_open:
+            self._ask_to_show(self._asked, paths)
+
+    def _ask_to_show(self, number: int, paths: list[str]) -> None:
+        if self._keeper is not None:
+            self._keeper.ask("show", number=number, paths=paths)
+
+    def first_step_seen(self) -> None:
+        """All ranks of this node have made theirs: what the start needs of the image is known."""
+        if self._keeper is not None and self._state is State.OPEN:
+            self._keeper.ask("first-step")
+
+    def close(self) -> None:
+        """What still runs inside goes on."""
+        self._stop_waiting()
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+
+
+# ---- what ranks are told -------------------------------------------------------------------------------------
+
+
+def checkpoint_paths(checkpoint: Mapping[str, str], own: str) -> list[str]:
+    """PURE: the paths of this node that ranks may open by these variables. `own`: the version's own path."""
+    found = [checkpoint.get(name, "") for name in ("BOOTSEER_CHECKPOINT", *_ADDRESSES)]
+    return [path for path in dict.fromkeys((*found, own)) if path.startswith("/")]
+
+
+def reachable(checkpoint: Mapping[str, str], own: str, missing: Iterable[str]) -> tuple[dict[str, str], str]:
+    """PURE: the variables without paths that ranks cannot open, and a line about it, "" for none."""
+    hidden = set(missing)
+    found = {name: value for name, value in checkpoint.items() if not (name in _ADDRESSES and value in hidden)}
+    path = found.get("BOOTSEER_CHECKPOINT", "")
+    if path not in hidden:
+        return found, ""
+    instead = own if own and own not in hidden else found.get("BOOTSEER_CHECKPOINT_URL", "")
+    found["BOOTSEER_CHECKPOINT"] = instead
+    return found, f"the checkpoint's files are not seen inside the image at {path}: ranks get {_shown(instead)}"
+
+
+def _shown(place: str) -> str:
+    return place if place.startswith("/") else "its URL"
+
+
+def figures_line(figures: Mapping[str, float]) -> str:
+    """PURE: what the start read of its image, in one line; "" where nothing is known."""
+    if "blocked_s" not in figures:
+        return ""
+    fetched = f"{figures.get('read_bytes', 0) / 1e6:.0f} MB fetched in {figures.get('requests', 0):.0f} requests"
+    blocks = figures.get("prefetch_blocks", 0) + figures.get("demand_blocks", 0)
+    ahead = f", {figures.get('prefetch_blocks', 0) / blocks:.0%} of it ahead" if blocks else ""
+    recorded = "; recorded for the next start" if figures.get("recorded") else ""
+    return f"image: {fetched}{ahead}; the start waited {figures['blocked_s']:.2f} s for it{recorded}"
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _script_folder(spec: LaunchSpec) -> str:
+    """Of a script that is on this node; another one is in the image."""
+    if spec.entry.mode not in ("script", "run-path") and not spec.entry.target.startswith(("/", "./", "../")):
+        return ""
+    path = os.path.abspath(spec.entry.target)
+    return os.path.dirname(path) if os.path.exists(path) else ""

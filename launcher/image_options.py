@@ -1,0 +1,95 @@
+"""PURE: the --image flags: what the ranks' image is, and what of the node is seen in it.
+
+Every mistake is found before anything runs. Paths that are not absolute are made so by the caller's function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from bootseer.errors import UsageError
+from bootseer.mounts.binds import Bind, Without, parse_bind
+from bootseer.mounts.image_environ import parse_variable
+from launcher.ranks.environ import RANK_VARIABLES
+
+ROOTFS = "rootfs:"
+PYTHONS = ("python3", "python")  # looked for on the image's PATH
+
+
+class ImageOptions(NamedTuple):
+    """The image of a job."""
+
+    url: str
+    name: str  # of the tree, "" for the URL's
+    writable: str  # tmpfs, none or an absolute path
+    binds: tuple[Bind | Without, ...]
+    pythons: tuple[str, ...]  # the first of these that is there
+    environ: dict[str, str]
+
+
+def read_options(
+    url: str | None,
+    name: str | None,
+    writable: str,
+    binds: Sequence[str],
+    python: str | None,
+    environ: Sequence[str],
+    absolute: Callable[[str], str],
+) -> ImageOptions | None:
+    """None without --image. Raises: UsageError."""
+    if url is None:
+        for flag, value in (
+            ("--image-name", name),
+            ("--image-writable", writable if writable != "tmpfs" else None),
+            ("--image-bind", binds),
+            ("--image-python", python),
+            ("--image-env", environ),
+        ):
+            if value:
+                raise UsageError(f"{flag} is without effect: give the image as well, by --image URL")
+        return None
+    return ImageOptions(
+        _url(url, absolute),
+        name or "",
+        _writable(writable, absolute),
+        tuple(_bind(text, absolute) for text in binds),
+        PYTHONS if python is None else (_python(python),),
+        dict(_variable(text) for text in environ),
+    )
+
+
+def _url(url: str, absolute: Callable[[str], str]) -> str:
+    if not url or "\0" in url or "\n" in url:
+        raise UsageError(f"--image {url!r}: give a path or a URL, as in hdfs://namenode/images/train")
+    if url.startswith(ROOTFS):
+        if url == ROOTFS:
+            raise UsageError("--image rootfs: names no folder: rootfs:/srv/debian12, say")
+        return ROOTFS + absolute(url.removeprefix(ROOTFS))
+    return url if "://" in url or "::" in url else absolute(url)
+
+
+def _writable(text: str, absolute: Callable[[str], str]) -> str:
+    if text in ("tmpfs", "none"):
+        return text
+    if not text or "\0" in text:
+        raise UsageError(f"--image-writable {text!r}: tmpfs, none, or a folder")
+    return absolute(text)
+
+
+def _bind(text: str, absolute: Callable[[str], str]) -> Bind | Without:
+    found = parse_bind(text)
+    return found._replace(source=absolute(found.source)) if isinstance(found, Bind) else found
+
+
+def _python(text: str) -> str:
+    if not text or ("/" in text and not text.startswith("/")) or "\0" in text:
+        raise UsageError(f"--image-python {text!r}: give a path in the image, or a name that is on its PATH")
+    return text
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, value = parse_variable(text)
+    if name in RANK_VARIABLES:
+        raise UsageError(f"--image-env {text!r}: bootrun gives {name} to each rank itself")
+    return name, value

@@ -1,0 +1,360 @@
+"""The root of an image by itself: without an overlay, with hostile links in it, for other container tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import BootseerError, ConfigError
+from bootseer.mounts.binds import Bind, plan_binds
+from bootseer.mounts.cdi_files import LIBRARIES
+from bootseer.mounts.holder import HeldRoot, Holder
+from bootseer.mounts.image_root import ImageRequest, _enter_path
+from bootseer.mounts.image_run import run_in_image
+from bootseer.mounts.root import RootSpec
+from bootseer.mounts.tree_mount import mount_tree, unmount_tree
+from bootseer.testing.faulty_http import FaultyHttpServer
+from bootseer.tree.building import build
+from bootseer.tree.from_folder import Folder
+from tests.integration.image_roots import make_root
+from tests.integration.mounted_trees import need_mounts
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of mounts: needs root"),
+]
+KERNEL = [Bind("/dev", "/dev"), Bind("/proc", "/proc"), Bind("/sys", "/sys")]
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="image-root-")
+    os.chmod(folder, 0o755)
+    make_root(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def holder() -> Iterator[Holder]:
+    made = Holder()
+    yield made
+    made.close()
+
+
+def make(holder: Holder, root: str, *binds: Bind, **more: object) -> HeldRoot:
+    spec = RootSpec([root], binds=plan_binds([], [*KERNEL, *binds]))._replace(**more)
+    return holder.make(spec, loader={}, programs=["python3"], path="/usr/local/bin")
+
+
+def inside(held: HeldRoot, *argv: str, cwd: str = "/", **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", "-S", _enter_path(), held.address, *argv]
+    environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", **more}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environ)
+
+
+def python(held: HeldRoot, code: str) -> str:
+    run = inside(held, "python3", "-c", code)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+# ---- how it is entered ---------------------------------------------------------------------------------------
+
+
+def test_what_a_program_keeps(holder: Holder, root: str, tmp_path: Path) -> None:
+    """Pid, descriptors, signals, limits, umask, nice value, environment; nothing of ours is added."""
+    held = make(holder, root, Bind("/tmp", "/tmp"))
+    (tmp_path / "data").write_text("inherited")
+    code = (
+        "import json, os, resource, signal, sys\n"
+        "json.dump({'pid': os.getpid(), 'session': os.getsid(0), 'umask': os.umask(0), 'nice': os.nice(0),"
+        " 'files': resource.getrlimit(resource.RLIMIT_NOFILE), 'environ': dict(os.environ), 'cwd': os.getcwd(),"
+        " 'fds': sorted(int(n) for n in os.listdir('/proc/self/fd')), 'data': os.pread(7, 100, 0).decode(),"
+        " 'ignored': [l for l in open('/proc/self/status') if l.startswith(('SigIgn', 'SigBlk'))],"
+        " 'cmdline': open('/proc/self/cmdline').read().split(chr(0))[:3]}, sys.stdout)\n"
+    )
+    wrapper = (
+        "import os, resource, signal, sys\n"
+        "os.setsid(); os.umask(0o027); os.nice(3)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))\n"
+        "for number in (signal.SIGPIPE, signal.SIGXFSZ): signal.signal(number, signal.SIG_DFL)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        f"os.dup2(os.open({str(tmp_path / 'data')!r}, os.O_RDONLY), 7)\n"
+        "print(os.getpid(), flush=True)\n"
+        "os.execve(sys.argv[1], sys.argv[1:], {'ONE': '1', 'PATH': '/usr/local/bin'})\n"
+    )
+    argv = [
+        sys.executable,
+        "-c",
+        wrapper,
+        sys.executable,
+        "-I",
+        "-S",
+        _enter_path(),
+        held.address,
+        "python3",
+        "-c",
+        code,
+    ]
+    run = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, stdin=subprocess.DEVNULL)
+    assert run.returncode == 0, run.stderr
+    pid, _, text = run.stdout.partition("\n")
+    seen = json.loads(text)
+    assert seen["pid"] == seen["session"] == int(pid)
+    assert (seen["umask"], seen["nice"], seen["files"], seen["data"]) == (
+        0o027,
+        min(19, 3 + os.nice(0)),
+        [100, 200],
+        "inherited",
+    )
+    assert seen["cwd"] == str(tmp_path)
+    assert set(seen["fds"]) - {3} == {0, 1, 2, 7}  # 3: the folder that is listed
+    # The image's Python may add a locale to its own copy.
+    assert {name: value for name, value in seen["environ"].items() if name != "LC_CTYPE"} == {
+        "ONE": "1",
+        "PATH": "/usr/local/bin",
+    }
+    # SIGINT, and what the image's Python itself ignores: SIGPIPE, SIGXFSZ. Blocked: SIGUSR1.
+    assert [line.split()[1] for line in seen["ignored"]] == ["0000000000000200", "0000000001001002"]
+    assert seen["cmdline"][:2] == ["python3", "-c"]
+
+
+def test_programs_that_cannot_be_started(holder: Holder, root: str) -> None:
+    held = make(holder, root)
+    reasons = {
+        "nothing": "no such file",
+        "/no/such": "no such file",
+        "/etc/passwd": "permission",
+        "/opt": "permission",
+    }
+    for program, reason in reasons.items():
+        run = inside(held, program)
+        assert run.returncode == 127 and reason in run.stderr, run.stderr
+        assert run.stderr.count("\n") == 1 and f"cannot start {program} inside the image" in run.stderr
+    holder.close()
+    run = inside(held, "cat", "/etc/passwd")
+    assert run.returncode == 126 and "the process that holds the image does not answer" in run.stderr
+
+
+def test_the_loaders_variables_are_the_images(holder: Holder, root: str) -> None:
+    spec = RootSpec([root], binds=plan_binds([], KERNEL))
+    held = holder.make(spec, loader={"LD_LIBRARY_PATH": "/of/the/image"})
+    run = inside(held, "env", LD_PRELOAD="", LD_LIBRARY_PATH="/of/the/node", OTHER="1")
+    found = dict(line.split("=", 1) for line in run.stdout.splitlines())
+    assert found["LD_LIBRARY_PATH"] == "/of/the/image" and "LD_PRELOAD" not in found and found["OTHER"] == "1"
+
+
+def test_many_at_once(holder: Holder, root: str) -> None:
+    held = make(holder, root)
+    command = [sys.executable, "-I", "-S", _enter_path(), held.address, "/bin/cat", "/etc/os-release"]
+    programs = [subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/") for _ in range(16)]
+    assert [program.communicate()[0] for program in programs] == [b"ID=made\n"] * 16
+
+
+# ---- what it is made of --------------------------------------------------------------------------------------
+
+
+def test_links_and_places_in_odd_images(holder: Holder, root: str, tmp_path: Path) -> None:
+    """Links that lead up and away stay in the image; what is in the way is told, or made in the overlay."""
+    odd = tmp_path / "odd"
+    shutil.copytree(root, odd, symlinks=True)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    os.symlink("../../../../../.." + str(outside), odd / "up")
+    os.symlink(str(outside), odd / "away")
+    os.symlink("run/nothing/here", odd / "etc" / "resolv.conf")
+    os.symlink("/opt/data", odd / "data")
+    held = make(
+        holder, str(odd),
+        Bind("/etc/hostname", "/etc/resolv.conf"),
+        Bind("/etc", "/up/etc"),
+        Bind("/etc", "/away/etc"),
+        Bind("/etc", "/data/etc"),
+        Bind("/etc/hostname", "/new/deep/name"),
+        links=[("/x", f"{LIBRARIES}/libx.so"), ("y", "/opt/data/hello.txt")],
+    )  # fmt: skip
+    assert list(outside.iterdir()) == []
+    code = (
+        "import os; print(open('/etc/resolv.conf').read() == open('/new/deep/name').read(),"
+        f" os.listdir('/opt/data/etc') != [], os.readlink('{LIBRARIES}/libx.so'),"
+        " open('/opt/data/hello.txt').read().strip(), [name for name in os.listdir('/') if name.startswith('.')])"
+    )
+    assert python(held, code) == "True True /x from the image []"
+    assert not (odd / "new").exists() and os.readlink(odd / "etc" / "resolv.conf") == "run/nothing/here"
+
+
+def test_a_link_into_proc_does_not_lead_out(holder: Holder, root: str, tmp_path: Path) -> None:
+    """While places are made nothing of the node's /proc is there that a link could lead through."""
+    odd = tmp_path / "odd"
+    shutil.copytree(root, odd, symlinks=True)
+    os.rmdir(odd / "home")
+    os.symlink("/proc/self/root", odd / "home")
+    os.symlink("/proc/1/root" + str(tmp_path), odd / "way")
+    held = make(holder, str(odd), Bind("/etc", "/home/made/etc"), Bind("/etc", "/way/made/etc"))
+    assert (
+        python(held, "import os; print(os.path.isdir('/home/made/etc'), os.path.isdir('/way/made/etc'))")
+        == "True True"
+    )
+    assert not os.path.exists("/made") and not (tmp_path / "made").exists()
+
+
+def test_nothing_is_made_in_folders_of_the_node(holder: Holder, root: str, tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    with pytest.raises(ConfigError, match="does not exist in a folder of the node"):
+        make(holder, root, Bind(str(tmp_path), "/data"), Bind("/etc", "/data/node/new"))
+    assert list((tmp_path / "node").iterdir()) == []
+
+
+WITHOUT_OVERLAY = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[3])
+from bootseer.mounts import kernel, namespaces
+namespaces.separate()
+top, root = sys.argv[1:3]
+# The kernel lays no overlay over two of them.
+kernel.mount("x", top, "tmpfs", 0)
+lower = root
+for number in range(2):
+    for name in ("upper", "work", "merged"):
+        os.makedirs(f"{top}/{number}/{name}")
+    options = f"lowerdir={lower},upperdir={top}/{number}/upper,workdir={top}/{number}/work"
+    kernel.mount("x", f"{top}/{number}/merged", "overlay", 0, options)
+    lower = f"{top}/{number}/merged"
+from bootseer.mounts.binds import Bind
+from bootseer.mounts.root import RootSpec, make_root
+binds = [Bind("/etc/hostname", "/etc/resolv.conf"), Bind("/etc", "/deep/er/etc"), Bind("/etc", "/opt/more/etc"),
+         Bind("/dev", "/dev"), Bind("/proc", "/proc")]
+made = make_root(RootSpec([lower], binds=binds, users=["a:x:5:5::/:/"], groups=["a:x:5:"]))
+print(made.has_overlay, made.notes, flush=True)
+os.execv("/usr/local/bin/python3", ["python3", "-c", '''
+import os
+print(open("/etc/resolv.conf").read() == open("/deep/er/etc/hostname").read())
+print(open("/opt/data/hello.txt").read().strip(), sorted(os.listdir("/opt")), os.path.isdir("/opt/more/etc"))
+print([line.split(":")[0] for line in open("/etc/passwd")])
+for path in ("/opt/data/hello.txt", "/opt/data/new", "/new", "/etc/new", "/usr/new"):
+    try:
+        open(path, "a")
+    except OSError as error:
+        print(error.errno, end=" ")
+    else:
+        print("written", path)
+'''])
+"""
+
+
+def test_without_an_overlay_the_image_is_shown_as_it_is(root: str, tmp_path: Path) -> None:
+    top = str(Path(__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OVERLAY, tmp_path, root, top], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert lines[0].startswith("False") and "nothing can be written" in lines[0]
+    assert lines[1] == "True"
+    assert lines[2] == "from the image ['data', 'more'] True"
+    assert lines[3] == "['a', 'root', 'imageuser']"
+    assert lines[4] == "30 30 30 30 30 "  # EROFS
+
+
+def test_mounts_that_come_later(holder: Holder, root: str, tmp_path: Path) -> None:
+    """Visible by themselves where the node shares its mounts, else carried inside."""
+    from bootseer.mounts import kernel, namespaces
+
+    later = tmp_path / "later"
+    later.mkdir()
+    held = make(holder, root, Bind(str(tmp_path), str(tmp_path)))
+    try:
+        for content in ("one", "two"):
+            kernel.mount("bootseer", str(later), "tmpfs", 0)
+            (later / "file").write_text(content)
+            path = str(later / "file")
+            if holder.look([path]):
+                fd = namespaces.copy_mount(str(later))
+                try:
+                    holder.attach(str(later), fd)
+                finally:
+                    os.close(fd)
+            assert holder.look([path]) == []
+            assert inside(held, "cat", path).stdout == content
+            kernel.unmount(str(later))
+    finally:
+        kernel.clear(str(later))
+    assert holder.look(
+        [str(tmp_path), "/etc/machine-id" if os.path.exists("/etc/machine-id") else "/etc/hostname"]
+    )
+
+
+# ---- one program, other tools --------------------------------------------------------------------------------
+
+
+def test_one_program(root: str, tmp_path: Path) -> None:
+    """In a process of its own, as it forks and handles signals."""
+    code = (
+        "import sys\nfrom bootseer.mounts.image_root import ImageRequest\n"
+        "from bootseer.mounts.image_run import run_in_image\n"
+        f"request = ImageRequest('rootfs:{root}', work=[{str(tmp_path)!r}], environ={{'A': '1'}})\n"
+        "print(run_in_image(request, sys.argv[1:], say=print).status)\n"
+    )
+    for argv, output in (
+        (["sh", "-c", "echo $A; exit 3"], "1\n3\n"), (["sh", "-c", "kill -9 $$"], "137\n"), (["nothing"], "127\n"),
+    ):  # fmt: skip
+        run = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, cwd=tmp_path)
+        assert run.stdout == output, run.stderr
+    with pytest.raises(BootseerError, match="no program is given"):
+        run_in_image(ImageRequest(f"rootfs:{root}"), [], say=print)
+
+
+def test_a_mounted_tree_is_a_root_for_runc(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("runc") is None:
+        pytest.skip("runc is not installed")
+    need_mounts()
+    for name in ("RUNTIME", "CACHE"):
+        monkeypatch.setenv(f"BOOTSEER_{name}", f"{tmp_path}/{name.lower()}")
+    whole = tmp_path / "whole"
+    shutil.copytree(root, whole, symlinks=True)
+    for name in ("proc", "sys", "dev"):
+        (whole / name).mkdir()  # other tools make no places in what cannot be written to
+    files: dict[str, bytes] = {}
+    built = build(Folder(str(whole)), lambda digest, data: files.__setitem__(f"packs/{digest}", data), threads=1)
+    files[f"index/{built.digest}"] = built.index_bytes
+    with FaultyHttpServer(files) as server:
+        tree = mount_tree(f"{server.url}@sha256:{built.digest}")
+        try:
+            with tree.hold():
+                run = run_runc(tree.folder, tmp_path)
+        finally:
+            unmount_tree(built.digest, force=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "ID=made" in run.stdout
+
+
+TELL = [
+    "/usr/local/bin/python3",
+    "-c",
+    "import ssl, json; print(open('/etc/os-release').read())".replace("ssl, ", ""),
+]
+
+
+def run_runc(folder: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    subprocess.run(["runc", "spec"], cwd=bundle, check=True)
+    config = json.loads((bundle / "config.json").read_text())
+    config["root"] = {"path": folder, "readonly": True}
+    config["process"].update(terminal=False, args=TELL)
+    config["linux"]["cgroupsPath"] = f"/bootseer-test-{os.getpid()}"
+    (bundle / "config.json").write_text(json.dumps(config))
+    return subprocess.run(
+        ["runc", "--root", str(tmp_path / "runc"), "run", "--no-pivot", f"bootseer-test-{os.getpid()}"],
+        cwd=bundle, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60,
+    )  # fmt: skip
