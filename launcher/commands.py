@@ -6,20 +6,41 @@ Groups of the library register here as they come to exist; each stays importable
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
+from typing import NamedTuple
 
 EXAMPLES = """\
 examples:
   bootseer run --standalone --nproc-per-node 8 train.py     the same as: bootrun ...
   bootseer ckpt ls hdfs://namenode/run1/ckpt                which checkpoint a job would load
+  bootseer image build docker://python:3.11 /data/python    an image as a tree, which starts before it is there
+  bootseer keys make                                        a key to sign what this user publishes
   bootseer --version
 """
 
 
+class Group(NamedTuple):
+    """Commands of the library."""
+
+    module: str  # its `main` takes arguments and returns the exit status
+    extra: str  # what has to be installed for it
+    help: str
+
+
+GROUPS = {
+    "ckpt": Group("bootseer.cli.ckpt", "checkpoint", "checkpoints: stripe, list, verify, prefetch, mount"),
+    "image": Group(
+        "bootseer.cli.image", "image", "images as trees: build, push, pull, mount, run, prefetch, unpack"
+    ),
+    "keys": Group("bootseer.cli.keys", "image", "keys: who may publish what this user runs"),
+}
+
+
 def main(argv: list[str]) -> int:
     """Runs a command group; returns the exit status."""
-    if argv and argv[0] == "ckpt":
-        return _checkpoint(argv[1:])
+    if argv and argv[0] in GROUPS:
+        return _run_group(GROUPS[argv[0]], argv[1:])
     from bootseer import __version__
 
     parser = argparse.ArgumentParser(
@@ -30,7 +51,8 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"bootseer {__version__}")
     groups = parser.add_subparsers(dest="group", metavar="COMMAND")
-    groups.add_parser("ckpt", help="checkpoints: stripe, list, verify, prefetch, mount", add_help=False)
+    for name, group in GROUPS.items():
+        groups.add_parser(name, help=group.help, add_help=False)
     groups.add_parser("run", help="launch a job on this node: the same as bootrun", add_help=False)
     args = parser.parse_args(argv)
     if args.group is None:
@@ -39,12 +61,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _checkpoint(argv: list[str]) -> int:
+def _run_group(group: Group, argv: list[str]) -> int:
     try:
-        from bootseer.cli.ckpt import main as run
+        module = importlib.import_module(group.module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("bootseer", "launcher"):
             raise  # a mistake of ours, which no installation mends
-        print(f"bootseer: error: {error.name} is missing: pip install 'bootseer[checkpoint]'", file=sys.stderr)
+        print(f"bootseer: error: {error.name} is missing: pip install 'bootseer[{group.extra}]'", file=sys.stderr)
         return 1
-    return run(argv)
+    status: int = module.main(argv)
+    return status

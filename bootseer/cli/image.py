@@ -1,0 +1,316 @@
+"""`bootseer image ...`: build, push, pull, inspect, verify, gc. Others are in image_node.py and image_hot.py.
+
+In: a command line. Out: results on stdout (`--json` for scripts), progress and errors on stderr, an exit status
+(docs/errors.md). What the commands do is in bootseer.image.commands_*.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from bootseer.cli import image_hot, image_node
+from bootseer.cli.image_words import (
+    CountLine,
+    Json,
+    Key,
+    Name,
+    Quiet,
+    Unsigned,
+    Url,
+    new_app,
+    report,
+    say,
+    short,
+    size_of,
+)
+from bootseer.cli.progress import ProgressLine, format_bytes
+from bootseer.errors import BootseerError, UsageError
+
+app = new_app("image", "Images as trees: built once, started before they are there.")
+
+DAY_S = 86_400.0
+
+
+@app.command(
+    epilog="bootseer image build docker://pytorch/pytorch:2.13.0 hdfs://namenode/images/train --threads 8"
+)
+def build(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="a folder, an OCI layout, docker://REGISTRY/IMAGE:TAG; rootfs:FOLDER"),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DST", help="where the tree goes: a folder, a store's URL, oci://REGISTRY/NAME:TAG"
+        ),
+    ],
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="that readers ask for, instead of DST's URL")
+    ] = "",
+    key: Key = "",
+    unsigned: Unsigned = False,
+    hot: Annotated[
+        str, typer.Option("--hot", metavar="TREE", help="an earlier tree: what its starts touched comes first")
+    ] = "",
+    hot_name: Annotated[str, typer.Option("--hot-name", metavar="NAME", help="its name, if not the URL's")] = "",
+    platform: Annotated[
+        str, typer.Option(metavar="OS/ARCH", help="of an image for several (default this machine's)")
+    ] = "",
+    reference: Annotated[
+        str, typer.Option(metavar="NAME", help="which image of an OCI layout that holds several")
+    ] = "",
+    owner: Annotated[
+        str, typer.Option(metavar="UID:GID", help="of all files of a folder, instead of those found")
+    ] = "",
+    cross_mounts: Annotated[
+        bool, typer.Option("--cross-mounts", help="of a folder: also what is mounted below it")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="that compress (default one a core)")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Build a tree of a folder, an OCI layout or an image in a registry. Needs no root; nothing is unpacked."""
+    from bootseer.image.commands import Signing
+    from bootseer.image.commands_build import BuildOptions
+    from bootseer.image.commands_build import build as build_tree
+
+    options = BuildOptions(
+        name=name, signing=Signing(key, unsigned), hot=hot, hot_name=hot_name, platform=platform,
+        reference=reference, owner=_owner(owner), crosses_mounts=cross_mounts, threads=threads,
+    )  # fmt: skip
+    line = CountLine("bootseer image build", is_quiet=quiet)
+    with line:
+        built = build_tree(source, target, options, line.count, say)
+    found = built.statistics
+    for what, count in sorted(found.left_out.items()):
+        say(f"left out, as a tree cannot hold them: {count} {what}")
+    record = {
+        "digest": built.digest, "name": built.name, "signed_by": built.signer, "index_bytes": built.index_bytes,
+        "carried_traces": built.carried_traces, "seconds": line.elapsed_s, **found._asdict(),
+        "left_out": dict(found.left_out),
+    }  # fmt: skip
+    ratio = found.raw_bytes / found.stored_bytes if found.stored_bytes else 1.0
+    text = (
+        f"tree {built.digest}\n{found.files:,} files, {format_bytes(found.raw_bytes)} became"
+        f" {format_bytes(found.stored_bytes)} in {found.blocks:,} blocks ({ratio:.2f} : 1)"
+        f" in {line.elapsed_s:.1f} s ({line.rate()})"
+    )
+    report(record, as_json, text)
+
+
+@app.command(epilog="bootseer image push /data/trees/train oci://registry.example.com/team/train:v3")
+def push(
+    source: Url,
+    target: Annotated[str, typer.Argument(metavar="DST", help="oci://REGISTRY/NAME:TAG")],
+    source_name: Annotated[
+        str, typer.Option("--source-name", metavar="NAME", help="of the tree at URL, if not the URL's")
+    ] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="of the copy (default DST)")] = "",
+    key: Key = "",
+    unsigned: Unsigned = False,
+    as_is: Annotated[bool, typer.Option("--as-is", help="keep the name and the signatures")] = False,
+    subject: Annotated[
+        str, typer.Option(metavar="IMAGE", help="image in the same repository that it is a tree of")
+    ] = "",
+    no_traces: Annotated[bool, typer.Option("--no-traces", help="without the hot traces of the store")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Copy a tree of any store into a registry. What is there already is not sent."""
+    from bootseer.image.commands import Signing
+    from bootseer.image.commands_transfer import TransferOptions
+    from bootseer.image.commands_transfer import push as push_tree
+
+    options = TransferOptions(
+        source_name, name, Signing(key, unsigned), as_is=as_is, has_traces=not no_traces, subject=subject
+    )
+    with ProgressLine("bootseer image push", is_quiet=quiet) as line:
+        done = push_tree(source, target, options, line, say)
+    text = (
+        f"{done.reference}\ntree {done.digest}: {format_bytes(done.size)}, {format_bytes(done.moved_bytes)} sent,"
+        f" {done.traces} traces, in {line.elapsed_s:.1f} s ({line.rate()})"
+    )
+    report(done._asdict() | {"seconds": line.elapsed_s}, as_json, text)
+
+
+@app.command(epilog="bootseer image pull oci://registry.example.com/team/train:v3 hdfs://namenode/images/train")
+def pull(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="oci://REGISTRY/NAME:TAG")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="a folder or a store's URL")],
+    source_name: Annotated[
+        str, typer.Option("--source-name", metavar="NAME", help="of the tree at SRC, if not the URL's")
+    ] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="of the copy (default DST)")] = "",
+    key: Key = "",
+    unsigned: Unsigned = False,
+    as_is: Annotated[
+        bool, typer.Option("--as-is", help="keep the name and the signatures, whoever's they are")
+    ] = False,
+    no_traces: Annotated[bool, typer.Option("--no-traces", help="without the hot traces")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Copy a tree of a registry into a folder or a store. What is there already is not read."""
+    from bootseer.image.commands import Signing
+    from bootseer.image.commands_transfer import TransferOptions
+    from bootseer.image.commands_transfer import pull as pull_tree
+
+    options = TransferOptions(source_name, name, Signing(key, unsigned), as_is=as_is, has_traces=not no_traces)
+    with ProgressLine("bootseer image pull", is_quiet=quiet) as line:
+        done = pull_tree(source, target, options, line, say)
+    text = (
+        f"tree {done.digest}: {format_bytes(done.size)}, {format_bytes(done.moved_bytes)} received,"
+        f" {done.traces} traces, in {line.elapsed_s:.1f} s ({line.rate()})"
+    )
+    report(done._asdict() | {"seconds": line.elapsed_s}, as_json, text)
+
+
+@app.command(epilog="bootseer image inspect hdfs://namenode/images/train --json")
+def inspect(url: Url, name: Name = "", as_json: Json = False) -> None:
+    """Show what a tree is: who signed it, how it is run, its sizes, and what of it is hot."""
+    from bootseer.image.commands_look import inspect as look
+    from bootseer.image.commands_look import to_record
+
+    found = look(url, name=name, say=say)
+    config = found.config
+    counts = f"{found.files:,} files, {found.folders:,} folders, {found.symlinks:,} links, {found.others:,} others"
+    sizes = f"{format_bytes(found.file_bytes)} of files, {format_bytes(found.stored_bytes)} stored"
+    hot = f"{found.hot_blocks:,} blocks, {format_bytes(found.hot_bytes)} ({found.hot_share:.1%} of what is stored)"
+    lines = [
+        f"tree      {found.digest}",
+        f"name      {found.name or '(asked for by its digest)'}",
+        f"believed  {found.because}",
+        f"made      of {found.source or 'a folder'} by {found.tool}",
+        f"files     {counts}",
+        f"sizes     {sizes} ({found.ratio:.2f} : 1), index {format_bytes(found.index_bytes)}",
+        f"blocks    {found.blocks:,} in {found.packs:,} packs",
+        f"hot       {hot}, {found.traces} traces",
+    ]
+    for label, value in (
+        ("runs", " ".join([*config.entrypoint, *config.cmd])), ("in", config.workdir), ("as", config.user),
+        ("for", config.architecture),
+    ):  # fmt: skip
+        if value:
+            lines.append(f"{label:<10}{value!r}" if not value.isprintable() else f"{label:<10}{value}")
+    lines += [f"env       {each!r}" if not each.isprintable() else f"env       {each}" for each in config.env]
+    report(to_record(found), as_json, "\n".join(lines))
+
+
+@app.command(epilog="bootseer image verify hdfs://namenode/images/train")
+def verify(url: Url, name: Name = "", as_json: Json = False, quiet: Quiet = False) -> None:
+    """Read every block from the store and compare it with the index; ends with status 1 if anything is wrong."""
+    from bootseer.image.commands_look import verify as check
+
+    with ProgressLine("bootseer image verify", is_quiet=quiet) as line:
+        found = check(url, name=name, progress=line)
+    lines = [
+        f"{each.pack}: {each.what}"
+        if each.block < 0
+        else f"block {each.block} at byte {each.offset} of {each.pack}: {each.what}"
+        for each in found.faults
+    ]
+    lines += found.trace_faults
+    lines.append(
+        f"tree {short(found.digest)}: {found.right_blocks:,} of {found.blocks:,} blocks right,"
+        f" {format_bytes(found.checked_bytes)} read, {found.fault_count} faults ({line.rate()}); {found.because}"
+    )
+    record = found._asdict() | {"faults": [each._asdict() for each in found.faults], "seconds": line.elapsed_s}
+    report(record, as_json, "\n".join(lines))
+    if found.fault_count:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="bootseer image gc --store hdfs://namenode/images/train --dry-run")
+def gc(
+    store: Annotated[
+        str, typer.Option("--store", metavar="URL", help="a tree's folder instead of this node's cache")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="of the cache, this time (default BOOTSEER_CACHE_LIMIT)")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="all of the cache that nobody uses")] = False,
+    older: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="DAYS", help="unused for so long: what is unpacked here (default 30), or of a store (7)"
+        ),
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="DIGEST", help="with --store: a tree that stays as well")
+    ] = None,
+    name: Name = "",
+    as_json: Json = False,
+) -> None:
+    """Take away what is cached beyond the limit; with --store, what no tree of a folder needs any more."""
+    from bootseer.image.commands_gc import collect_node, collect_store
+
+    would = "would go" if dry_run else "gone"
+    if store:
+        if limit is not None or everything:
+            raise UsageError("--limit and --all are of this node's cache; --store is another place")
+        older_s = (7.0 if older is None else older) * DAY_S
+        done = collect_store(store, name=name, keep=keep or [], older_s=older_s, is_dry=dry_run, say=say)
+        text = (
+            f"{would}: {done.packs} packs, {done.indexes} indexes, {done.traces} folders of traces,"
+            f" {format_bytes(done.freed_bytes)}"
+        )
+        lines = [*done.paths, text] if dry_run else [text]
+        report(done._asdict() | {"is_dry_run": dry_run}, as_json, "\n".join(lines))
+        return
+    if keep or name:
+        raise UsageError("--keep and --name are of a tree's folder: give it as --store URL")
+    most_bytes = 0 if everything else size_of(limit, "--limit")
+    unused_s = 0.0 if everything and older is None else (30.0 if older is None else older) * DAY_S
+    found = collect_node(most_bytes=most_bytes, unused_s=unused_s, is_dry=dry_run, say=say)
+    lines = [
+        f"{each.digest}  {each.kind}  {format_bytes(each.size)}  unused for {each.unused_s / DAY_S:.1f} days"
+        for each in found.removed
+    ]
+    lines.append(
+        f"{found.folder}: {len(found.removed)} trees {would}, {format_bytes(found.freed_bytes)};"
+        f" {format_bytes(found.left_bytes)} cached of at most {format_bytes(found.limit_bytes)}"
+    )
+    record = found._asdict() | {"removed": [each._asdict() for each in found.removed], "is_dry_run": dry_run}
+    report(record, as_json, "\n".join(lines))
+
+
+for command, shown, epilog in image_node.COMMANDS:
+    app.command(shown, epilog=epilog)(command)
+app.command("unmount", hidden=True)(image_node.umount)  # as people write it, too
+app.add_typer(image_hot.app, name="hot", help="What starts touch first: show, merge and prune the recordings.")
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command; returns the exit status."""
+    try:
+        ended = app(args=argv, prog_name="bootseer image", standalone_mode=False)
+    except typer.Abort:
+        return 130
+    except BrokenPipeError:
+        return 141  # as of SIGPIPE: a reader of stdout has seen enough
+    except BootseerError as error:
+        print(f"bootseer: error: {error}", file=sys.stderr)
+        return error.exit_status
+    except Exception as error:
+        show = getattr(error, "show", None)  # of the command line
+        if show is None:
+            raise
+        show(file=sys.stderr)
+        return int(getattr(error, "exit_code", 2))
+    return ended if isinstance(ended, int) else 0  # of typer.Exit
+
+
+def _owner(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    uid, colon, gid = text.partition(":")
+    if not colon or not uid.isdecimal() or not gid.isdecimal() or max(int(uid), int(gid)) > (1 << 32) - 2:
+        raise UsageError(f"--owner {text!r}: give two numbers, as in 0:0")
+    return int(uid), int(gid)

@@ -1,0 +1,332 @@
+"""`bootseer image build`: a folder, an OCI layout or an image in a registry becomes a tree, wherever it is to be.
+
+Packs go out as they fill up, and nothing is unpacked on the way. The tree is there with its last file, so a build
+that is interrupted leaves what it had written, which the next one finds and does not write again.
+"""
+
+from __future__ import annotations
+
+import os
+import platform as this_platform
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+from bootseer import aio
+from bootseer.blocks.trace import Trace
+from bootseer.errors import AlreadyExists, ConfigError, NotFound, SourceChanged, StorageError
+from bootseer.image.commands import (
+    UNSIGNED,
+    Say,
+    Signing,
+    is_registry,
+    opened,
+    opened_store,
+    shown,
+    tree_url,
+)
+from bootseer.image.commands_traces import carry, hot_blocks, hot_files, known_traces, publish
+from bootseer.storage import RangeReader, RangeRequest, Store
+from bootseer.storage.paths import scheme_of
+from bootseer.tree.building import BuiltTree, Source, Statistics
+from bootseer.tree.building import build as build_tree
+from bootseer.tree.head import IMAGE, Head, make_head, split_pin
+from bootseer.tree.index import Index
+from bootseer.tree.opening import OpenedTree, publish_tree
+from bootseer.trust import SigningKey, Trust
+
+ROOTFS = "rootfs:"
+LAYOUT = "oci-layout"  # the file that makes a folder an image layout
+
+Count = Callable[[int, int], object]  # bytes and files since the last call
+
+
+class BuildOptions(NamedTuple):
+    """What may be said of a build."""
+
+    name: str = ""  # that readers ask for, instead of the target's URL
+    signing: Signing = Signing()
+    hot: str = ""  # URL of a tree whose traces say what comes first
+    hot_name: str = ""  # its name
+    platform: str = ""  # "": of this machine
+    reference: str = ""  # which image of a layout that holds several
+    owner: tuple[int, int] | None = None  # of everything, instead of the owners found
+    crosses_mounts: bool = False
+    threads: int | None = None
+
+
+class Built(NamedTuple):
+    """What a build has made."""
+
+    digest: str
+    name: str
+    signer: str  # keyid, "" if nobody signed it
+    index_bytes: int
+    statistics: Statistics
+    carried_traces: int  # of the tree whose traces were asked for
+
+
+class Target(Protocol):
+    """Where a tree goes."""
+
+    def put(self, digest: str, data: bytes) -> object: ...  # a pack, from a thread
+    def finish(self, built: BuiltTree, head: Head, key: SigningKey | None) -> None: ...
+
+
+def build(source: str, target: str, options: BuildOptions, count: Count, say: Say) -> Built:
+    """Builds the tree of `source` at `target`.
+
+    Raises: ConfigError for what is no source or no target; IntegrityError for layers that are damaged or hostile;
+    StorageError; SourceChanged when a file changes meanwhile.
+    """
+    target = tree_url(target)
+    if split_pin(target)[1] or (is_registry(target) and "@" in target.rpartition("/")[2]):
+        raise ConfigError(f"{shown(target)}: names a digest; a tree is built under a name, which then means it")
+    trust = Trust.load()
+    key = options.signing.key(trust)
+    with _hot_tree(options, trust, say) as hot, _opened_source(source, options) as opened_source:
+        with _opened_target(target) as place:
+            built = build_tree(
+                opened_source,
+                place.put,
+                hot_paths=[os.fsencode(each) for each in hot.paths],
+                threads=options.threads,
+                on_progress=count,
+            )
+            head = make_head(built.index_bytes, IMAGE, target, options.name)
+            place.finish(built, head, key)
+        if key is None:
+            say(UNSIGNED)
+        carried = _carry(hot, built, target, head, key, say)
+    keyid = "" if key is None else key.keyid
+    return Built(built.digest, head.name, keyid, len(built.index_bytes), built.statistics, carried)
+
+
+# ---- sources -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened_source(url: str, options: BuildOptions) -> Iterator[Source]:
+    if url.startswith(ROOTFS):
+        yield _folder(url.removeprefix(ROOTFS), options)
+    elif is_registry(url):
+        with _registry_source(url, options) as source:
+            yield source
+    elif scheme_of(url) not in ("", "file", "local"):
+        raise ConfigError(
+            f"{shown(url)}: give a folder of this node, an OCI layout, or an image as docker://REGISTRY/NAME:TAG"
+        )
+    else:
+        from bootseer.storage.open import local_path
+
+        path = local_path(url)
+        if os.path.isfile(os.path.join(path, LAYOUT)):
+            from bootseer.tree.from_layers import Layers
+            from bootseer.tree.oci_layout import LayoutImage
+
+            _refuse_folder_options(url, options)
+            image = LayoutImage(path, platform=options.platform or None, reference=options.reference or None)
+            yield Layers(image, name=os.path.basename(path))
+        else:
+            yield _folder(path, options)
+
+
+def _folder(path: str, options: BuildOptions) -> Source:
+    from bootseer.tree.from_folder import Folder
+
+    path = os.path.abspath(path)
+    if not os.path.isdir(path):
+        kind = "is a file" if os.path.lexists(path) else "does not exist"
+        raise ConfigError(f"{path}: {kind}: give a folder, an OCI layout, or docker://REGISTRY/NAME:TAG")
+    if os.path.isfile(os.path.join(path, "tree.json")) and os.path.isdir(os.path.join(path, "packs")):
+        raise ConfigError(
+            f"{path}: is a tree already; to build one of its files all the same: {ROOTFS}{path}; to copy it:"
+            " bootseer image push, or cp -r"
+        )
+    for value, flag in ((options.platform, "--platform"), (options.reference, "--reference")):
+        if value:
+            raise ConfigError(f"{flag} {value}: {path} is a folder of files, no OCI layout")
+    # Without a name: the same files give the same tree wherever they lie.
+    return Folder(path, owner=options.owner, crosses_mounts=options.crosses_mounts)
+
+
+def _refuse_folder_options(url: str, options: BuildOptions) -> None:
+    if options.owner is not None or options.crosses_mounts:
+        raise ConfigError(f"{shown(url)}: is an image, whose layers say whose its files are")
+
+
+@contextmanager
+def _registry_source(url: str, options: BuildOptions) -> Iterator[Source]:
+    from bootseer.image.references import parse_reference
+    from bootseer.image.registry import Registry, RegistryImage
+    from bootseer.storage.oci_manifest import is_tree
+    from bootseer.tree.from_layers import Layers
+    from bootseer.tree.image_config import platform_of
+
+    _refuse_folder_options(url, options)
+    if options.reference:
+        raise ConfigError(f"--reference {options.reference}: {shown(url)} names the image already")
+    reference = parse_reference(url)
+    platform = options.platform or platform_of(this_platform.machine())
+
+    async def find(registry: Registry) -> RegistryImage:
+        if is_tree(await registry.document(reference), str(reference)):
+            raise ConfigError(f"{reference}: is a tree already: use it as it is, or `bootseer image pull` it")
+        return await registry.image(reference, platform)
+
+    registry = Registry()
+    try:
+        image = aio.run_sync(find(registry))
+        yield Layers(image, name=f"{reference.name}@{image.reference.digest}")
+    finally:
+        aio.run_sync(registry.aclose())
+
+
+# ---- targets -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened_target(url: str) -> Iterator[Target]:
+    if is_registry(url):
+        target = RegistryTarget(url)
+        try:
+            yield target
+        finally:
+            target.close()
+    else:
+        with opened_store(url) as store:
+            yield StoreTarget(store)
+
+
+class StoreTarget:
+    """A folder in a store. Implements Target."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def put(self, digest: str, data: bytes) -> None:
+        aio.run_sync(self._put(f"packs/{digest}", data))
+
+    def finish(self, built: BuiltTree, head: Head, key: SigningKey | None) -> None:
+        aio.run_sync(self._finish(built, head, key))
+
+    async def _finish(self, built: BuiltTree, head: Head, key: SigningKey | None) -> None:
+        if built.tree.packs:
+            there = {entry.name for entry in await self._store.list("packs")}
+            for digest, _ in built.tree.packs:
+                if digest.hex() not in there:
+                    raise SourceChanged(
+                        f"{self._store.url}: packs/{digest.hex()} was taken away during the build: build again,"
+                        " and not beside `bootseer image gc`"
+                    )
+        await publish_tree(self._store, built.index_bytes, head, key)
+
+    async def _put(self, path: str, data: bytes) -> None:
+        try:
+            async with self._store.create(path, size=len(data)) as writer:
+                await writer.write(data)
+        except AlreadyExists:
+            if not await self._is_same(path, data):
+                await self._store.publish(path, data)  # what has its name is not it
+
+    async def _is_same(self, path: str, data: bytes) -> bool:
+        """Whether an earlier build has written these bytes there."""
+        try:
+            if (await self._store.stat(path)).size != len(data):
+                return False
+            there = bytearray(len(data))
+            await RangeReader(self._store).read([RangeRequest(path, 0, memoryview(there))])
+            return there == data
+        except NotFound:
+            return False
+
+
+class RegistryTarget:
+    """A tag of a repository: packs are pushed as they are made, the rest is little. Implements Target."""
+
+    def __init__(self, url: str) -> None:
+        from bootseer.image.references import parse_reference
+        from bootseer.image.registry import Registry
+        from bootseer.storage.oci_manifest import is_tree
+
+        self._reference = parse_reference(url)
+        if not self._reference.tag:
+            raise ConfigError(f"{self._reference}: name a tag for the tree, as in {self._reference}:v1")
+        self._registry = Registry()
+        try:
+            found = aio.run_sync(self._registry.find(self._reference))
+            if found is not None and not is_tree(found, str(self._reference)):
+                raise AlreadyExists(f"{self._reference}: is an image already: give the tree a tag of its own")
+        except BaseException:
+            self.close()
+            raise
+        self._uploads = self._registry.uploads(self._reference)
+
+    def put(self, digest: str, data: bytes) -> None:
+        from bootseer.image.uploads import from_memory
+        from bootseer.storage.oci_manifest import TREE_PACK, Descriptor
+
+        blob = Descriptor(media_type=TREE_PACK, digest=f"sha256:{digest}", size=len(data))
+        aio.run_sync(self._uploads.push(blob, from_memory(data), lambda _: None))
+
+    def finish(self, built: BuiltTree, head: Head, key: SigningKey | None) -> None:
+        aio.run_sync(self._finish(built, head, key))
+
+    async def _finish(self, built: BuiltTree, head: Head, key: SigningKey | None) -> None:
+        from bootseer.image.artifacts import push_tree
+        from bootseer.storage.memory import MemoryStore, forget
+
+        name = f"build-{secrets.token_hex(8)}"
+        store = MemoryStore(name)
+        try:
+            await publish_tree(store, built.index_bytes, head, key)
+            await push_tree(self._registry, self._reference, store)  # packs are there, and so are not asked for
+        finally:
+            forget(name)
+
+    def close(self) -> None:
+        aio.run_sync(self._registry.aclose())
+
+
+# ---- what comes first --------------------------------------------------------------------------------------
+
+
+class _Hot(NamedTuple):
+    """What an earlier tree tells."""
+
+    tree: Index | None
+    traces: Mapping[str, Trace]  # by workload
+    paths: Sequence[str]
+
+
+@contextmanager
+def _hot_tree(options: BuildOptions, trust: Trust, say: Say) -> Iterator[_Hot]:
+    if not options.hot:
+        yield _Hot(None, {}, ())
+        return
+    url = tree_url(options.hot)
+    with opened(url, name=options.hot_name, trust=trust) as tree:
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)
+        if not known:
+            raise ConfigError(f"{shown(url)}: no start of it was recorded: `bootseer image record` records one")
+        best: dict[str, Trace] = {}
+        for each in known:
+            best.setdefault(each.trace.workload, each.trace)
+        yield _Hot(tree.index, best, [each.path for each in hot_files(tree.index, hot_blocks(known))])
+
+
+def _carry(hot: _Hot, built: BuiltTree, url: str, head: Head, key: SigningKey | None, say: Say) -> int:
+    """Says of the new tree what is known of the old one, so that its first start is prefetched too."""
+    if hot.tree is None:
+        return 0
+    found = [carry(hot.tree, trace, built.tree, built.digest) for trace in hot.traces.values()]
+    carried = [each for each in found if each is not None]
+    try:
+        with opened_store(url) as store:
+            tree = OpenedTree(built.tree, built.digest, head, store, built.index_bytes, "")
+            publish(tree, url, carried, key, lambda _: None)
+    except StorageError as error:
+        say(f"the traces are not carried over: {error}")
+        return 0
+    return len(carried)

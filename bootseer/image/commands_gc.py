@@ -1,0 +1,237 @@
+"""`bootseer image gc`: what a node has cached beyond its limit, and what a store has of trees that are no more."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from bootseer import aio
+from bootseer.blocks.cache import CachedTree
+from bootseer.blocks.locks import try_lock
+from bootseer.blocks.tree_files import LOCK, USE_BYTE
+from bootseer.errors import ConfigError, IntegrityError, NotFound, SourceChanged
+from bootseer.image.commands import Say, is_registry, node_cache, node_folder, opened_store, shown, tree_url
+from bootseer.mounts.unpacked import FOLDER, list_unpacked, remove_unpacked
+from bootseer.storage import Entry, Store
+from bootseer.tree.head import is_digest, split_pin
+from bootseer.tree.index import decode, index_path
+from bootseer.tree.opening import read_head, read_index_bytes
+from bootseer.trust import Trust
+
+DELETES_AT_ONCE = 8
+_DAY_S = 86_400.0
+
+
+# ---- of a node ---------------------------------------------------------------------------------------------
+
+
+class Removed(NamedTuple):
+    """A tree that went, or would."""
+
+    digest: str
+    kind: str  # blocks or unpacked
+    size: int  # bytes on disk
+    unused_s: float
+
+
+class NodeCollected(NamedTuple):
+    """What became of a node's cache."""
+
+    folder: str
+    removed: list[Removed]
+    freed_bytes: int
+    left_bytes: int  # of blocks
+    limit_bytes: int  # of blocks
+
+
+def collect_node(*, most_bytes: int | None, unused_s: float, is_dry: bool, say: Say) -> NodeCollected:
+    """Takes away blocks of the least recently used trees beyond the limit, and unpacked trees that were not used
+    for `unused_s`. What somebody uses stays.
+
+    Args: most_bytes: instead of the cache's own limit.
+    Raises: ConfigError for a cache that cannot be used; StorageError.
+    """
+    cache = node_cache(say)
+    now_s = time.time()
+    before = cache.trees()
+    limit = cache.limit_bytes() if most_bytes is None else most_bytes
+    if is_dry:
+        going = list(_beyond(before, limit, [node_folder(cache, each.digest) for each in before]))
+        left = sum(each.size_bytes for each in before) - sum(each.size_bytes for each in going)
+    else:
+        done = cache.collect(most_bytes)
+        there = {each.digest for each in cache.trees()}
+        going = [each for each in before if each.digest not in there]
+        left, limit = done.left_bytes, done.limit_bytes
+    removed = [Removed(each.digest, "blocks", each.size_bytes, now_s - each.used_s) for each in going]
+    for digest, used_s in list_unpacked():
+        if now_s - used_s < unused_s:
+            continue
+        size = _size_below(os.path.join(cache.folder, FOLDER, digest))
+        if is_dry or remove_unpacked(digest):
+            removed.append(Removed(digest, "unpacked", size, now_s - used_s))
+    return NodeCollected(cache.folder, removed, sum(each.size for each in removed), left, limit)
+
+
+def _beyond(trees: Sequence[CachedTree], limit: int, folders: Sequence[str]) -> Iterator[CachedTree]:
+    """Those that `Cache.collect` would take."""
+    left = sum(each.size_bytes for each in trees)
+    for tree, folder in reversed(list(zip(trees, folders, strict=True))):
+        if (left > limit or not tree.size_bytes) and _is_free(os.path.join(folder, LOCK)):
+            left -= tree.size_bytes
+            yield tree
+
+
+def _is_free(path: str) -> bool:
+    """Whether nobody uses the tree at this moment."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return try_lock(fd, USE_BYTE)
+    finally:
+        os.close(fd)
+
+
+def _size_below(folder: str) -> int:
+    total = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(above, name)).st_blocks * 512
+            except FileNotFoundError:
+                pass
+    return total
+
+
+# ---- of a store --------------------------------------------------------------------------------------------
+
+
+class StoreCollected(NamedTuple):
+    """What became of a tree's folder."""
+
+    digest: str  # of the tree that it is now
+    kept_digests: list[str]
+    packs: int  # that went, or would
+    indexes: int
+    traces: int  # folders of them
+    freed_bytes: int
+    recent: int  # packs and trees that are left for now: a build or a job may still need them
+    paths: list[str]
+
+
+class _Found(NamedTuple):
+    path: str
+    entry: Entry
+
+
+def collect_store(
+    url: str, *, name: str, keep: Sequence[str], older_s: float, is_dry: bool, say: Say
+) -> StoreCollected:
+    """Deletes packs, indexes and traces of a tree's folder that belong neither to the tree nor to `keep`.
+
+    Args:
+        keep: further tree digests that somebody may still ask for.
+        older_s: what was of use more recently stays: jobs may still read an earlier version, and a build that is
+            going on has not said yet what it needs.
+    Raises: Untrusted when nobody answers for the tree; SourceChanged when it is replaced meanwhile; ConfigError.
+    """
+    if is_registry(url):
+        raise ConfigError(
+            f"{shown(url)}: registries take away what nothing refers to themselves: delete the tag there"
+        )
+    url = tree_url(url)
+    if split_pin(url)[1]:
+        raise ConfigError(f"{shown(url)}: give the folder without a digest, and what is to stay by --keep DIGEST")
+    for digest in keep:
+        if not is_digest(digest):
+            raise ConfigError(f"--keep {digest[:80]!r}: a tree digest is 64 hex digits")
+    trust = Trust.load()
+    with opened_store(url) as store:
+        return aio.run_sync(_collect_store(store, url, trust, name, keep, older_s, is_dry, say))
+
+
+async def _collect_store(
+    store: Store, url: str, trust: Trust, name: str, keep: Sequence[str], older_s: float, is_dry: bool, say: Say
+) -> StoreCollected:
+    head = (await read_head(store, url, trust, name=name)).head
+    digests = list(dict.fromkeys((head.digest, *keep)))
+    there = await _list(store)
+    now_s = time.time()
+    wanted = set[str]()
+    for digest in digests:
+        wanted |= await _paths_of(store, url, digest)
+    recent = recent_indexes([found.entry for found in there if found.path.startswith("index/")], now_s, older_s)
+    for digest in recent.difference(digests):
+        try:
+            wanted |= await _paths_of(store, url, digest)
+        except IntegrityError as error:
+            say(f"an index of an earlier tree cannot be used: {error}")
+    # Folders of traces have no time of their own everywhere: they go with their index.
+    young = {
+        found.path
+        for found in there
+        if found.path.startswith("packs/") and found.path not in wanted and _is_young(found.entry, now_s, older_s)
+    }
+    going = [found for found in there if found.path not in wanted and found.path not in young]
+    if going and not is_dry:
+        now = (await read_head(store, url, trust, name=name)).head
+        if now.digest != head.digest:
+            raise SourceChanged(
+                f"{shown(url)}: is another tree than a moment ago: nothing was deleted; run it again"
+            )
+        # Indexes first: a tree without one cannot be opened, and so is not begun while its packs go.
+        for part in (True, False):
+            chosen = [found.path for found in going if found.path.startswith("index/") is part]
+            await aio.map_bounded(store.delete, chosen, width=DELETES_AT_ONCE)
+    left = len(young) + len(recent.difference(digests))
+    if left:
+        say(f"{left} packs and trees are left, as they were of use less than {older_s / _DAY_S:g} days ago")
+    kinds = [found.path.partition("/")[0] for found in going]
+    return StoreCollected(
+        head.digest,
+        digests,
+        kinds.count("packs"),
+        kinds.count("index"),
+        kinds.count("traces"),
+        sum(found.entry.size for found in going),
+        left,
+        [found.path for found in going],
+    )
+
+
+async def _paths_of(store: Store, url: str, digest: str) -> set[str]:
+    """What the tree of a digest needs."""
+    data = await read_index_bytes(store, digest)
+    index = await aio.run_io(decode, data, digest, f"{shown(url)}: {index_path(digest)}")
+    packs = {index.pack_path(pack) for pack in range(len(index.packs))}
+    return packs | {index_path(digest), f"traces/{digest}"}
+
+
+def recent_indexes(indexes: Sequence[Entry], now_s: float, older_s: float) -> set[str]:
+    """PURE: digests of trees that were the newest less than `older_s` ago: until the next one came."""
+    ordered = sorted(indexes, key=lambda entry: (entry.mtime_s, entry.name))
+    ends = [*ordered[1:], *ordered[-1:]]
+    return {entry.name for entry, end in zip(ordered, ends, strict=True) if _is_young(end, now_s, older_s)}
+
+
+def _is_young(entry: Entry, now_s: float, older_s: float) -> bool:
+    """Where the age is not known, it is."""
+    return older_s > 0 and (not entry.mtime_s or now_s - entry.mtime_s < older_s)
+
+
+async def _list(store: Store) -> list[_Found]:
+    """What may go: files and folders that are named by digests."""
+    found = []
+    for folder in ("index", "packs", "traces"):
+        try:
+            entries = await store.list(folder)
+        except NotFound:
+            continue
+        for entry in entries:
+            if is_digest(entry.name) and entry.is_folder == (folder == "traces"):
+                found.append(_Found(f"{folder}/{entry.name}", entry))
+    return found

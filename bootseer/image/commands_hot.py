@@ -1,0 +1,145 @@
+"""`bootseer image hot`: shows the recordings of a tree, merges those of nodes, prunes what starts seldom need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from bootseer import aio
+from bootseer.blocks import trace as traces
+from bootseer.blocks.trace import Trace
+from bootseer.blocks.tree_files import write_whole
+from bootseer.errors import ConfigError, IntegrityError
+from bootseer.image.commands import Say, Signing, opened, shown, tree_url
+from bootseer.image.commands_traces import KnownTrace, known_traces, publish, read_file
+from bootseer.storage.os_errors import map_os_errors
+from bootseer.tree.index import Index
+from bootseer.tree.opening import OpenedTree
+from bootseer.trust import Trust
+
+
+class ShownTrace(NamedTuple):
+    """A trace, for people."""
+
+    workload: str
+    runs: int
+    blocks: int  # traced
+    hot_blocks: int
+    hot_bytes: int  # as stored
+    last_ms: int  # first touch of the last hot block
+    where: str
+
+
+def show(url: str, *, name: str, say: Say) -> tuple[OpenedTree, list[ShownTrace], list[KnownTrace]]:
+    """All traces of a tree."""
+    url, trust = tree_url(url), Trust.load()
+    with opened(url, name=name, trust=trust) as tree:
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)
+    return tree, [_shown(tree.index, each) for each in known], known
+
+
+def merge(
+    url: str, files: Sequence[str], *, name: str, workload: str, output: str, signing: Signing, say: Say
+) -> list[ShownTrace]:
+    """Merges what this node, the store and `files` know, and puts it into the store, or into the file `output`.
+
+    Raises: ConfigError when there is nothing; StorageError; IntegrityError for files that are no traces of it.
+    """
+    url, trust = tree_url(url), Trust.load()
+    with opened(url, name=name, trust=trust) as tree:
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)
+        for path in files:
+            known.append(KnownTrace(_decode_given(path, tree), path, is_own=False))
+        by_workload: dict[str, list[Trace]] = {}
+        for each in known:
+            if not workload or each.trace.workload == workload:
+                by_workload.setdefault(each.trace.workload, []).append(each.trace)
+        if not by_workload:
+            raise ConfigError(f"{shown(url)}: no start was recorded: `bootseer image record` records one")
+        if output and len(by_workload) > 1:
+            raise ConfigError(f"{output}: a file holds one workload: name it by --workload: {_list(by_workload)}")
+        merged = [traces.prune(traces.merge(each)) for each in by_workload.values()]
+        where = output or shown(url)
+        if output:
+            write_file(output, traces.encode(merged[0]))
+        else:
+            publish(tree, url, merged, signing.key(trust), say)
+        return [_shown(tree.index, KnownTrace(each, where, is_own=False)) for each in merged]
+
+
+def prune(
+    url: str, *, name: str, workload: str, share: float, forgets: bool, signing: Signing, say: Say
+) -> list[ShownTrace]:
+    """Takes blocks out that less than `share` of the recordings saw, here and in the store; or whole traces."""
+    url, trust = tree_url(url), Trust.load()
+    with opened(url, name=name, trust=trust) as tree:
+        known = known_traces(tree.store, tree.digest, tree.index.block_count, trust, say)
+        known = [each for each in known if not workload or each.trace.workload == workload]
+        if forgets:
+            for each in known:
+                if each.is_own:
+                    with map_os_errors(each.where):
+                        os.unlink(each.where)
+                else:
+                    aio.run_sync(tree.store.delete(f"traces/{tree.digest}/{each.trace.workload}.json"))
+            return []
+        kept = []
+        for each in known:
+            pruned = without_rare(each.trace, share)
+            kept.append(each._replace(trace=pruned))
+            if pruned == each.trace:
+                continue
+            if each.is_own:
+                with map_os_errors(each.where):
+                    write_whole(os.path.dirname(each.where), os.path.basename(each.where), traces.encode(pruned))
+            else:
+                publish(tree, url, [pruned], signing.key(trust), say)
+        return [_shown(tree.index, each) for each in kept]
+
+
+def without_rare(trace: Trace, share: float) -> Trace:
+    """PURE: only the blocks that at least this share of the recordings saw, in the order that they have."""
+    kept = [place for place, seen in enumerate(trace.seen) if seen >= share * trace.runs]
+    return msgspec.structs.replace(
+        trace,
+        blocks=[trace.blocks[place] for place in kept],
+        seen=[trace.seen[place] for place in kept],
+        first_ms=[trace.first_ms[place] for place in kept],
+    )
+
+
+def write_file(path: str, data: bytes) -> None:
+    """A file of the user's, in one step."""
+    folder, name = os.path.split(os.path.abspath(path))
+    with map_os_errors(path):
+        write_whole(folder, name, data)
+
+
+def _decode_given(path: str, tree: OpenedTree) -> Trace:
+    data = read_file(path)
+    try:
+        return traces.decode(data, tree.digest, tree.index.block_count, path)
+    except IntegrityError as error:
+        raise type(error)(f"{error}: give what `bootseer image hot merge --output FILE` wrote") from error
+
+
+def _shown(index: Index, each: KnownTrace) -> ShownTrace:
+    trace = each.trace
+    hot = trace.hot()
+    times = dict(zip(trace.blocks, trace.first_ms, strict=True))
+    return ShownTrace(
+        trace.workload,
+        trace.runs,
+        len(trace.blocks),
+        len(hot),
+        sum(index.block(number).stored_bytes for number in hot),
+        max((times[number] for number in hot), default=0),
+        each.where,
+    )
+
+
+def _list(workloads: Iterable[str]) -> str:
+    return ", ".join(sorted(workloads))

@@ -1,0 +1,161 @@
+"""`bootseer image push` and `pull`: trees between stores and registries, with their hot traces.
+
+What is copied is verified on the way. The copy goes by its own place's name, or by one that is given, and whoever
+copies signs it: the signature of another one names another place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bootseer import aio
+from bootseer.errors import ConfigError, NotFound
+from bootseer.image.artifacts import Pulled, Pushed, pull_tree, push_trace, push_tree
+from bootseer.image.commands import UNSIGNED, Progress, Say, Signing, is_registry, opened_store, shown, tree_url
+from bootseer.image.commands_traces import known_traces
+from bootseer.image.references import parse_reference
+from bootseer.image.registry import Registry
+from bootseer.mounts.tree_traces import MOST_ENVELOPE_BYTES
+from bootseer.storage import Store
+from bootseer.tree import head as heads
+from bootseer.tree.head import HEAD_NAME, MOST_HEAD_BYTES, PAYLOAD_TYPE, Head, asked_name
+from bootseer.tree.opening import open_tree, read_head
+from bootseer.trust import SigningKey, Trust, parse, seal
+from bootseer.trust.reading import read_whole
+
+
+class TransferOptions(NamedTuple):
+    """What may be said of a copy."""
+
+    source_name: str = ""  # of the tree where it is, if it is not the URL's
+    name: str = ""  # of the copy; "": its URL's
+    signing: Signing = Signing()
+    as_is: bool = False  # tree.json is copied with the name and the signatures that it has
+    has_traces: bool = True
+    subject: str = ""  # push: the image that it is a tree of
+
+
+class Copied(NamedTuple):
+    """What a copy has made."""
+
+    digest: str
+    name: str
+    reference: str  # of a push: by the digest of its manifest
+    size: int  # bytes of the tree
+    moved_bytes: int  # the others were there
+    traces: int
+
+
+def push(source: str, target: str, options: TransferOptions, progress: Progress, say: Say) -> Copied:
+    """A tree of any store into a registry.
+
+    Raises: Untrusted when nobody answers for the source; ConfigError, AlreadyExists, StorageError, IntegrityError.
+    """
+    if not is_registry(target):
+        raise ConfigError(f"{shown(target)}: is no registry: push goes to oci://REGISTRY/NAME:TAG")
+    source, target = tree_url(source), tree_url(target)
+    trust = Trust.load()
+    with opened_store(source) as store:
+        tree = aio.run_sync(open_tree(store, source, trust, name=options.source_name))
+        data = aio.run_sync(read_whole(store, HEAD_NAME, MOST_HEAD_BYTES))
+        there = _parsed_head(data, source)
+        if there.digest != tree.digest:
+            raise ConfigError(f"{shown(source)}: only what its tree.json names can be pushed, {there.digest}")
+        head = _head_for(target, there, data, trust, options, say)
+
+        async def send() -> Pushed:
+            reference = parse_reference(target)
+            subject = parse_reference(options.subject) if options.subject else None
+            async with Registry() as registry:
+                return await push_tree(registry, reference, store, subject=subject, head=head, progress=progress)
+
+        pushed = aio.run_sync(send())
+        traces = _push_traces(store, tree.index.block_count, pushed, trust, say) if options.has_traces else 0
+    return Copied(pushed.tree, pushed.name, str(pushed.reference), pushed.size, pushed.sent_bytes, traces)
+
+
+def pull(source: str, target: str, options: TransferOptions, progress: Progress, say: Say) -> Copied:
+    """A tree of a registry into a folder, or any other store.
+
+    Raises: Untrusted when nobody answers for the source (not `as_is`); NotFound, StorageError, IntegrityError.
+    """
+    if not is_registry(source):
+        raise ConfigError(f"{shown(source)}: is no registry: pull takes from oci://REGISTRY/NAME:TAG")
+    if is_registry(target):
+        raise ConfigError(f"{shown(target)}: is a registry: trees go from one to the other by push")
+    source = tree_url(source)
+    trust = Trust.load()
+    with opened_store(target) as store:
+
+        async def receive() -> tuple[Pulled, Head]:
+            reference = parse_reference(source)
+            async with Registry() as registry:
+                found = await registry.store(reference).tree()
+                pinned = reference.at(found.manifest.digest)  # a tag may move meanwhile
+                if options.as_is:
+                    data = await read_whole(registry.store(pinned), HEAD_NAME, MOST_HEAD_BYTES)
+                    head = _parsed_head(data, source)
+                else:
+                    believed = await read_head(registry.store(pinned), source, trust, name=options.source_name)
+                    head = believed.head
+                pulled = await pull_tree(
+                    registry, pinned, store, with_traces=options.has_traces, progress=progress
+                )
+                return pulled, head
+
+        pulled, head = aio.run_sync(receive())
+        name = head.name
+        if not options.as_is:
+            name = asked_name(target, options.name)
+            key = options.signing.key(trust)
+            if key is None:
+                say(UNSIGNED)
+            sealed = _sealed(head, name, key)
+            aio.run_sync(store.publish(HEAD_NAME, sealed))
+    return Copied(pulled.tree, name, "", pulled.size, pulled.received_bytes, pulled.traces)
+
+
+def _head_for(target: str, there: Head, data: bytes, trust: Trust, options: TransferOptions, say: Say) -> bytes:
+    """The tree.json of a copy in a registry."""
+    name = asked_name(target, options.name)
+    key = None if options.as_is else options.signing.key(trust)
+    if key is not None:
+        return _sealed(there, name, key)
+    signatures = parse(data, PAYLOAD_TYPE, "tree.json", most_bytes=MOST_HEAD_BYTES).signatures
+    if options.as_is or (signatures and not options.signing.is_unsigned):
+        if there.name != name:
+            say(f"it keeps its name and its signatures: readers ask for it by --name {there.name}")
+        return data
+    say("the tree is not signed, and in a registry nobody will use it so: `bootseer keys make` makes a key")
+    return _sealed(there, name, None)
+
+
+def _sealed(head: Head, name: str, key: SigningKey | None) -> bytes:
+    renamed = Head(format=head.format, name=name, digest=head.digest, index_bytes=head.index_bytes, kind=head.kind)
+    return seal(heads.encode(renamed), PAYLOAD_TYPE, key)
+
+
+def _parsed_head(data: bytes, url: str) -> Head:
+    where = f"{shown(url)}: {HEAD_NAME}"
+    return heads.decode(parse(data, PAYLOAD_TYPE, where, most_bytes=MOST_HEAD_BYTES).payload, where)
+
+
+def _push_traces(store: Store, block_count: int, pushed: Pushed, trust: Trust, say: Say) -> int:
+    """Those that are believed, as they are stored; how many there were."""
+    known = known_traces(store, pushed.tree, block_count, trust, say)
+    stored = [each for each in known if not each.is_own]
+
+    async def send() -> int:
+        count = 0
+        async with Registry() as registry:
+            for each in stored:
+                path = f"traces/{pushed.tree}/{each.trace.workload}.json"
+                try:
+                    data = await read_whole(store, path, MOST_ENVELOPE_BYTES)
+                except NotFound:
+                    continue  # taken away meanwhile
+                await push_trace(registry, pushed.reference, data)
+                count += 1
+        return count
+
+    return aio.run_sync(send()) if stored else 0
