@@ -37,6 +37,7 @@ setpriv util-linux
 ssh-keygen openssh-client
 docker-registry docker-registry
 skopeo skopeo
+runc runc
 java default-jdk-headless
 javac default-jdk-headless'
 missing=() packages=()

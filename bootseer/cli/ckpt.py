@@ -21,10 +21,11 @@ from bootseer.checkpoint.inputs import Input
 from bootseer.checkpoint.verify import verify as verify_version
 from bootseer.checkpoint.version_input import inputs_of
 from bootseer.checkpoint.versions import Pinned, list_versions, resolve
+from bootseer.cli import running
 from bootseer.cli.node_arena import NodeArena, run_command, until_signal
 from bootseer.cli.progress import ProgressLine, format_bytes
 from bootseer.cli.sizes import parse_size
-from bootseer.errors import BootseerError, IntegrityError, NotFound, UsageError
+from bootseer.errors import IntegrityError, NotFound, UsageError
 from bootseer.storage.paths import redact, scheme_of
 
 app = typer.Typer(
@@ -238,22 +239,7 @@ def mount(
 
 def main(argv: list[str]) -> int:
     """Runs one command; returns the exit status."""
-    try:
-        ended = app(args=argv, prog_name="bootseer ckpt", standalone_mode=False)
-    except typer.Abort:
-        return 130
-    except BrokenPipeError:
-        return 141  # as of SIGPIPE: a reader of stdout has seen enough
-    except BootseerError as error:
-        print(f"bootseer: error: {error}", file=sys.stderr)
-        return error.exit_status
-    except Exception as error:
-        show = getattr(error, "show", None)  # of the command line
-        if show is None:
-            raise
-        show(file=sys.stderr)
-        return int(getattr(error, "exit_code", 2))
-    return ended if isinstance(ended, int) else 0  # of typer.Exit
+    return running.run(app, "bootseer ckpt", argv)
 
 
 async def _pour(file: Input) -> None:

@@ -6,12 +6,11 @@ In: a command line. Out: results on stdout (`--json` for scripts), progress and 
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from bootseer.cli import image_hot, image_node
+from bootseer.cli import image_hot, image_node, running
 from bootseer.cli.image_words import (
     CountLine,
     Json,
@@ -27,7 +26,7 @@ from bootseer.cli.image_words import (
     size_of,
 )
 from bootseer.cli.progress import ProgressLine, format_bytes
-from bootseer.errors import BootseerError, UsageError
+from bootseer.errors import UsageError
 
 app = new_app("image", "Images as trees: built once, started before they are there.")
 
@@ -289,22 +288,7 @@ app.add_typer(image_hot.app, name="hot", help="What starts touch first: show, me
 
 def main(argv: list[str]) -> int:
     """Runs one command; returns the exit status."""
-    try:
-        ended = app(args=argv, prog_name="bootseer image", standalone_mode=False)
-    except typer.Abort:
-        return 130
-    except BrokenPipeError:
-        return 141  # as of SIGPIPE: a reader of stdout has seen enough
-    except BootseerError as error:
-        print(f"bootseer: error: {error}", file=sys.stderr)
-        return error.exit_status
-    except Exception as error:
-        show = getattr(error, "show", None)  # of the command line
-        if show is None:
-            raise
-        show(file=sys.stderr)
-        return int(getattr(error, "exit_code", 2))
-    return ended if isinstance(ended, int) else 0  # of typer.Exit
+    return running.run(app, "bootseer image", argv)
 
 
 def _owner(text: str) -> tuple[int, int] | None:

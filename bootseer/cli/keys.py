@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from bootseer.errors import BootseerError, ConfigError, NotFound
+from bootseer.cli import running
+from bootseer.errors import ConfigError, NotFound
 from bootseer.trust import KeyFolder, PublicKey, TrustedKey
 from bootseer.trust.key_folder import MOST_FILE_BYTES, SYSTEM_TRUSTED
 from bootseer.trust.keys import clean_name, parse_publics
@@ -105,22 +106,7 @@ def forget(
 
 def main(argv: list[str]) -> int:
     """Runs one command; returns the exit status."""
-    try:
-        ended = app(args=argv, prog_name="bootseer keys", standalone_mode=False)
-    except typer.Abort:
-        return 130
-    except BrokenPipeError:
-        return 141  # as of SIGPIPE: a reader of stdout has seen enough
-    except BootseerError as error:
-        print(f"bootseer: error: {error}", file=sys.stderr)
-        return error.exit_status
-    except Exception as error:
-        show_error = getattr(error, "show", None)  # of the command line
-        if show_error is None:
-            raise
-        show_error(file=sys.stderr)
-        return int(getattr(error, "exit_code", 2))
-    return ended if isinstance(ended, int) else 0  # of typer.Exit
+    return running.run(app, "bootseer keys", argv)
 
 
 def _read(file: str) -> list[PublicKey]:
