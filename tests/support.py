@@ -170,6 +170,17 @@ class Programs:
             program.close()
 
 
+def signal_mask(*signals: int) -> int:
+    """Signals as /proc/PID/status writes them: bit n - 1 is signal n."""
+    return sum(1 << (each - 1) for each in signals)
+
+
+def ignored_signals() -> int:
+    """What this process ignores, as a mask; also the signals that Python does not name."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn"))
+
+
 def clean_environ() -> dict[str, str]:
     """The environment without what an outer job, pytest or the developer's shell put in."""
     return {

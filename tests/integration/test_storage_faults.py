@@ -25,6 +25,7 @@ SIZE = 1024 * KIB - 123
 FILES = {name: random.Random(name).randbytes(SIZE) for name in ("model.bin", "folder/optimizer 1.bin")}
 PIECES = 32
 TIMEOUT_S = 0.5  # the store's: no bytes for so long
+PATIENT_S = 20.0  # where no time-out is expected: a busy machine's pauses are none
 MIDDLE = 5 * PIECE  # where a piece begins
 
 
@@ -87,7 +88,7 @@ def hit(kind: HttpKind, **options: object) -> HttpFault:
 
 
 def test_undisturbed(server: FaultyHttpServer) -> None:
-    outcome = Outcome(server)
+    outcome = Outcome(server, timeout_s=PATIENT_S)
     outcome.assert_right(within_s=5.0, retries=0)
     assert server.served_bytes.total() == 2 * SIZE, "each byte once"
     assert outcome.counts["requests"] == server.count() == PIECES
@@ -112,7 +113,8 @@ def test_undisturbed(server: FaultyHttpServer) -> None:
 def test_passing_trouble_of_one_request(
     server: FaultyHttpServer, fault: HttpFault, within_s: float, again: int
 ) -> None:
-    outcome = Outcome(server, fault)
+    waits = fault.kind in (HttpKind.SILENCE, HttpKind.STALL)
+    outcome = Outcome(server, fault, timeout_s=1.5 if waits else PATIENT_S)
     times = 3 if isinstance(fault.requests, range) else 1
     outcome.assert_right(within_s, retries=times)
     if fault.retry_after_s:
@@ -126,7 +128,7 @@ def test_passing_trouble_of_one_request(
 
 def test_slow_drip_is_waited_for(server: FaultyHttpServer) -> None:
     drip = hit(HttpKind.DRIP, keep_bytes=PIECE - 20, delay_s=0.01)
-    Outcome(server, drip).assert_right(within_s=5.0, retries=0)
+    Outcome(server, drip, timeout_s=1.5).assert_right(within_s=5.0, retries=0)
 
 
 def test_every_third_answer_breaks(server: FaultyHttpServer) -> None:
