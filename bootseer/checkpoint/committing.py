@@ -26,6 +26,7 @@ from bootseer.checkpoint.versions import (
 )
 from bootseer.errors import AlreadyExists, CheckpointError, IntegrityError, NotFound, StorageError, Truncated
 from bootseer.storage.protocol import Store
+from bootseer.storage.staging import Staged, staged
 
 TRIES = 4  # of publishing a small file
 ABANDONED_AFTER_S = 86_400.0  # nothing was written to a version without a manifest for so long
@@ -65,14 +66,18 @@ async def commit(
     )
     data = stored.encode(manifest)
     await check_stripes(store, folder, files)
-    await _publish_manifest(store, _join(folder, MANIFEST_NAME), data)
-    try:
-        await _again(lambda: _point_to_newest(store, path, version))
-    except StorageError as error:
-        raise CheckpointError(
-            f"{store.url}/{folder}: is written and complete, but {POINTER_NAME}, by which readers that cannot "
-            f"list find it, is not: {error}"
-        ) from error
+
+    # Stored at the same time, as that may take long; published one after the other.
+    small = [(_join(folder, MANIFEST_NAME), data), (_join(path, POINTER_NAME), _pointer_to(version))]
+    async with staged(store, small, folder=folder) as (manifest_file, pointer):
+        await _publish_manifest(store, _join(folder, MANIFEST_NAME), data, manifest_file)
+        try:
+            await _again(lambda: _point_to_newest(store, path, version, pointer))
+        except StorageError as error:
+            raise CheckpointError(
+                f"{store.url}/{folder}: is written and complete, but {POINTER_NAME}, by which readers that cannot "
+                f"list find it, is not: {error}"
+            ) from error
     return await resolve(store, folder)
 
 
@@ -94,12 +99,12 @@ async def check_stripes(store: Store, folder: str, files: Sequence[StripedFile])
             raise Truncated(f"{store.url}/{folder}/{name}: has {sizes[name]} bytes; {size} were written")
 
 
-async def _publish_manifest(store: Store, name: str, data: bytes) -> None:
+async def _publish_manifest(store: Store, name: str, data: bytes, file: Staged) -> None:
     """Knows its own manifest when an earlier try got through although its answer did not."""
 
     async def publish() -> None:
         try:
-            await store.publish(name, data, if_absent=True)
+            await file.publish(if_absent=True)
         except AlreadyExists:
             if await read_small(store, name, stored.MOST_MANIFEST_BYTES) != data:
                 raise
@@ -107,8 +112,8 @@ async def _publish_manifest(store: Store, name: str, data: bytes) -> None:
     await _again(publish)
 
 
-async def _point_to_newest(store: Store, path: str, version: str) -> None:
-    """LATEST, for stores that cannot list: names this version or a newer one when it returns."""
+async def _point_to_newest(store: Store, path: str, version: str, file: Staged) -> None:
+    """LATEST, for stores that cannot list: names this version, as `file` does, or a newer one when it returns."""
     pointer = _join(path, POINTER_NAME)
     for _ in range(POINTER_TURNS):
         try:
@@ -116,12 +121,16 @@ async def _point_to_newest(store: Store, path: str, version: str) -> None:
         except (NotFound, IntegrityError):
             named = ""
         if not stored.is_version(named) or named < version:
-            await store.publish(pointer, version.encode() + b"\n")
+            await file.publish()
         # Another writer may have published a newer name before ours, after we looked.
         newest = await newest_complete(store, path)
         if newest <= version:
             return
-        version = newest
+        version, file = newest, Staged(store, pointer, _pointer_to(newest))
+
+
+def _pointer_to(version: str) -> bytes:
+    return version.encode() + b"\n"
 
 
 async def _again(call: Callable[[], Awaitable[None]]) -> None:

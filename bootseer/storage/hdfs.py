@@ -153,13 +153,31 @@ class HdfsStore:
                 await writer.commit(full, overwrite=not if_absent)
         return await self.stat(path)
 
+    async def stage(self, path: str, data: bytes, *, folder: str) -> StoredFile | None:
+        """By hdfs-native; None without it, or when its DataNodes fail."""
+        full = self._full(path)
+        writer = await self._write_native(self._full(folder, is_folder=True), data)
+        return None if writer is None else StoredFile(writer, full)
+
     async def _try_native(self, full: str, data: bytes, *, overwrite: bool) -> bool:
         """Publishes by hdfs-native, quicker for little; False when its DataNodes fail and WebHDFS could do it."""
-        if self.native is None:
+        writer = await self._write_native(full.rpartition("/")[0], data)
+        if writer is None:
             return False
-        web = await self.find_web(full)
+        try:
+            await writer.commit(full, overwrite=overwrite)
+        except BaseException:
+            await writer.abandon()
+            raise
+        return True
+
+    async def _write_native(self, folder: str, data: bytes) -> StreamWriter | None:
+        """A file of ours in the folder, stored and without its name; None where WebHDFS has to do it."""
+        if self.native is None:
+            return None
+        web = await self.find_web(folder)
         self._check_process()
-        writer = StreamWriter(self._uploads, self.native, full.rpartition("/")[0])
+        writer = StreamWriter(self._uploads, self.native, folder)
         try:
             try:
                 await writer.write(data)
@@ -169,12 +187,11 @@ class HdfsStore:
                     raise
                 await writer.abandon()
                 self._counts.add("retries")
-                return False
-            await writer.commit(full, overwrite=overwrite)
+                return None
         except BaseException:
             await writer.abandon()
             raise
-        return True
+        return writer
 
     async def concat(self, path: str, parts: Sequence[str]) -> None:
         full = self._full(path)
@@ -340,6 +357,24 @@ class HdfsStore:
         if ":" in check_path(self.url, path, is_folder=is_folder):
             raise StorageError(f"{self.url}: {path!r} has a colon, which HDFS takes in no name")
         return f"{self._folder}/{path}".rstrip("/") or "/"
+
+
+class StoredFile:
+    """Implements `staging.Stored`: a file of ours that waits for its name."""
+
+    def __init__(self, writer: StreamWriter, full: str) -> None:
+        self._writer = writer
+        self._full = full
+
+    async def publish(self, *, if_absent: bool = False) -> None:
+        try:
+            await self._writer.commit(self._full, overwrite=not if_absent)
+        except BaseException:
+            await self._writer.abandon()
+            raise
+
+    async def discard(self) -> None:
+        await self._writer.abandon()
 
 
 def _number(options: Mapping[str, object], name: str) -> int:

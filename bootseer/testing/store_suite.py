@@ -25,6 +25,7 @@ from bootseer.errors import (
     Truncated,
 )
 from bootseer.storage.protocol import Entry, Stat, Store
+from bootseer.storage.staging import staged
 
 P = ParamSpec("P")
 MIB = 1 << 20
@@ -495,6 +496,23 @@ class StoreSuite(ReadingSuite):
             for _ in range(3):
                 group.create_task(look())
         assert await read(store, "file.json", 0, 1) == bytes([24])
+
+    @runs()
+    async def test_publish_of_what_was_staged(self, store: Store) -> None:
+        await store.publish("folder/old.json", b"old")
+        files = [("folder/old.json", b"new"), ("new.json", b"first"), ("new.json", b"second"), ("folder/no", b"x")]
+        async with staged(store, files, folder="folder") as (old, first, second, _):
+            assert [entry.name for entry in await store.list("folder")] == ["old.json"], "nobody sees it"
+            assert await read(store, "folder/old.json", 0, 3) == b"old"
+            await old.publish()
+            await first.publish(if_absent=True)
+            for _ in range(2):
+                with pytest.raises(AlreadyExists):
+                    await second.publish(if_absent=True)
+            await first.discard()
+        assert await read(store, "folder/old.json", 0, 3) == b"new"
+        assert await read(store, "new.json", 0, 5) == b"first"
+        assert [entry.name for entry in await store.list("folder")] == ["old.json"], "nothing else is left"
 
     # ---- create --------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from bootseer.errors import Unavailable
 from bootseer.storage.protocol import Entry, Stat, Store
+from bootseer.storage.staging import Stored
 
 
 class Died(BaseException):
@@ -81,6 +82,29 @@ class CrashingStore:
 
     def statistics(self) -> dict[str, int]:
         return {}
+
+
+class StagingStore(CrashingStore):
+    """It can store a file before it is published, as HDFS does."""
+
+    async def stage(self, path: str, data: bytes, *, folder: str) -> Stored:
+        name = f"{folder}/.bootseer-tmp-{self.steps}"
+        await self._step(self._inner.publish(name, data))
+        store = self
+
+        class File:
+            async def publish(self, *, if_absent: bool = False) -> None:
+                async def rename() -> None:
+                    await store._inner.publish(path, data, if_absent=if_absent)
+                    await store._inner.delete(name)
+
+                await store._step(rename())
+
+            async def discard(self) -> None:
+                if store._left >= 0:  # a dead process takes nothing away
+                    await store._inner.delete(name)
+
+        return File()
 
 
 class FailingStore(CrashingStore):

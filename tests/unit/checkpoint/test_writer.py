@@ -32,7 +32,7 @@ from bootseer.errors import BootseerError, CheckpointError, IntegrityError, NotF
 from bootseer.storage.local import LocalStore
 from bootseer.storage.memory import MemoryStore
 from bootseer.storage.protocol import Store
-from tests.unit.checkpoint.crashing import CrashingStore, Died, FailingStore
+from tests.unit.checkpoint.crashing import CrashingStore, Died, FailingStore, StagingStore
 
 SMALL = Geometry(unit_bytes=4096, stripes=3)
 
@@ -121,13 +121,16 @@ def test_files_of_this_machine(store: Store, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("keep", [None, 1])
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_crash_at_any_step_leaves_the_old_version_or_the_new_one(is_done: bool, keep: int | None) -> None:
+@pytest.mark.parametrize("kind", [CrashingStore, StagingStore])
+def test_a_crash_at_any_step_leaves_the_old_version_or_the_new_one(
+    kind: type[CrashingStore], is_done: bool, keep: int | None
+) -> None:
     new = {path: data[::-1] for path, data in FILES.items()}
     seen = set()
     for after in range(10_000):
         inner = new_store()
         save(inner, FILES)
-        crashing = CrashingStore(inner, after, is_done=is_done)
+        crashing = kind(inner, after, is_done=is_done)
         try:
             save(crashing, new, keep=keep)
         except Died:
