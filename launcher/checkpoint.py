@@ -2,7 +2,7 @@
 
 A process of its own, the keeper (bootseer/checkpoint/keeper.py), does the work: the launch path imports no
 storage. In: --load-checkpoint, the version that the coordinator has pinned. Out: variables for the ranks. Orders
-and answers are JSON lines over a socket to which only processes of the same user, the guard among them, connect;
+and answers (lines.py) go over a socket to which only processes of the same user, the guard among them, connect;
 the keeper's standard streams are its other end. When the keeper fails, ranks get the version's own path or the URL
 and read for themselves; another one is started when the next thing is asked of it.
 """
@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any
 
 from launcher.guard_client import GuardClient
+from launcher.lines import NOT_UNDERSTOOD, JsonLines
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous.messages import Pinned, World
 from launcher.spec import LaunchSpec
 
-MOST_LINE_BYTES = 64 << 20  # an answer; they are small
 SILENCE_LIMIT_S = 90.0  # while it owes an answer; it gives a sign of life every 10 s
 PROGRESS_EVERY_S = 5.0
 # After the load. Compiling takes minutes; a job that never shows a first step keeps the memory for its life.
@@ -73,9 +73,7 @@ class NodeCheckpoint:
         self._unset = unset
         self._say = say
         self._listener: socket.socket | None = None
-        self._connection: socket.socket | None = None
-        self._incoming = bytearray()
-        self._outgoing = bytearray()
+        self._lines = JsonLines(loop, self._take, self._fail)  # another one for each keeper
         self._number = 0  # of the keeper among the guard's services, counted from the first one
         self._why = ""  # the keeper is gone, or never came
         self._shown = ""  # the URL without what is secret; the keeper knows what that is
@@ -93,8 +91,7 @@ class NodeCheckpoint:
 
     def begin(self) -> None:
         """Time zero: starts the keeper, which may make memory ready."""
-        import json
-
+        self._lines = JsonLines(self._loop, self._take, self._fail)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         address = b"\0bootseer-keeper-" + os.urandom(16).hex().encode()
         self._listener.bind(address)
@@ -104,16 +101,15 @@ class NodeCheckpoint:
             self._number, [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"], {}, self._unset, address
         )
         spec = self._spec
-        order: dict[str, object] = {
-            "do": "start",
-            "url": spec.load_checkpoint,
-            "local_world_size": spec.nproc,
-            "nodes": spec.max_nodes,
-            "memory_bytes": spec.checkpoint_memory_bytes,
-            "arena_bytes": spec.arena_bytes,
-            "keep": spec.keep_arena,
-        }
-        self._outgoing += json.dumps(order).encode() + b"\n"
+        self._lines.ask(
+            "start",
+            url=spec.load_checkpoint,
+            local_world_size=spec.nproc,
+            nodes=spec.max_nodes,
+            memory_bytes=spec.checkpoint_memory_bytes,
+            arena_bytes=spec.arena_bytes,
+            keep=spec.keep_arena,
+        )
 
     def _has_keeper(self) -> bool:
         """Starts another one if the last one has failed."""
@@ -123,8 +119,6 @@ class NodeCheckpoint:
             return False
         self._number += 1
         self._why = self._saves = ""
-        self._incoming.clear()
-        self._outgoing.clear()
         self.begin()
         return True
 
@@ -136,10 +130,7 @@ class NodeCheckpoint:
             connection.close()
             return
         self._stop_listening()
-        connection.setblocking(False)
-        self._connection = connection
-        self._loop.add_reader(connection.fileno(), self._read)
-        self._write()
+        self._lines.open(connection)
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -147,52 +138,12 @@ class NodeCheckpoint:
             self._listener.close()
             self._listener = None
 
-    def _read(self) -> None:
-        assert self._connection is not None
-        try:
-            data = self._connection.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._incoming += data
-        if not data or len(self._incoming) > MOST_LINE_BYTES:
-            self._fail("it closed its connection" if not data else "it said what could not be understood")
-            return
-        *lines, rest = self._incoming.split(b"\n")
-        self._incoming = bytearray(rest)
-        for line in lines:
-            if not self._why:
-                self._take(bytes(line))
-
-    def _ask(self, do: str, **fields: object) -> None:
-        import json
-
-        self._outgoing += json.dumps({"do": do, **fields}).encode() + b"\n"
-        self._write()
-
-    def _write(self) -> None:
-        connection = self._connection
-        if connection is None:
-            return  # what waits is sent when it comes
-        try:
-            while self._outgoing:
-                del self._outgoing[: connection.send(self._outgoing)]
-        except BlockingIOError:
-            self._loop.add_writer(connection.fileno(), self._write)
-            return
-        except OSError:
-            self._outgoing.clear()  # `_read` sees the end as well
-        self._loop.remove_writer(connection.fileno())
-
-    def _take(self, line: bytes) -> None:
+    def _take(self, answer: dict[str, Any]) -> None:
         """One answer. What follows from it is outside the `try`: its errors are not the keeper's."""
-        import json
-
         try:
-            act = self._understand(json.loads(line))
+            act = self._understand(answer)
         except (ValueError, KeyError, TypeError):
-            self._fail("it said what could not be understood")
+            self._fail(NOT_UNDERSTOOD)
             return
         if self._watchdog is not None:
             self._watch()  # whoever speaks lives
@@ -245,7 +196,7 @@ class NodeCheckpoint:
         if not self._has_keeper():
             self._loop.call_soon(self._resolve_without)
             return
-        self._ask("resolve")
+        self._lines.ask("resolve")
         self._watch()
 
     def _on_resolved(self, pinned: Pinned | None, why: str) -> None:
@@ -293,7 +244,7 @@ class NodeCheckpoint:
         self._loaded = then
         self._said_s = self._loop.time()
         self._pinned, self._attempt = pinned, world.attempt
-        self._ask(
+        self._lines.ask(
             "load",
             version=pinned.version,
             digest=pinned.digest,
@@ -328,7 +279,7 @@ class NodeCheckpoint:
             self._say(f"the checkpoint is not shared on this node: {why}")
         if address and not self._spec.keep_arena:
             self._forget_reminder()
-            self._reminder = self._loop.call_later(FIRST_STEP_SAY_S, self._ask, "statistics")
+            self._reminder = self._loop.call_later(FIRST_STEP_SAY_S, self._lines.ask, "statistics")
         then(self._environ(path, address, self._pinned))
 
     # ---- giving it back --------------------------------------------------------------------------------------
@@ -336,8 +287,8 @@ class NodeCheckpoint:
     def first_step_seen(self) -> None:
         """All ranks have made their first step: they have what they need."""
         self._forget_reminder()
-        if self._connection is not None and not self._spec.keep_arena:
-            self._ask("release")
+        if self._lines.is_open and not self._spec.keep_arena:
+            self._lines.ask("release")
 
     def _remind(self, taken_bytes: int) -> None:
         """Long after the start nobody has seen a first step."""
@@ -391,7 +342,7 @@ class NodeCheckpoint:
         said = "the process that keeps the checkpoint has failed"
         if self._resolved is not None and self._has_keeper():
             self._say(f"{said}, another one is started: {why}")
-            self._ask("resolve")
+            self._lines.ask("resolve")
             self._watch()
         elif self._resolved is not None:
             self._resolve_without()
@@ -405,8 +356,4 @@ class NodeCheckpoint:
         self._unwatch()
         self._forget_reminder()
         self._stop_listening()
-        if self._connection is not None:
-            self._loop.remove_reader(self._connection.fileno())
-            self._loop.remove_writer(self._connection.fileno())
-            self._connection.close()
-            self._connection = None
+        self._lines.close()

@@ -1,4 +1,4 @@
-"""A helper process of bootrun's own, which is told things and answers: JSON lines over its standard streams.
+"""A helper process of bootrun's own, which is told things and answers, by lines.py over its standard streams.
 
 Unlike a service of the guard (guard_client.py) it is no process below the guard: what it starts can outlive the
 job. It has a session of its own, so a terminal's signals do not reach it, and ends when this end is closed.
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from launcher.lines import JsonLines
 from launcher.loop import EventLoop
 
-MOST_LINE_BYTES = 64 << 20  # an answer; they are small
 END_S = 0.5  # it holds nothing that others wait for; one that is in the middle of something is told to end
 
 
@@ -32,11 +32,8 @@ class ServiceProcess:
         on_end: Callable[[str], object],
     ) -> None:
         """Starts it. Args: on_end: called once with the reason, not after `close`. Raises: OSError."""
-        self._loop = loop
-        self._on_answer = on_answer
         self._on_end = on_end
-        self._incoming = bytearray()
-        self._outgoing = bytearray()
+        self._lines = JsonLines(loop, on_answer, self._end)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             fd = theirs.fileno()
@@ -47,25 +44,20 @@ class ServiceProcess:
             raise
         finally:
             theirs.close()
-        ours.setblocking(False)
-        self._connection: socket.socket | None = ours
-        loop.add_reader(ours.fileno(), self._read)
+        self._lines.open(ours)
 
     def ask(self, do: str, **fields: object) -> None:
         """Sends an order."""
-        import json
-
-        self._outgoing += json.dumps({"do": do, **fields}).encode("ascii") + b"\n"
-        self._write()
+        self._lines.ask(do, **fields)
 
     def close(self) -> None:
         """Ends it."""
-        if self._connection is None:
+        if not self._lines.is_open:
             return
-        connection, self._connection = self._connection, None
-        self._loop.remove_reader(connection.fileno())
-        self._loop.remove_writer(connection.fileno())
-        connection.close()
+        self._lines.close()
+        self._wait()
+
+    def _wait(self) -> None:
         for signum in (0, signal.SIGTERM):
             if signum:
                 os.kill(self.pid, signum)  # not reaped: its pid is no other's
@@ -86,50 +78,6 @@ class ServiceProcess:
         self.pid = 0
         return False
 
-    def _read(self) -> None:
-        assert self._connection is not None
-        try:
-            data = self._connection.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._incoming += data
-        if not data or len(self._incoming) > MOST_LINE_BYTES:
-            self._end("it has ended" if not data else "it said what could not be understood")
-            return
-        *lines, rest = self._incoming.split(b"\n")
-        self._incoming = bytearray(rest)
-        for line in lines:
-            if self._connection is not None:
-                self._take(bytes(line))
-
-    def _take(self, line: bytes) -> None:
-        import json
-
-        try:
-            answer = json.loads(line)
-            if not isinstance(answer, dict):
-                raise ValueError(answer)
-        except ValueError:
-            self._end("it said what could not be understood")
-            return
-        self._on_answer(answer)
-
-    def _write(self) -> None:
-        connection = self._connection
-        if connection is None:
-            return
-        try:
-            while self._outgoing:
-                del self._outgoing[: connection.send(self._outgoing)]
-        except BlockingIOError:
-            self._loop.add_writer(connection.fileno(), self._write)
-            return
-        except OSError:
-            self._outgoing.clear()  # `_read` sees the end as well
-        self._loop.remove_writer(connection.fileno())
-
     def _end(self, why: str) -> None:
-        self.close()
+        self._wait()
         self._on_end(why)

@@ -152,7 +152,7 @@ class Cache:
 
     def limit_bytes(self) -> int:
         """How much the cache may hold at this moment."""
-        return self._limit_of(sum(tree.size_bytes for tree in self.trees()))
+        return self.limit_of(sum(tree.size_bytes for tree in self.trees()))
 
     def collect(self, most_bytes: int | None = None) -> Collected:
         """Takes away trees that nobody uses, the least recently used first, until the rest is within the limit.
@@ -162,7 +162,7 @@ class Cache:
         self._remove_gone()
         trees = self.trees()
         left = sum(tree.size_bytes for tree in trees)
-        limit = self._limit_of(left) if most_bytes is None else most_bytes
+        limit = self.limit_of(left) if most_bytes is None else most_bytes
         count = freed = 0
         for tree in reversed(trees):
             if left <= limit and tree.size_bytes:
@@ -178,7 +178,7 @@ class Cache:
         return {
             "trees": len(trees),
             "bytes": size,
-            "limit_bytes": self._limit_of(size),
+            "limit_bytes": self.limit_of(size),
             "evicted": self._evicted,
             "evicted_bytes": self._evicted_bytes,
         }
@@ -195,7 +195,8 @@ class Cache:
             self._log(f"{error}")
             return not is_full
 
-    def _limit_of(self, held_bytes: int) -> int:
+    def limit_of(self, held_bytes: int) -> int:
+        """How much something that holds so much of this file system now may hold. Raises: StorageError."""
         with map_os_errors(self.folder):
             system = os.statvfs(self.folder)
         limit = int((system.f_bavail * system.f_frsize + held_bytes) * self.limit.share)

@@ -67,7 +67,7 @@ class Prefetcher:
         self._saved_s = time.monotonic()
 
     async def run(self) -> None:
-        """Ends when all is there, or it has given up. Then blocks of other trees are not needed any more."""
+        """Ends when all that it was to bring is there, or it has given up."""
         cache, index = self._fetcher.cache, self._fetcher.index
         try:
             self.phase = Phase.HOT
@@ -88,7 +88,10 @@ class Prefetcher:
         except asyncio.CancelledError:
             self.phase = Phase.CANCELLED
             raise
-        self._fetcher.release_donors()
+        if await aio.run_io(self._is_tree_whole):
+            # Not before: what is read or streamed later is taken from other trees as well. They make room for
+            # blocks that are refused (`BlockFetcher`), and at its end.
+            self._fetcher.release_donors()
         await self._save()
 
     def statistics(self) -> dict[str, float | str]:
@@ -110,6 +113,9 @@ class Prefetcher:
         if time.monotonic() - self._saved_s > SAVE_S:
             self._saved_s = time.monotonic()
             await self._save()
+
+    def _is_tree_whole(self) -> bool:
+        return not self._fetcher.cache.missing(range(self._fetcher.index.block_count))
 
     async def _save(self) -> None:
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
 
-from bootseer.blocks.trace import ANY_WORKLOAD, MOST_TRACED, Trace
+from bootseer.blocks.trace import ANY_WORKLOAD, MOST_TRACED, Trace, recording_name
 
 CAP_S = 600.0  # a program that never says that it has started
 
@@ -30,6 +31,7 @@ class Recorder:
         self.seen = bytearray(block_count)
         self._cap_s, self._most_blocks, self._now_s = cap_s, most_blocks, now_s
         self._begin_s = now_s()
+        self._name = recording_name(time.time(), secrets.randbits(32))
         self._blocks: list[int] = []
         self._first_ms: list[int] = []
         self._lock = threading.Lock()
@@ -69,4 +71,5 @@ class Recorder:
                 blocks=list(self._blocks),
                 seen=[1] * len(self._blocks),
                 first_ms=list(self._first_ms),
+                recordings=[self._name],
             )

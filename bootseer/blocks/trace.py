@@ -1,14 +1,16 @@
 """Hot traces: which blocks starts touched, in what order and when; docs/formats.md, "Hot traces". Pure.
 
 In: recordings of nodes and runs, and what others stored, which is not trusted. Out: one trace that knows how often
-each block was seen, so that what a start needs comes first and what was chance does not come at all.
+each block was seen, so that what a start needs comes first and what was chance does not come at all. Recordings
+have names: those that come by several ways (this node, the store, a file) count once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -20,8 +22,11 @@ MOST_PAYLOAD_BYTES = 12 << 20  # base64 in an envelope of 16 MiB
 MOST_RUNS = 1 << 31
 MOST_TRACED = 1 << 18  # blocks: 32 GiB of hot data
 MOST_MS = 1 << 31
+MOST_RECORDINGS = 1024  # names kept
 KEPT_RUNS = 32  # what was not seen for a few times so many runs is forgotten
 _WORKLOAD = re.compile(r"[0-9a-f]{16}")
+_RECORDING = re.compile(r"[0-9a-f]{16}")
+_PYTHON = re.compile(r"python[0-9.]*")
 
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -34,6 +39,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     blocks: list[int]  # T
     seen: list[int]  # T: in how many of the recordings
     first_ms: list[int]  # T: from the mount to the first touch, mean of the recordings that saw it
+    recordings: list[str] = []  # names of those in it, sorted: `recording_name`; some may have none
 
     def hot(self) -> list[int]:
         """Blocks to fetch ahead, in order: those that at least half of the recordings saw."""
@@ -45,9 +51,19 @@ class _Head(msgspec.Struct):
 
 
 def workload_key(program: str, script: str) -> str:
-    """What was started: its program and its script or module, wherever they lie and whatever their arguments."""
+    """What was started: its program and its script or module, wherever they lie and whatever their arguments.
+
+    Python is python3 by any of its names: `--image-python python3.11` starts what is started without it.
+    """
     names = [name.rstrip("/").rpartition("/")[2] for name in (program, script)]
+    if _PYTHON.fullmatch(names[0]):
+        names[0] = "python3"
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def recording_name(began_s: float, chance: int) -> str:
+    """A name that no other recording has: when it began, in seconds since the epoch, and 32 bits by chance."""
+    return f"{int(began_s) & 0xFFFFFFFF:08x}{chance & 0xFFFFFFFF:08x}"
 
 
 def encode(trace: Trace) -> bytes:
@@ -81,6 +97,9 @@ def decode(data: bytes, tree: str, block_count: int, where: str) -> Trace:
 def merge(traces: Sequence[Trace]) -> Trace:
     """One trace of all recordings, of one tree and one workload. The order of `traces` does not matter.
 
+    A recording with a name counts once, in however many of them it is: exactly where one trace has all that
+    another has, else about. Those without a name are taken for different ones.
+
     Blocks that at least half of the recordings saw come first; both parts are in the order of their mean first
     touch.
     """
@@ -88,12 +107,38 @@ def merge(traces: Sequence[Trace]) -> Trace:
         raise ValueError("traces are merged of one tree and one workload")
     seen: dict[int, int] = {}
     total_ms: dict[int, int] = {}
-    for trace in traces:
-        for number, times, first_ms in zip(trace.blocks, trace.seen, trace.first_ms, strict=True):
-            seen[number] = seen.get(number, 0) + times
-            total_ms[number] = total_ms.get(number, 0) + first_ms * times
+    known: set[str] = set()
+    runs = 0
+    for trace in sorted(traces, key=_by_size):
+        count = _count(trace)
+        new = count - len(known.intersection(trace.recordings))
+        if not new:
+            continue
+        known.update(trace.recordings)
+        own_runs = max(1, _share(trace.runs, new, count))
+        runs += own_runs
+        for number, all_times, first_ms in zip(trace.blocks, trace.seen, trace.first_ms, strict=True):
+            times = min(own_runs, _share(all_times, new, count))
+            if times:
+                seen[number] = seen.get(number, 0) + times
+                total_ms[number] = total_ms.get(number, 0) + first_ms * times
     means = {number: total_ms[number] / times for number, times in seen.items()}
-    return _make(traces[0], sum(trace.runs for trace in traces), seen, means)
+    return _make(traces[0], runs, seen, means, known)
+
+
+def _by_size(trace: Trace) -> tuple[int, int, list[str], list[int], list[int], list[int]]:
+    """The largest first: what others have of its recordings is in it already."""
+    return -_count(trace), -len(trace.recordings), trace.recordings, trace.blocks, trace.seen, trace.first_ms
+
+
+def _count(trace: Trace) -> int:
+    """Recordings that were merged into it; what was pruned has more names than runs."""
+    return max(trace.runs, len(trace.recordings))
+
+
+def _share(number: int, part: int, whole: int) -> int:
+    """So much of a number, rounded. Who saw what is not kept of merged recordings, so all share alike."""
+    return (2 * number * part + whole) // (2 * whole)
 
 
 def prune(trace: Trace, *, kept_runs: int = KEPT_RUNS) -> Trace:
@@ -105,11 +150,21 @@ def prune(trace: Trace, *, kept_runs: int = KEPT_RUNS) -> Trace:
         for number, times in zip(trace.blocks, trace.seen, strict=True)
     }
     seen = {number: times for number, times in scaled.items() if times}
-    return _make(trace, kept_runs, seen, dict(zip(trace.blocks, trace.first_ms, strict=True)))
+    first_ms = dict(zip(trace.blocks, trace.first_ms, strict=True))
+    return _make(trace, kept_runs, seen, first_ms, trace.recordings)
 
 
-def _make(like: Trace, runs: int, seen: dict[int, int], first_ms: dict[int, float] | dict[int, int]) -> Trace:
-    def order(number: int) -> tuple[bool, float, int]:
+def _make(
+    like: Trace,
+    runs: int,
+    seen: Mapping[int, int],
+    means_ms: Mapping[int, float],
+    recordings: Iterable[str],
+) -> Trace:
+    # Rounded before anything is ordered, so that what was merged stays as it is when it is merged again.
+    first_ms = {number: min(round(mean_ms), MOST_MS) for number, mean_ms in means_ms.items()}
+
+    def order(number: int) -> tuple[bool, int, int]:
         return 2 * seen[number] < runs, first_ms[number], number
 
     kept: Iterable[int] = seen
@@ -122,7 +177,8 @@ def _make(like: Trace, runs: int, seen: dict[int, int], first_ms: dict[int, floa
         runs=min(runs, MOST_RUNS),
         blocks=blocks,
         seen=[min(seen[number], runs, MOST_RUNS) for number in blocks],
-        first_ms=[min(round(first_ms[number]), MOST_MS) for number in blocks],
+        first_ms=[first_ms[number] for number in blocks],
+        recordings=sorted(recordings)[-MOST_RECORDINGS:],  # the latest
     )
 
 
@@ -135,6 +191,11 @@ def _find_wrong(trace: Trace, tree: str, block_count: int | None) -> str:
         return f"has an impossible workload, {trace.workload[:80]!r}"
     if not 1 <= trace.runs <= MOST_RUNS:
         return f"is of {trace.runs} runs"
+    names = trace.recordings
+    if len(names) > MOST_RECORDINGS or any(before >= name for before, name in pairwise(names)):
+        return f"has {len(names)} names of recordings, which are too many or not in order"
+    if not all(map(_RECORDING.fullmatch, names)):
+        return "has an impossible name of a recording"
     if count > MOST_TRACED or len(trace.seen) != count or len(trace.first_ms) != count:
         return f"has {count} blocks, {len(trace.seen)} counts and {len(trace.first_ms)} times"
     if not count:

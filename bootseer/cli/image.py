@@ -232,9 +232,12 @@ def gc(
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
     limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="of the cache, this time (default BOOTSEER_CACHE_LIMIT)")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="of the blocks, and of unpacked trees, this time (default BOOTSEER_CACHE_LIMIT)"
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="all of the cache that nobody uses")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="all that nobody uses")] = False,
     older: Annotated[
         float | None,
         typer.Option(

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
+from bootseer.blocks import Cache
 from bootseer.blocks.cache import CachedTree
 from bootseer.blocks.locks import try_lock
 from bootseer.blocks.tree_files import LOCK, USE_BYTE
 from bootseer.errors import ConfigError, IntegrityError, NotFound, SourceChanged
 from bootseer.image.commands import Say, is_registry, node_cache, node_folder, opened_store, shown, tree_url
-from bootseer.mounts.unpacked import FOLDER, list_unpacked, remove_unpacked
+from bootseer.mounts.unpacked_places import is_used, list_unpacked, remove_unpacked
 from bootseer.storage import Entry, Store
 from bootseer.tree.head import is_digest, split_pin
 from bootseer.tree.index import decode, index_path
@@ -47,8 +48,8 @@ class NodeCollected(NamedTuple):
 
 
 def collect_node(*, most_bytes: int | None, unused_s: float, is_dry: bool, say: Say) -> NodeCollected:
-    """Takes away blocks of the least recently used trees beyond the limit, and unpacked trees that were not used
-    for `unused_s`. What somebody uses stays.
+    """Takes away blocks of the least recently used trees beyond the limit, and unpacked trees beyond theirs, which
+    is as large, or that were not used for `unused_s`. What somebody uses stays.
 
     Args: most_bytes: instead of the cache's own limit.
     Raises: ConfigError for a cache that cannot be used; StorageError.
@@ -66,13 +67,23 @@ def collect_node(*, most_bytes: int | None, unused_s: float, is_dry: bool, say: 
         going = [each for each in before if each.digest not in there]
         left, limit = done.left_bytes, done.limit_bytes
     removed = [Removed(each.digest, "blocks", each.size_bytes, now_s - each.used_s) for each in going]
-    for digest, used_s in list_unpacked():
-        if now_s - used_s < unused_s:
-            continue
-        size = _size_below(os.path.join(cache.folder, FOLDER, digest))
-        if is_dry or remove_unpacked(digest):
-            removed.append(Removed(digest, "unpacked", size, now_s - used_s))
+    removed += _collect_unpacked(cache, most_bytes, unused_s, now_s, is_dry)
     return NodeCollected(cache.folder, removed, sum(each.size for each in removed), left, limit)
+
+
+def _collect_unpacked(
+    cache: Cache, most_bytes: int | None, unused_s: float, now_s: float, is_dry: bool
+) -> Iterator[Removed]:
+    there = list_unpacked(cache)
+    left = sum(each.size for each in there)
+    limit = cache.limit_of(left) if most_bytes is None else most_bytes
+    for each in reversed(there):
+        age_s = now_s - each.used_s
+        if left <= limit and age_s < unused_s:
+            continue
+        if not is_used(cache, each.digest) if is_dry else remove_unpacked(cache, each.digest):
+            left -= each.size
+            yield Removed(each.digest, "unpacked", each.size, age_s)
 
 
 def _beyond(trees: Sequence[CachedTree], limit: int, folders: Sequence[str]) -> Iterator[CachedTree]:
@@ -94,17 +105,6 @@ def _is_free(path: str) -> bool:
         return try_lock(fd, USE_BYTE)
     finally:
         os.close(fd)
-
-
-def _size_below(folder: str) -> int:
-    total = 0
-    for above, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(above, name)).st_blocks * 512
-            except FileNotFoundError:
-                pass
-    return total
 
 
 # ---- of a store --------------------------------------------------------------------------------------------

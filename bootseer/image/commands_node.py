@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from typing import Literal, NamedTuple
 
 from bootseer import aio
-from bootseer.errors import ConfigError, NotFound, StorageError
+from bootseer.blocks import Cache
+from bootseer.blocks.local import open_local
+from bootseer.errors import BootseerError, ConfigError, NotFound, StorageError
 from bootseer.image.commands import Progress, Say, find_digest, node_cache, opened, opened_store, shown, tree_url
 from bootseer.image.commands_traces import hot_blocks, known_traces, with_sources
 from bootseer.mounts import kernel
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.head import split_pin
 from bootseer.tree.materialise import Materialised
-from bootseer.tree.reading import StoreBlocks
+from bootseer.tree.opening import OpenedTree
+from bootseer.tree.reading import BlockSource, StoreBlocks
 from bootseer.trust import Trust
 
 TICK_S = 0.2
@@ -162,20 +165,41 @@ def materialise(url: str, folder: str, options: MaterialiseOptions, progress: Pr
                 with map_os_errors(options.ready_path):
                     os.close(os.open(options.ready_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
-        done = unpack(
-            tree.index,
-            folder,
-            StoreBlocks(tree.store, tree.index),
-            hot=hot,
-            on_hot_done=on_hot_done,
-            owners=options.owners,
-            resume=options.resume,
-            on_progress=count,
-        )
+        with _blocks(tree, say) as blocks:
+            done = unpack(
+                tree.index,
+                folder,
+                blocks,
+                hot=hot,
+                on_hot_done=on_hot_done,
+                owners=options.owners,
+                resume=options.resume,
+                on_progress=count,
+            )
     if done.skipped:
         what = ", ".join(f"{number} {kind}" for kind, number in sorted(done.skipped.items()))
         say(f"left out, as this user or file system cannot have them: {what}")
     return Unpacked(tree.digest, done, hot_s)
+
+
+@contextmanager
+def _blocks(tree: OpenedTree, say: Say) -> Iterator[BlockSource]:
+    """Those that this node's cache has are not fetched."""
+    fetched = StoreBlocks(tree.store, tree.index)
+    cache: Cache | None = None
+    try:
+        cache = node_cache(say)
+    except BootseerError as error:
+        say(f"cached blocks are not used: {error}")
+    if cache is None:
+        yield fetched
+        return
+
+    def log(line: str) -> None:
+        say(line)
+
+    with open_local(cache, tree.digest, tree.index, fetched, log) as blocks:
+        yield blocks
 
 
 # ---- mount -------------------------------------------------------------------------------------------------

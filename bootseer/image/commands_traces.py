@@ -241,6 +241,7 @@ def carry(old: Index, trace: Trace, new: Index, digest: str) -> Trace | None:
         blocks=blocks,
         seen=[found[number][0] for number in blocks],
         first_ms=[found[number][1] for number in blocks],
+        recordings=trace.recordings,
     )
     return traces.merge([carried])
 

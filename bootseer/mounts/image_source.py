@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bootseer.errors import BootseerError, ConfigError, IntegrityError, NotFound, StorageError
+from bootseer.errors import ConfigError, NotFound, StorageError
 
 if TYPE_CHECKING:
     from bootseer.mounts.tree_mount import MountedTree
@@ -67,11 +67,11 @@ def open_source(
     from bootseer.mounts.tree_mount import mount_tree, probe_mount
     from bootseer.trust import Trust
 
-    trust = Trust.load()
+    trust, key = Trust.load(), workload_key(*workload)
     why = "" if _may_mount() else "mounts need root (CAP_SYS_ADMIN)"
     if not why:
         try:
-            tree = mount_tree(url, trust=trust, name=name, workload=workload_key(*workload))
+            tree = mount_tree(url, trust=trust, name=name, workload=key)
         except NotFound:
             raise
         except (ConfigError, StorageError):
@@ -79,9 +79,9 @@ def open_source(
             if not why:
                 raise  # it is this tree, this URL or its store
         else:
-            return MountedSource(tree, url, began_s)
+            return MountedSource(tree, began_s)
     say(f"the image is unpacked, as it cannot be mounted here: {why}")
-    return UnpackedSource(url, trust, name, say, began_s)
+    return UnpackedSource(url, trust, name, key, say, began_s)
 
 
 def _may_mount() -> bool:
@@ -125,12 +125,12 @@ class MountedSource:
     how = "mounted"
     notes: Sequence[str] = ()
 
-    def __init__(self, tree: MountedTree, url: str, began_s: float) -> None:
+    def __init__(self, tree: MountedTree, began_s: float) -> None:
         self._tree = tree
         self._lease = tree.hold()
         try:
             self.folder, self.digest = tree.folder, tree.digest
-            self.env = _read_env(url, tree.digest)
+            self.env = tree.config().env  # of the index that it serves, whatever becomes of cache and store
         except BaseException:
             self._lease.close()
             raise
@@ -154,10 +154,12 @@ class UnpackedSource:
     how = "unpacked"
     notes: Sequence[str] = ()
 
-    def __init__(self, url: str, trust: Trust, name: str, say: Callable[[str], object], began_s: float) -> None:
+    def __init__(
+        self, url: str, trust: Trust, name: str, workload: str, say: Callable[[str], object], began_s: float
+    ) -> None:
         from bootseer.mounts.unpacked import unpack_tree
 
-        self._tree: UnpackedTree = unpack_tree(url, trust=trust, name=name, say=say)
+        self._tree: UnpackedTree = unpack_tree(url, trust=trust, name=name, workload=workload, say=say)
         self.folder, self.digest, self.env = self._tree.folder, self._tree.digest, self._tree.env
         self.seconds = time.monotonic() - began_s
 
@@ -176,39 +178,3 @@ def _numbers(status: Mapping[str, Any]) -> dict[str, float]:
     blocks = status["blocks"]
     found = {name: float(blocks[name]) for name in _FIGURES if isinstance(blocks.get(name), int | float)}
     return {**found, "ready_s": float(status["ready_s"]), "had_trace": float(bool(status["trace"]))}
-
-
-def _read_env(url: str, digest: str) -> list[str]:
-    """The variables in the config of a tree whose index was checked, and is mostly cached."""
-    import msgspec
-
-    from bootseer import aio
-    from bootseer.blocks import open_cache
-    from bootseer.storage import open_store
-    from bootseer.tree.compression import decompress
-    from bootseer.tree.head import split_pin
-    from bootseer.tree.index import MOST_RAW_INDEX_BYTES, Config
-    from bootseer.tree.opening import read_index_bytes
-
-    configured = msgspec.defstruct("Configured", [("config", Config)])
-
-    async def read() -> bytes:
-        store = open_store(split_pin(url)[0])
-        try:
-            return await read_index_bytes(store, digest)
-        finally:
-            await store.aclose()
-
-    data: bytes | None = None
-    try:
-        data = open_cache(os.environ).read_index(digest)
-    except BootseerError:
-        pass  # it cannot be used; the mount does without it too
-    if data is None:
-        data = aio.run_sync(read())
-    where = f"the index of {digest}"
-    try:
-        found: Any = msgspec.msgpack.decode(decompress(data, MOST_RAW_INDEX_BYTES, where), type=configured)
-    except msgspec.MsgspecError as error:
-        raise IntegrityError(f"{where}: {error}") from error
-    return list(found.config.env)

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 from bootseer.errors import BootseerError
+from bootseer.mounts import cgroup
 from bootseer.mounts.tree_places import Place
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -30,6 +31,8 @@ def main(ready: int, lock: int, folder: str) -> NoReturn:
         os._exit(0)
     place = Place.of_folder(folder)
     os.chdir("/")
+    if why := cgroup.leave():  # its starter's end is not that of all who use the tree
+        _say(f"{place.folder}: {why}")
     for fd in (ready, lock):
         os.set_inheritable(fd, False)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until both know what to do with them
@@ -71,6 +74,7 @@ def _mind(place: Place, lock: int, daemon: int) -> NoReturn:
     except BootseerError as error:
         _say(f"{place.folder}: {error}")
     finally:
+        cgroup.remove()
         os._exit(0)
 
 

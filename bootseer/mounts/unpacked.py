@@ -6,26 +6,39 @@
                           complete   is there when all files are
                           tree/      the files
 
-CACHE is that of blocks (bootseer.blocks.open_cache). Blocks are not kept beside the files that they became.
+CACHE is that of blocks (bootseer.blocks.open_cache). Blocks are not kept beside the files that they became; those
+that it has already are not fetched. Which trees stay is decided in unpacked_places.py.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
-import shutil
-import stat
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any
 
 from bootseer import aio
-from bootseer.blocks import open_cache
+from bootseer.blocks import Cache, open_cache
+from bootseer.blocks.cache import TREES
+from bootseer.blocks.local import open_local
 from bootseer.blocks.present import read_boot_id
+from bootseer.blocks.trace import ANY_WORKLOAD
 from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import StorageError
+from bootseer.mounts.tree_traces import Traces
+from bootseer.mounts.unpacked_places import (
+    BOOT,
+    COMPLETE,
+    INDEX,
+    LOCK,
+    OPEN_LOCK,
+    TREE,
+    base_of,
+    is_lock,
+    make_room,
+    remove_files,
+    size_when_unpacked,
+)
 from bootseer.storage import Store, open_store
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.index import MOST_INDEX_BYTES
@@ -34,12 +47,8 @@ from bootseer.tree.opening import OpenedTree, open_tree
 from bootseer.tree.reading import StoreBlocks
 from bootseer.trust import Trust
 
-FOLDER = "unpacked"
 SAY_EVERY_S = 10.0
 RETRY_S = 0.05
-_LOCK, _INDEX, _BOOT, _COMPLETE, _TREE = "lock", "index", "boot", "complete", "tree"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class UnpackedTree:
@@ -64,29 +73,36 @@ def unpack_tree(
     *,
     trust: Trust | None = None,
     name: str = "",
+    workload: str = ANY_WORKLOAD,
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], object] = lambda _: None,
 ) -> UnpackedTree:
     """The tree at `url` (which may end in `@sha256:<tree digest>`) as files of this user.
 
-    Args: name: as for `open_tree`; say: lines for people while it takes time.
+    Args:
+        name: as for `open_tree`.
+        workload: `bootseer.blocks.trace.workload_key`: files that its recorded starts have touched come first.
+        say: lines for people while it takes time.
     Raises: Untrusted, NotFound, IntegrityError, StorageError (also when the disk is full), ConfigError.
     """
-    base = os.path.join(open_cache(os.environ if environ is None else environ).folder, FOLDER)
+    cache = open_cache(os.environ if environ is None else environ)
+    base = base_of(cache)
     believed = Trust.load() if trust is None else trust
     store = aio.run_sync(_open(url))
     try:
-        opened = aio.run_sync(
-            open_tree(
-                store, url, believed, name=name, cached=lambda digest: _read(os.path.join(base, digest, _INDEX))
-            )
-        )
+
+        def read_index(digest: str) -> bytes | None:
+            return _read(os.path.join(base, digest, INDEX)) or cache.read_index(digest)
+
+        opened = aio.run_sync(open_tree(store, url, believed, name=name, cached=read_index))
         place = os.path.join(base, opened.digest)
         lock = _use(place, say)
         try:
             written = 0
-            if not os.path.exists(os.path.join(place, _COMPLETE)):
-                written = _unpack(place, opened, store, say)
+            if not os.path.exists(os.path.join(place, COMPLETE)):
+                make_room(cache, size_when_unpacked(opened.index), opened.digest, say)
+                hot = _find_hot(cache, opened, store, believed, workload, say)
+                written = _unpack(place, cache, opened, store, hot, say)
             with map_os_errors(place):
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 os.utime(place)  # when it was used last
@@ -95,43 +111,7 @@ def unpack_tree(
             raise
     finally:
         aio.run_sync(store.aclose())
-    return UnpackedTree(opened, os.path.join(place, _TREE), lock, written)
-
-
-def list_unpacked(environ: Mapping[str, str] | None = None) -> list[tuple[str, float]]:
-    """Digests of unpacked trees and when each was used last (since the epoch), the latest first."""
-    base = os.path.join(open_cache(os.environ if environ is None else environ).folder, FOLDER)
-    found = []
-    with suppress(FileNotFoundError), os.scandir(base) as entries:
-        for entry in entries:
-            if _DIGEST.fullmatch(entry.name):
-                found.append((entry.name, entry.stat(follow_symlinks=False).st_mtime))
-    return sorted(found, key=lambda each: -each[1])
-
-
-def remove_unpacked(digest: str, environ: Mapping[str, str] | None = None) -> bool:
-    """Takes an unpacked tree away; False while somebody uses it, or if there is none. Raises: StorageError."""
-    if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"{digest[:80]!r} is no digest")
-    place = os.path.join(open_cache(os.environ if environ is None else environ).folder, FOLDER, digest)
-    if not os.path.isdir(place):
-        return False
-    with map_os_errors(place):
-        lock = os.open(os.path.join(place, _LOCK), _OPEN, 0o600)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            with suppress(FileNotFoundError):
-                os.unlink(os.path.join(place, _COMPLETE))
-            _remove_files(os.path.join(place, _TREE))
-            for name in sorted(os.listdir(place), key=lambda name: name == _LOCK):
-                os.unlink(os.path.join(place, name))
-            os.rmdir(place)
-        finally:
-            os.close(lock)
-    return True
+    return UnpackedTree(opened, os.path.join(place, TREE), lock, written)
 
 
 async def _open(url: str) -> Store:
@@ -156,16 +136,16 @@ def _use(place: str, say: Callable[[str], object]) -> int:
         while True:
             os.makedirs(place, mode=0o700, exist_ok=True)
             try:
-                lock = os.open(os.path.join(place, _LOCK), _OPEN, 0o600)
+                lock = os.open(os.path.join(place, LOCK), OPEN_LOCK, 0o600)
             except FileNotFoundError:
                 continue  # it was taken away between the two
-            is_complete = os.path.exists(os.path.join(place, _COMPLETE))
+            is_complete = os.path.exists(os.path.join(place, COMPLETE))
             try:
                 fcntl.flock(lock, (fcntl.LOCK_SH if is_complete else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock)
             else:
-                if _is_here(lock, place) and (not is_complete or os.path.exists(os.path.join(place, _COMPLETE))):
+                if is_lock(lock, place) and (not is_complete or os.path.exists(os.path.join(place, COMPLETE))):
                     return lock
                 os.close(lock)
                 continue
@@ -175,23 +155,32 @@ def _use(place: str, say: Callable[[str], object]) -> int:
             time.sleep(RETRY_S)
 
 
-def _is_here(lock: int, place: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(lock), os.lstat(os.path.join(place, _LOCK)))
-    except FileNotFoundError:
-        return False
+def _find_hot(
+    cache: Cache, opened: OpenedTree, store: Store, trust: Trust, workload: str, say: Callable[[str], object]
+) -> list[int]:
+    """Blocks that starts have touched, in order, if this node or the store has a recording."""
+
+    def log(line: str) -> None:
+        say(line)
+
+    folder = os.path.join(cache.folder, TREES, opened.digest)
+    traces = Traces(folder, opened.digest, opened.index.block_count, store, trust, log)
+    found = aio.run_sync(traces.find(workload))
+    return [] if found is None else found.trace.hot()
 
 
-def _unpack(place: str, opened: OpenedTree, store: Store, say: Callable[[str], object]) -> int:
+def _unpack(
+    place: str, cache: Cache, opened: OpenedTree, store: Store, hot: list[int], say: Callable[[str], object]
+) -> int:
     """Goes on where an earlier run was interrupted. Returns bytes."""
-    folder = os.path.join(place, _TREE)
+    folder = os.path.join(place, TREE)
     boot = read_boot_id().encode()
     with map_os_errors(place):
-        if _read(os.path.join(place, _BOOT)) != boot:
-            _remove_files(folder)  # after a power cut a file may have its name and not its bytes
-            write_whole(place, _BOOT, boot)
+        if _read(os.path.join(place, BOOT)) != boot:
+            remove_files(folder)  # after a power cut a file may have its name and not its bytes
+            write_whole(place, BOOT, boot)
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        write_whole(place, _INDEX, opened.index_bytes)
+        write_whole(place, INDEX, opened.index_bytes)
     whole_bytes = sum(opened.index.sizes)
     done_bytes, said_s = 0, time.monotonic()
 
@@ -202,13 +191,14 @@ def _unpack(place: str, opened: OpenedTree, store: Store, say: Callable[[str], o
             said_s = time.monotonic()
             say(f"unpacking the image: {done_bytes / 1e9:.1f} of {whole_bytes / 1e9:.1f} GB")
 
-    done = materialise(
-        opened.index,
-        folder,
-        StoreBlocks(store, opened.index),
-        resume=bool(os.listdir(folder)),
-        on_progress=progress,
-    )
+    def log(line: str) -> None:
+        say(line)
+
+    fetched = StoreBlocks(store, opened.index)
+    with open_local(cache, opened.digest, opened.index, fetched, log) as blocks:
+        done = materialise(
+            opened.index, folder, blocks, hot=hot, resume=bool(os.listdir(folder)), on_progress=progress
+        )
     if done.skipped:
         what = ", ".join(f"{count} {name}" for name, count in sorted(done.skipped.items()))
         say(f"left out of the image, as this user cannot have them: {what}")
@@ -216,7 +206,7 @@ def _unpack(place: str, opened: OpenedTree, store: Store, say: Callable[[str], o
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _sync_file_system(fd)
-            write_whole(place, _COMPLETE, b"")
+            write_whole(place, COMPLETE, b"")
         finally:
             os.close(fd)
     return done.written_bytes
@@ -230,21 +220,3 @@ def _sync_file_system(fd: int) -> None:
         raise StorageError(
             f"the unpacked image could not be written to its disk: {os.strerror(ctypes.get_errno())}"
         )
-
-
-def _remove_files(folder: str) -> None:
-    if os.path.lexists(folder):
-        shutil.rmtree(folder, onerror=_open_and_retry)
-
-
-def _open_and_retry(function: Callable[..., Any], path: str, _info: object) -> None:
-    """Folders of an image that this user may not write to are still this user's."""
-    parent = os.path.dirname(path)
-    os.chmod(parent, stat.S_IRWXU)
-    with suppress(FileNotFoundError):
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, stat.S_IRWXU)
-            if function is not os.rmdir:
-                shutil.rmtree(path, onerror=_open_and_retry)
-                return
-        function(path)

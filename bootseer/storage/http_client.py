@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -114,6 +114,7 @@ class HttpClient:
         self._context: ssl.SSLContext | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        self._is_closed = False
         self._idle: list[tuple[_Key, http.client.HTTPConnection, float]] = []  # the one used last at the end
 
     def begin(
@@ -149,24 +150,33 @@ class HttpClient:
         raise StorageError(f"{redact(url)}: more than {MAX_REDIRECTS} redirects")
 
     def keep(self, key: _Key, connection: http.client.HTTPConnection) -> None:
-        """Takes a connection for later requests."""
+        """Takes a connection for later requests; one that comes after `close` is closed."""
         dropped: http.client.HTTPConnection | None = connection
         with self._lock:
-            if self._pid == os.getpid():
+            if self._pid == os.getpid() and not self._is_closed:
                 self._idle.append((key, connection, time.monotonic()))
                 dropped = self._idle.pop(0)[1] if len(self._idle) > MOST_IDLE else None
         if dropped is not None:
             dropped.close()
 
     def close(self) -> None:
+        """Requests can still be made; their connections are not kept."""
         with self._lock:
+            self._is_closed = True
             idle, self._idle = self._idle, []
         for _, connection, _ in idle:
             connection.close()
 
     def _send(
-        self, method: str, parts: SplitResult, headers: Mapping[str, str], wire: Wire, is_fresh: bool
+        self,
+        method: str,
+        parts: SplitResult,
+        headers: Mapping[str, str],
+        wire: Wire,
+        is_fresh: bool,
+        body: Iterator[bytes | memoryview] | None = None,
     ) -> Exchange:
+        """Until the answer has begun. Of a body `headers` say how long it is; it is sent once."""
         key, shown = _key_of(parts), redact(parts.geturl())
         connection = None if is_fresh else self._take(key)
         proxy = _proxy_for(parts)
@@ -181,7 +191,16 @@ class HttpClient:
             try:
                 wire.hold(connection.sock)
                 self._counts.add("requests")
-                connection.request(method, target, headers=dict(headers))
+                try:
+                    connection.request(method, target, body=body, headers=dict(headers))
+                except (BrokenPipeError, ConnectionResetError) as error:
+                    if body is None:
+                        raise
+                    # Servers that do not want it say why and close, without waiting for the end of the body.
+                    try:
+                        return Exchange(self, key, connection, wire, shown)
+                    except (OSError, http.client.HTTPException):
+                        raise error from None
                 return Exchange(self, key, connection, wire, shown)
             except BaseException as error:
                 connection.close()
@@ -189,7 +208,7 @@ class HttpClient:
                 if isinstance(error, CutOff):
                     raise
                 # A server may close a kept connection just when it is used again: that says nothing about it.
-                if is_kept and isinstance(error, ConnectionError):
+                if is_kept and body is None and isinstance(error, ConnectionError):
                     is_kept = False
                     self._counts.add("retries")
                     continue

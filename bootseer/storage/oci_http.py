@@ -1,12 +1,11 @@
 """HTTP to registries: certificates by host, bodies to send, redirects that take no password along. In threads.
 
 Stands on http_client, which keeps connections and knows proxies; that one has one set of certificates for all
-hosts and sends no bodies.
+hosts, and follows redirects for those who only read.
 """
 
 from __future__ import annotations
 
-import http.client
 import os
 import socket
 import ssl
@@ -177,32 +176,8 @@ class _HostClient(HttpClient):
         headers = {**_HEADERS, **headers}
         if not body:
             return self._send(method, parts, headers, call, is_fresh)  # without one POST and PUT say so themselves
-        key, shown = http_client._key_of(parts), redact(parts.geturl())
-        proxy = http_client._proxy_for(parts)
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        if proxy is not None and parts.scheme == "http":
-            target = f"http://{parts.netloc.rpartition('@')[2]}{target}"
-            headers = {**headers, **http_client._proxy_authorization(proxy)}
         headers["Content-Length"] = str(len(body))
-        connection = self._take(key) or self._connect(parts, proxy, shown)
-        try:
-            call.hold(connection.sock)
-            self._counts.add("requests")
-            try:
-                connection.request(method, target, body=_pieces(body, call), headers=headers)
-            except (BrokenPipeError, ConnectionResetError) as error:
-                # Servers that do not want it say why and close, without waiting for the end of the body.
-                try:
-                    return Exchange(self, key, connection, call, shown)
-                except (OSError, http.client.HTTPException):
-                    raise error from None
-            return Exchange(self, key, connection, call, shown)
-        except BaseException as error:
-            connection.close()
-            ours = to_ours(error, shown, self._timeout_s)
-            if ours is error:
-                raise
-            raise ours from error
+        return self._send(method, parts, headers, call, is_fresh, _pieces(body, call))
 
     def _get_context(self) -> ssl.SSLContext:
         """The system's certificates, the one named by an option, and what certs.d has for this host."""

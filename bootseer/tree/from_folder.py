@@ -19,7 +19,7 @@ from typing import NamedTuple
 from bootseer.errors import ConfigError, SourceChanged
 from bootseer.storage.os_errors import to_storage_error
 from bootseer.tree.building import Contents, Progress, piece_count
-from bootseer.tree.index import BLOCK_BYTES, HOLE, MOST_XATTR_BYTES, is_xattr
+from bootseer.tree.index import BLOCK_BYTES, HOLE, MOST_XATTR_BYTES, OVERLAY_XATTRS, is_xattr
 from bootseer.tree.inodes import Inode
 from bootseer.tree.packing import TASK_BYTES, TASK_PIECES, Packer
 from bootseer.tree.safe_folders import LastFolder, attribute_path, open_folder, open_root
@@ -82,6 +82,9 @@ class Folder:
         tasks = _Tasks(self._path, packer, on_progress)
         for path in hot:
             tasks.add(files[path])
+        if hot:
+            tasks.end()
+            packer.divide()  # else a start would fetch cold files with its last hot ones
         for path, file in files.items():
             if path not in hot:
                 tasks.add(file)
@@ -163,7 +166,11 @@ class _Walk:
         try:
             for name in sorted(map(os.fsencode, os.listxattr(path, follow_symlinks=is_link))):
                 value = os.getxattr(path, name, follow_symlinks=is_link)
-                if not is_xattr(name) or total + len(name) + len(value) > MOST_XATTR_BYTES:
+                if (
+                    not is_xattr(name)
+                    or name.startswith(OVERLAY_XATTRS)
+                    or total + len(name) + len(value) > MOST_XATTR_BYTES
+                ):
                     self.left_out["extended attributes"] += 1
                     continue
                 total += len(name) + len(value)

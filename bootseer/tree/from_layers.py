@@ -139,6 +139,7 @@ class _Reading:
                 body = _find(root, path)
                 if isinstance(body, Body) and body in spool and not body.is_taken:
                     self._pack(body, spool.pieces(body))
+        self._packer.divide()  # else a start would fetch cold files with its last hot ones
         self._read_missing(root)
         return root
 

@@ -39,6 +39,7 @@ MOST_XATTR_BYTES = 65535  # of a value
 MOST_ENTRY_XATTR_BYTES = 64 << 10  # names and values of an entry
 MOST_DEPTH = 1024
 XATTR_PREFIXES = (b"user.", b"trusted.", b"security.")
+OVERLAY_XATTRS = (b"trusted.overlay.", b"user.overlay.")  # left out: they would change what a mount shows
 XATTR_NAMES = (b"system.posix_acl_access", b"system.posix_acl_default")
 
 BLOCK = struct.Struct("<32sIIII")

@@ -1,8 +1,9 @@
 """Pieces of files to blocks, blocks to packs: "Blocks" in docs/formats.md.
 
-In: pieces, in the order in which they are to lie together. Out: packs, given to a sink as they fill up, and an
-address for each piece. Reading, hashing and compressing run in threads, all decisions in the caller's in the order
-of the pieces: the same pieces give the same bytes, however many threads there are. What is in memory is bounded.
+In: pieces, in the order in which they are to lie together, and where what is hot ends. Out: packs, given to a sink
+as they fill up, and an address for each piece. Reading, hashing and compressing run in threads, all decisions in
+the caller's in the order of the pieces: the same pieces give the same bytes, however many threads there are. What
+is in memory is bounded.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Packer:
         self._most_tasks = 2 * threads + 2
         self._batch: list[bytes] = []
         self._batch_bytes = 0
-        self._tasks: deque[Future[list[_Piece | None]]] = deque()
+        self._tasks: deque[Future[list[_Piece | None]] | None] = deque()  # None: what follows lies apart
         # Blocks are numbered when they are begun, and lie in the order in which they are full.
         self._begun = 0
         self._order: list[int] = []
@@ -130,13 +131,17 @@ class Packer:
         self._begin(count, read)
         return self.count - count
 
+    def divide(self) -> None:
+        """What was added so far shares no block with what comes, but for equal pieces, which are stored once."""
+        self._end_batch()
+        self._tasks.append(None)
+
     def finish(self) -> Packed:
         """When all pieces have been added: the rest is packed and put."""
         self._end_batch()
         while self._tasks:
             self._settle()
-        while self._open:
-            self._close(self._open[0])
+        self._close_all()
         self._drain(0)
         if self._pack:
             self._end_pack()
@@ -185,13 +190,17 @@ class Packer:
             self._begin(len(pieces), lambda: pieces)
 
     def _begin(self, count: int, read: Read) -> None:
-        while self._tasks and (len(self._tasks) >= self._most_tasks or self._tasks[0].done()):
+        while self._tasks and (len(self._tasks) >= self._most_tasks or _is_done(self._tasks[0])):
             self._settle()
         self._tasks.append(self._workers.submit(self._prepare, count, read))
 
     def _settle(self) -> None:
         """Decides about the pieces of the oldest task."""
-        for piece in self._tasks.popleft().result():
+        task = self._tasks.popleft()
+        if task is None:
+            self._close_all()
+            return
+        for piece in task.result():
             if piece is None:
                 self._addresses.append(HOLE)
                 continue
@@ -228,6 +237,10 @@ class Packer:
             self._close(shared)
         return address
 
+    def _close_all(self) -> None:
+        while self._open:
+            self._close(self._open[0])
+
     def _close(self, shared: _Shared) -> None:
         self._open.remove(shared)
         stored = self._workers.submit(_store, b"".join(shared.parts))
@@ -255,6 +268,10 @@ class Packer:
             self._packs[-PUTS].result()
         self._packs.append(self._putters.submit(self._put_pack, self._pack))
         self._pack, self._pack_bytes = [], 0
+
+
+def _is_done(task: Future[list[_Piece | None]] | None) -> bool:
+    return task is None or task.done()
 
 
 def _store(data: bytes) -> _Stored:

@@ -16,12 +16,18 @@ from collections.abc import Iterator
 from typing import NamedTuple, cast
 
 from bootseer.errors import IntegrityError, Truncated
-from bootseer.tree.index import BLOCK_BYTES, MOST_FILE_BYTES, MOST_TARGET_BYTES, MOST_XATTR_BYTES, is_xattr
+from bootseer.tree.index import (
+    BLOCK_BYTES,
+    MOST_FILE_BYTES,
+    MOST_TARGET_BYTES,
+    MOST_XATTR_BYTES,
+    OVERLAY_XATTRS,
+    is_xattr,
+)
 
 MOST_HEADER_BYTES = 8 << 20  # of one member, with names, attributes and the map of a sparse file
 NS = 1_000_000_000
 _XATTR = "SCHILY.xattr."
-_OVERLAY = (b"trusted.overlay.", b"user.overlay.")  # they would change what a mount shows
 _TIME = re.compile(r"(-?)([0-9]{1,20})(?:\.([0-9]*))?")
 _TYPES = {
     **dict.fromkeys((tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE), stat.S_IFREG),
@@ -156,7 +162,7 @@ class TarStream:
                 name = _bytes(key[len(_XATTR) :]).replace(b"%3D", b"=").replace(b"%25", b"%")
                 value = _bytes(found.pax_headers[key])
                 total += len(name) + len(value)
-                if not is_xattr(name) or name.startswith(_OVERLAY) or total > MOST_XATTR_BYTES:
+                if not is_xattr(name) or name.startswith(OVERLAY_XATTRS) or total > MOST_XATTR_BYTES:
                     total -= len(name) + len(value)
                     self.skipped_xattrs += 1
                 else:

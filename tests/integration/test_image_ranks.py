@@ -461,7 +461,7 @@ def test_signals_reach_ranks(bootrun: support.Programs, root: str) -> None:
           "signal.signal(signal.SIGTERM, lambda *_: (print('told', flush=True), sys.exit(0)))\n"
           "print('here', flush=True)\nwhile True: signal.pause()\n")  # fmt: skip
     program = bootrun.start("--standalone", "--image", f"rootfs:{root}", "handles.py")
-    support.wait_until(lambda: "here" in program.stdout)
+    support.wait_until(lambda: "here\n" in program.stdout)
     program.signal(signal.SIGTERM)
     run = program.wait()
     assert (run.status, run.stdout) == (143, "here\ntold\n")

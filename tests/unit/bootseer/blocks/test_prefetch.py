@@ -232,6 +232,46 @@ def test_other_trees_are_let_go_at_the_end(root: Cache) -> None:
     run(root, make_store(TREE), use, donors=Donors(root, TREE.digest, TREE.index))
 
 
+def test_other_trees_still_give_after_the_hot_blocks(root: Cache) -> None:
+    other = make_tree([*TREE.raws[:20]], source="older")
+    with open_cache(root, other) as cache:
+        fill_all(cache, other)
+    store = make_store(TREE)
+
+    async def use(fetcher: BlockFetcher) -> None:
+        await Prefetcher(fetcher, HOT).run()
+        assert fetcher.statistics()["donated_blocks"] == len([number for number in HOT if number < 20])
+        assert root.collect(0).trees == 0, "it is in use"
+        store.calls.clear()
+        await fetcher.read(range(20))
+        assert not store.calls
+        await Prefetcher(fetcher, is_whole=True, quiet_s=0.0).run()
+        assert fetcher.statistics()["donated_blocks"] == 20
+        assert root.collect(0).trees == 1
+
+    run(root, store, use, donors=Donors(root, TREE.digest, TREE.index), max_gap_bytes=0)
+
+
+def test_a_store_that_fails_leaves_other_trees_in_use(root: Cache) -> None:
+    other = make_tree([*TREE.raws[:20]], source="older")
+    with open_cache(root, other) as cache:
+        fill_all(cache, other)
+    store = make_store(
+        TREE, Fault(Kind.ERROR, path=TREE.index.pack_path(TREE.index.block(59).pack), error=NotFound)
+    )
+
+    async def use(fetcher: BlockFetcher) -> None:
+        prefetcher = Prefetcher(fetcher, [*HOT, *range(20)], is_whole=True, quiet_s=0.0)
+        await prefetcher.run()
+        assert fetcher.cache.missing(ALL)
+        assert root.collect(0).trees == 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefetch, "FIRST_PAUSE_S", 0.001)
+        run(root, store, use, donors=Donors(root, TREE.digest, TREE.index))
+    assert root.collect(0).trees == 2, "its end lets go of them"
+
+
 def test_a_start_does_not_wait_for_what_was_recorded(tmp_path: Path) -> None:
     """The same start without and with a trace, over a link of 5 ms: the time in which it stood still."""
     tree = make_tree(240, pack_bytes=4 << 20)

@@ -67,6 +67,17 @@ def test_a_trace_has_a_largest_size() -> None:
     assert not recorder.is_on
 
 
+def test_a_recording_has_a_name_of_its_own() -> None:
+    recorders = [Recorder(10) for _ in range(50)]
+    names = set()
+    for recorder in recorders:
+        recorder.touch(1, 2)
+        (name,) = trace_of(recorder).recordings
+        assert [name] == trace_of(recorder).recordings
+        names.add(name)
+    assert len(names) == len(recorders)
+
+
 def test_without_touches_there_is_no_trace() -> None:
     assert Recorder(10).trace(TREE) is None
     assert not Recorder(0).is_on

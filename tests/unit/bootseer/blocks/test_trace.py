@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from bootseer.blocks.trace import (
     ANY_WORKLOAD,
     MOST_MS,
     MOST_PAYLOAD_BYTES,
+    MOST_RECORDINGS,
     MOST_RUNS,
     MOST_TRACED,
     Trace,
@@ -21,6 +23,7 @@ from bootseer.blocks.trace import (
     encode,
     merge,
     prune,
+    recording_name,
     workload_key,
 )
 from bootseer.errors import FormatVersion, IntegrityError
@@ -30,7 +33,11 @@ COUNT = 50
 
 
 def make(
-    blocks: list[int], seen: list[int] | None = None, first_ms: list[int] | None = None, runs: int = 1
+    blocks: list[int],
+    seen: list[int] | None = None,
+    first_ms: list[int] | None = None,
+    runs: int = 1,
+    recordings: Sequence[str] = (),
 ) -> Trace:
     return Trace(
         tree=TREE,
@@ -39,6 +46,7 @@ def make(
         blocks=blocks,
         seen=[1] * len(blocks) if seen is None else seen,
         first_ms=list(range(len(blocks))) if first_ms is None else first_ms,
+        recordings=list(recordings),
     )
 
 
@@ -65,6 +73,7 @@ def test_the_largest_trace_fits_into_its_envelope() -> None:
         [MOST_RUNS] * MOST_TRACED,
         [MOST_MS] * MOST_TRACED,
         MOST_RUNS,
+        [recording_name(number, number) for number in range(MOST_RECORDINGS)],
     )
     data = encode(trace)
     assert len(data) <= MOST_PAYLOAD_BYTES
@@ -93,6 +102,11 @@ def test_the_largest_trace_fits_into_its_envelope() -> None:
         ({"blocks": [True, 2, 3]}, "no hot trace"),
         ({"blocks": "123"}, "no hot trace"),
         ({"more": 1}, "no hot trace"),
+        ({"recordings": ["0" * 16, "0" * 16]}, "2 names .* not in order"),
+        ({"recordings": ["1" * 16, "0" * 16]}, "not in order"),
+        ({"recordings": [f"{number:016x}" for number in range(MOST_RECORDINGS + 1)]}, "too many"),
+        ({"recordings": ["../x"]}, "name of a recording"),
+        ({"recordings": [1]}, "no hot trace"),
     ],
 )
 def test_what_does_not_add_up_is_refused(change: dict[str, Any], said: str) -> None:
@@ -204,6 +218,62 @@ def test_what_a_program_no_longer_reads_is_forgotten() -> None:
     assert set(trace.blocks) == {1, 3}
 
 
+# ---- the same recording by several ways ------------------------------------------------------------------------
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> list[Trace]:
+    """Single starts, each with a name."""
+    count = draw(st.integers(1, 8))
+    return [
+        msgspec.structs.replace(draw(traces()), runs=1, recordings=[recording_name(number // 2, number)])
+        for number in range(count)
+    ]
+
+
+def as_one(trace: Trace) -> Trace:
+    return msgspec.structs.replace(trace, seen=[1] * len(trace.blocks))
+
+
+@given(recordings(), st.data())
+def test_what_is_merged_again_changes_nothing(some: list[Trace], data: st.DataObject) -> None:
+    some = [as_one(trace) for trace in some]
+    whole = merge(some)
+    assert whole.runs == len(some) == len(whole.recordings)
+    assert decode(encode(whole), TREE, COUNT, "here") == whole
+    part = merge(data.draw(st.lists(st.sampled_from(some), min_size=1)))
+    assert merge(data.draw(st.permutations([whole, part, whole, *some]))) == whole
+
+
+@given(recordings(), st.data())
+def test_parts_that_overlap_count_about_right(some: list[Trace], data: st.DataObject) -> None:
+    """This node has recordings that the store has, and others; so has the store."""
+    some = [as_one(trace) for trace in some]
+    first = data.draw(st.lists(st.sampled_from(some), min_size=1))
+    second = data.draw(st.lists(st.sampled_from(some), min_size=1))
+    found = merge([merge(first), merge(second)])
+    names = {name for trace in (*first, *second) for name in trace.recordings}
+    assert set(found.recordings) == names and found.runs == len(names)
+    assert found == merge([merge(second), merge(first)])
+    decode(encode(found), TREE, COUNT, "here")
+    always = set.intersection(*(set(trace.blocks) for trace in (*first, *second)))
+    assert always <= set(found.hot()), "what every start needs"
+
+
+def test_a_recording_that_was_pruned_away_still_counts_once() -> None:
+    some = [make([1, 2], recordings=[recording_name(number, 7)]) for number in range(64)]
+    whole = prune(merge(some))
+    assert (whole.runs, len(whole.recordings)) == (32, 64)
+    assert merge([whole, *some[:40]]) == merge([merge(some[:40]), whole]) == whole
+    more = merge([whole, make([1, 3], recordings=[recording_name(99, 7)])])
+    assert (more.runs, more.seen, more.blocks) == (33, [33, 32, 1], [1, 2, 3])
+
+
+def test_names_of_long_ago_are_forgotten_first() -> None:
+    some = [make([1], recordings=[recording_name(number, 0)]) for number in range(MOST_RECORDINGS + 10)]
+    assert merge(some).recordings == [recording_name(number, 0) for number in range(10, MOST_RECORDINGS + 10)]
+
+
 # ---- keys ------------------------------------------------------------------------------------------------------
 
 
@@ -213,3 +283,10 @@ def test_workload_is_what_is_started_not_where() -> None:
     assert len({key, workload_key("python", "other.py"), workload_key("pythontrain", ".py"), ANY_WORKLOAD}) == 4
     assert len(key) == 16
     assert workload_key("python", "\udcff.py")  # a name that is no UTF-8
+
+
+@pytest.mark.parametrize("python", ["python", "python3", "python3.11", "/opt/conda/bin/python3.12"])
+def test_an_interpreter_by_any_name_is_the_same_workload(python: str) -> None:
+    assert workload_key(python, "train.py") == workload_key("python3", "train.py")
+    assert workload_key("pythonic", "train.py") != workload_key("python3", "train.py")
+    assert workload_key("accelerate", "python") != workload_key("accelerate", "python3")  # a script's own name

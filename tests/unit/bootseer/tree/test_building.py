@@ -16,7 +16,7 @@ from bootseer.testing.trees import MemoryPacks, listing, make_tree, snapshot, wr
 from bootseer.tree import building, from_folder, packing
 from bootseer.tree.building import BuiltTree, build
 from bootseer.tree.from_folder import Folder
-from bootseer.tree.index import BLOCK_BYTES, HOLE, decode
+from bootseer.tree.index import BLOCK_BYTES, BLOCK_UNITS, HOLE, decode
 
 MIB = 1 << 20
 
@@ -87,6 +87,41 @@ def test_hot_files_come_first(tmp_path) -> None:
     assert order == [b"f5", b"f2", b"f0", b"f1", b"f3", b"f4", b"f6", b"f7"]
     with pytest.raises(ConfigError, match="no path"):
         built(tmp_path, hot_paths=[b"/f5"])
+
+
+def test_hot_files_share_no_block_with_others(tmp_path) -> None:
+    for number in range(40):
+        (tmp_path / f"f{number:02}").write_bytes(random.Random(number).randbytes(2 * BLOCK_BYTES + 3000 + number))
+    hot_paths = [b"f31", b"f07", b"f20"]
+    tree, packs = built(tmp_path, hot_paths=hot_paths)
+    blocks: dict[bool, set[int]] = {True: set(), False: set()}
+    for entry, name in enumerate(tree.tree.names):
+        if entry:
+            pieces = tree.tree.pieces(entry)
+            blocks[name in hot_paths] |= {address // BLOCK_UNITS for _, address, _ in pieces}
+    assert blocks[True] == set(range(7)), "six of their own, one for what is left of them"
+    assert not blocks[True] & blocks[False]
+    assert listing(tree.tree, packs) == snapshot(os.fspath(tmp_path))
+
+
+def test_attributes_of_overlays_are_left_out(tmp_path) -> None:
+    """As of the upper folder of an overlay: a mount of the tree would hide what lies below, or look elsewhere."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    names = ["user.overlay.opaque", "user.overlay.redirect"]
+    if os.geteuid() == 0:
+        names += ["trusted.overlay.opaque", "trusted.overlay.metacopy"]
+    try:
+        for name in names:
+            os.setxattr(tmp_path / "folder", name, b"y")
+        os.setxattr(tmp_path / "file", "user.overlay.origin", b"y")
+        os.setxattr(tmp_path / "file", "user.overlayed", b"y")
+        os.setxattr(tmp_path, "user.overlay.opaque", b"y")
+    except OSError as error:
+        pytest.skip(f"no such attributes here: {error}")
+    tree, _ = built(tmp_path)
+    assert tree.tree.xattrs == {entry_of(tree, b"file"): [(b"user.overlayed", b"y")]}
+    assert tree.statistics.left_out == {"extended attributes": len(names) + 2}
 
 
 def test_owner_is_mapped(tmp_path) -> None:

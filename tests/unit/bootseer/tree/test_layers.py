@@ -376,6 +376,16 @@ def test_hot_files_come_first_in_their_order() -> None:
     assert tree.statistics.unused_bytes == 0
 
 
+def test_hot_files_of_layers_share_no_block_with_others() -> None:
+    bodies = {name: random.Random(name).randbytes(3000) for name in "abcdef"}
+    made = image(
+        [archive([M(name, bodies[name]) for name in "abc"]), archive([M(name, bodies[name]) for name in "def"])]
+    )
+    tree, _ = build_image(made, hot_paths=[b"e", b"a"])
+    blocks = {name: tree.tree.runs[entry][0] // 32 for entry, name in enumerate(tree.tree.names) if name}
+    assert blocks == {b"a": 0, b"e": 0, b"b": 1, b"c": 1, b"d": 1, b"f": 1}
+
+
 def test_hot_files_need_a_place_on_a_disk(monkeypatch) -> None:
     made = image([archive([M("a", b"x" * 300_000)])])
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")

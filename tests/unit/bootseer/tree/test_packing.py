@@ -216,3 +216,41 @@ def test_what_is_in_memory_is_bounded(monkeypatch) -> None:
         goes_on.set()
         thread.join(60)
     assert len(added) == 600
+
+
+@settings(deadline=None, max_examples=60)
+@given(pieces, pieces, st.sampled_from([1, 3]))
+def test_what_is_divided_shares_no_block(hot, cold, threads: int) -> None:
+    """But for pieces that are the same, which are stored once."""
+    one, two = ([piece(seed, length) for seed, length, _ in made] for made in (hot, cold))
+    sink = Sink()
+    with Packer(sink.put, threads=threads) as packer:
+        for each in one:
+            packer.add(each)
+        packer.divide()
+        for each in two:
+            packer.add(each)
+        packed = packer.finish()
+    raws = sink.blocks(packed)
+    for address, expected in zip(packed.addresses, [*one, *two], strict=True):
+        assert at(raws, address, len(expected)) == expected
+    blocks = [address // BLOCK_UNITS for address in packed.addresses]
+    hot_blocks = set(blocks[: len(one)])
+    assert max(hot_blocks, default=-1) + 1 == len(hot_blocks), "they come first"
+    for block, expected in zip(blocks[len(one) :], two, strict=True):
+        assert block not in hot_blocks or expected in one
+
+
+def test_where_it_is_divided_does_not_depend_on_threads() -> None:
+    made = [piece(seed, 1000 + 4096 * (seed % 9)) for seed in range(300)]
+    found = []
+    for threads in (1, 4):
+        sink = Sink()
+        with Packer(sink.put, threads=threads) as packer:
+            for number, each in enumerate(made):
+                if number in (0, 7, 7, 150):
+                    packer.divide()
+                packer.add(each)
+            packer.divide()
+            found.append((packer.finish(), sink.packs))
+    assert found[0] == found[1]

@@ -1,0 +1,63 @@
+"""Blocks that this node has already, for whoever unpacks a tree: each is asked of a store only if it is not here.
+
+In: the cache of the tree, if there is one, those of other trees, and who has all blocks. Out: a `BlockSource` of
+bootseer.tree.reading. Nothing is added to the cache: what is unpacked is not needed there any more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from bootseer.blocks.cache import TREES, Cache
+from bootseer.blocks.donors import Donors
+from bootseer.blocks.tree_cache import TreeCache
+from bootseer.errors import StorageError
+from bootseer.tree.index import Index
+from bootseer.tree.reading import BlockSource
+
+
+class LocalBlocks:
+    """Blocks of `cache`, of `donors`, else of `others`. For any number of threads."""
+
+    def __init__(self, index: Index, cache: TreeCache | None, donors: Donors, others: BlockSource) -> None:
+        self._index, self._cache, self._donors, self._others = index, cache, donors, others
+
+    def read_blocks(self, numbers: Sequence[int], /) -> Iterator[tuple[int, bytes | memoryview]]:
+        """Those that are here first. Raises: as `others`."""
+        missing = []
+        for number in numbers:
+            raw = self._try_read(number)
+            if raw is None:
+                missing.append(number)
+            else:
+                yield number, raw
+        if missing:
+            yield from self._others.read_blocks(missing)
+
+    def _try_read(self, number: int) -> memoryview | None:
+        raw_bytes = self._index.block(number).raw_bytes
+        if self._cache is not None and self._cache.has(number):
+            raw = self._cache.try_read_block(number, raw_bytes)
+            if raw is not None:
+                return raw
+        return self._donors.try_read(number, raw_bytes)
+
+
+@contextmanager
+def open_local(
+    cache: Cache, digest: str, index: Index, others: BlockSource, log: Callable[[str], None]
+) -> Iterator[LocalBlocks]:
+    """What the cache has of the tree `digest` stays there meanwhile. One that cannot be read is done without."""
+    with ExitStack() as stack:
+        kept: TreeCache | None = None
+        if os.path.isdir(os.path.join(cache.folder, TREES, digest)):  # else it would be made
+            try:
+                kept = stack.enter_context(cache.open_tree(digest, index.block_count, is_guest=True))
+            except StorageError as error:
+                log(f"cached blocks are not used: {error}")
+        donors = Donors(cache, digest, index, log=log)
+        stack.callback(donors.close)
+        donors.build()
+        yield LocalBlocks(index, kept, donors, others)

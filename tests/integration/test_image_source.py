@@ -1,0 +1,60 @@
+"""An image's files as its ranks get them: mounted, or unpacked for users who cannot mount."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.mounts.image_source import MountedSource
+from bootseer.mounts.tree_mount import mount_tree, unmount_tree
+from bootseer.testing.faulty_http import FaultyHttpServer
+from bootseer.tree.building import Contents, build
+from bootseer.tree.from_folder import Folder
+from bootseer.tree.index import Config
+from tests.integration.mounted_trees import make_files, need_mounts
+
+ENV = ["PATH=/of/image", "KEPT=yes"]
+
+
+class Image(Folder):
+    """A folder that says how it is to be run."""
+
+    def read(self, *args: object) -> Contents:
+        return super().read(*args)._replace(config=Config(env=ENV))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyHttpServer]:
+    for name in ("RUNTIME", "CACHE", "KEYS"):
+        monkeypatch.setenv(f"BOOTSEER_{name}", f"{tmp_path}/{name.lower()}")
+    files: dict[str, bytes] = {}
+    source = make_files(tmp_path / "source", count=10)
+    built = build(Image(str(source)), lambda digest, data: files.__setitem__(f"packs/{digest}", data), threads=1)
+    files[f"index/{built.digest}"] = built.index_bytes
+    with FaultyHttpServer(files) as server:
+        yield server
+
+
+@pytest.mark.system
+def test_the_variables_of_a_mounted_image_are_those_of_its_daemon(
+    server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    """Whatever became of the cached index meanwhile, and of the store."""
+    need_mounts()
+    digest = next(name for name in server.files if name.startswith("index/"))[6:]
+    tree = mount_tree(f"{server.url}@sha256:{digest}")
+    try:
+        shutil.rmtree(tmp_path / "cache")
+        server.files.clear()
+        source = MountedSource(tree, 0.0)
+        try:
+            assert source.env == ENV
+            assert os.listdir(source.folder) == os.listdir(tree.folder)
+        finally:
+            source.close()
+    finally:
+        unmount_tree(digest, force=True)

@@ -1,0 +1,254 @@
+"""Trees unpacked for users who cannot mount: what comes first, what is not fetched again, what goes."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import aio
+from bootseer.blocks import Cache, open_cache
+from bootseer.blocks.cache import TREES
+from bootseer.blocks.trace import ANY_WORKLOAD, Trace, encode, workload_key
+from bootseer.errors import IntegrityError
+from bootseer.mounts.unpacked import UnpackedTree, unpack_tree
+from bootseer.mounts.unpacked_places import is_used, list_unpacked, size_when_unpacked
+from bootseer.testing.faulty_http import FaultyHttpServer
+from bootseer.testing.trees import snapshot
+from bootseer.tree.compression import decompress
+from bootseer.tree.index import BLOCK_BYTES
+from tests.integration.mounted_trees import Built, make_files
+
+MIB = 1 << 20
+WORKLOAD = workload_key("python3", "train.py")
+COUNT = 80  # files of one block
+
+
+class Node:
+    """A user on a node, and servers of trees."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.said: list[str] = []
+        self.environ = {"BOOTSEER_CACHE": f"{top}/cache"}
+        self._servers: list[FaultyHttpServer] = []
+
+    @property
+    def cache(self) -> Cache:
+        return open_cache(self.environ)
+
+    def make(self, seed: int, count: int = COUNT) -> tuple[Built, FaultyHttpServer]:
+        """A tree of `count` files of one block each, and who serves it."""
+        chance = random.Random(seed)
+        folder = self.top / f"source{seed}"
+        folder.mkdir()
+        for number in range(count):
+            (folder / f"file{number:03}").write_bytes(chance.randbytes(BLOCK_BYTES))
+        return self.serve(folder)
+
+    def serve(self, folder: Path) -> tuple[Built, FaultyHttpServer]:
+        built = Built(folder)
+        self._servers.append(FaultyHttpServer(built.files))
+        return built, self._servers[-1]
+
+    def unpack(self, built: Built, server: FaultyHttpServer, workload: str = WORKLOAD) -> UnpackedTree:
+        url = f"{server.url}@sha256:{built.digest}"
+        return unpack_tree(url, workload=workload, environ=self.environ, say=self.said.append)
+
+    def keep(self, built: Built, numbers: list[int]) -> None:
+        """Has the cache have these blocks."""
+        with self.cache.open_tree(built.digest, built.index.block_count) as tree:
+            self.cache.write_index(built.digest, built.files[f"index/{built.digest}"])
+            for number in numbers:
+                block = built.index.block(number)
+                stored = built.files[built.index.pack_path(block.pack)][block.offset :][: block.stored_bytes]
+                raw = decompress(stored, BLOCK_BYTES, "test") if block.is_compressed else stored
+                assert tree.fill(number, raw)
+
+    def record(self, built: Built, hot: list[int], workload: str = WORKLOAD) -> None:
+        """Has the cache have a recording."""
+        self.keep(built, [])
+        trace = Trace(
+            tree=built.digest, workload=workload, runs=1, blocks=hot, seen=[1] * len(hot),
+            first_ms=list(range(len(hot))),
+        )  # fmt: skip
+        (Path(self.cache.folder) / TREES / built.digest / f"trace-{workload}.json").write_bytes(encode(trace))
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        aio.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.close()
+
+
+def requested(server: FaultyHttpServer) -> int:
+    """So many requests for packs."""
+    return sum(each.path.startswith("packs/") for each in server.requests)
+
+
+# ---- what comes first ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recorded", [WORKLOAD, ANY_WORKLOAD])
+def test_files_of_a_recorded_start_come_first(node: Node, recorded: str) -> None:
+    """All others cannot be had: those are there when it fails."""
+    built, server = node.make(1)
+    hot = [70, 3, 75, 40, 41]
+    node.record(built, hot, recorded)
+    pack = bytearray(built.files[built.pack])
+    for number in set(range(COUNT)) - set(hot):
+        pack[built.index.block(number).offset] ^= 1
+    server.files[built.pack] = memoryview(bytes(pack))
+    with pytest.raises(IntegrityError, match="damaged"):
+        node.unpack(built, server)
+    place = Path(node.cache.folder) / "unpacked" / built.digest
+    assert sorted(each.name for each in (place / "tree").iterdir()) == [
+        f"file{number:03}" for number in sorted(hot)
+    ]
+    assert not (place / "complete").exists()
+    server.files[built.pack] = memoryview(built.files[built.pack])
+    unpacked = node.unpack(built, server)
+    unpacked.close()
+    assert snapshot(unpacked.folder) == snapshot(built.source)
+    assert unpacked.written_bytes == (COUNT - len(hot)) * BLOCK_BYTES, "it went on"
+
+
+def test_a_recording_that_cannot_be_read_costs_only_that(node: Node) -> None:
+    built, server = node.make(1, count=5)
+    node.record(built, [2])
+    (path,) = (Path(node.cache.folder) / TREES / built.digest).glob("trace-*")
+    path.write_bytes(b"{}")
+    unpacked = node.unpack(built, server)
+    unpacked.close()
+    assert snapshot(unpacked.folder) == snapshot(built.source)
+    assert any("a trace is not used" in line for line in node.said)
+
+
+# ---- what is here already --------------------------------------------------------------------------------------
+
+
+def test_cached_blocks_are_not_fetched(node: Node) -> None:
+    built, server = node.make(1)
+    here = [number for number in range(COUNT) if number % 3]
+    node.keep(built, here)
+    pack = bytearray(built.files[built.pack])
+    for number in here:
+        pack[built.index.block(number).offset] ^= 1
+    server.files[built.pack] = memoryview(bytes(pack))
+    unpacked = node.unpack(built, server)
+    unpacked.close()
+    assert snapshot(unpacked.folder) == snapshot(built.source)
+    assert not node.said
+
+
+def test_with_all_blocks_here_nothing_is_asked_of_the_store(node: Node) -> None:
+    built, server = node.make(1, count=40)
+    node.keep(built, list(range(40)))
+    node.unpack(built, server).close()
+    assert not requested(server)
+    assert [each.digest for each in node.cache.trees()] == [built.digest]
+
+
+def test_a_damaged_cached_block_is_fetched(node: Node) -> None:
+    built, server = node.make(1, count=40)
+    node.keep(built, list(range(40)))
+    with open(f"{node.cache.folder}/{TREES}/{built.digest}/data", "r+b") as file:
+        file.seek(7 * BLOCK_BYTES + 5)
+        file.write(b"wrong")
+    unpacked = node.unpack(built, server)
+    unpacked.close()
+    assert snapshot(unpacked.folder) == snapshot(built.source)
+    assert requested(server) == 1
+
+
+def test_blocks_of_the_last_version_are_not_fetched(node: Node) -> None:
+    old, _ = node.make(1)
+    node.keep(old, list(range(COUNT)))
+    (Path(old.source) / "file007").write_bytes(random.Random("new").randbytes(BLOCK_BYTES))
+    new, server = node.serve(Path(old.source))
+    unpacked = node.unpack(new, server)
+    unpacked.close()
+    assert snapshot(unpacked.folder) == snapshot(new.source)
+    assert sum(server.served_bytes[name] for name in server.files if name.startswith("packs/")) == BLOCK_BYTES
+    assert [each.digest for each in node.cache.trees()] == [old.digest], "no cache is made for it"
+
+
+def test_without_a_cache_of_blocks_all_is_fetched(node: Node) -> None:
+    built, server = node.serve(make_files(node.top / "source", count=20))
+    unpacked = node.unpack(built, server)
+    unpacked.close()
+    assert snapshot(unpacked.folder) == snapshot(built.source)
+    assert node.cache.trees() == []
+
+
+# ---- what goes -------------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_uses_goes_when_there_is_no_room(node: Node) -> None:
+    made = [node.make(seed) for seed in range(4)]
+    size = COUNT * BLOCK_BYTES
+    node.environ["BOOTSEER_CACHE_LIMIT"] = str(int(2.5 * size))
+    first = node.unpack(*made[0])  # in use all the time
+    node.unpack(*made[1]).close()
+    assert not node.said
+    assert {each.digest for each in list_unpacked(node.cache)} == {made[0][0].digest, made[1][0].digest}
+    assert all(size <= each.size <= size * 1.1 for each in list_unpacked(node.cache))
+    node.unpack(*made[2]).close()
+    assert {each.digest for each in list_unpacked(node.cache)} == {made[0][0].digest, made[2][0].digest}
+    assert "was taken away: " + made[1][0].digest[:16] in "\n".join(node.said)
+    assert snapshot(first.folder) == snapshot(made[0][0].source)
+
+    # All in use: a job cannot run without its image, and is told.
+    second = node.unpack(*made[2])
+    node.said.clear()
+    third = node.unpack(*made[3])
+    assert len(list_unpacked(node.cache)) == 3
+    assert "the limit is" in node.said[-1]
+    for each in (first, second, third):
+        assert is_used(node.cache, each.digest)
+        each.close()
+        assert not is_used(node.cache, each.digest)
+    node.unpack(*made[3]).close()
+    assert len(list_unpacked(node.cache)) == 3, "nothing is taken away for what is there"
+
+
+def test_room_is_made_for_what_is_missing_of_an_interrupted_run(node: Node) -> None:
+    one, two = node.make(1), node.make(2)
+    node.unpack(*one).close()
+    node.environ["BOOTSEER_CACHE_LIMIT"] = str(int(2.3 * COUNT * BLOCK_BYTES))
+    pack = bytearray(two[0].files[two[0].pack])
+    pack[two[0].index.block(COUNT - 1).offset] ^= 1
+    two[1].files[two[0].pack] = memoryview(bytes(pack))
+    with pytest.raises(IntegrityError):
+        node.unpack(*two)
+    two[1].files[two[0].pack] = memoryview(two[0].files[two[0].pack])
+    node.unpack(*two).close()
+    assert len(list_unpacked(node.cache)) == 2
+    assert not node.said
+
+
+def test_a_file_of_holes_needs_no_room(node: Node) -> None:
+    """Images have an /var/log/lastlog of gigabytes."""
+    folder = node.top / "holes"
+    folder.mkdir()
+    with open(folder / "lastlog", "wb") as file:
+        file.truncate(1 << 36)
+        file.seek(1 << 35)
+        file.write(b"x")
+    os.link(folder / "lastlog", folder / "again")
+    built, server = node.serve(folder)
+    assert size_when_unpacked(built.index) == BLOCK_BYTES
+    node.environ["BOOTSEER_CACHE_LIMIT"] = str(MIB)
+    node.unpack(built, server).close()
+    assert not node.said
+    (there,) = list_unpacked(node.cache)
+    assert there.size < MIB
