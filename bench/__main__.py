@@ -25,6 +25,7 @@ BENCHES = {
     "fork_fallbacks": "ranks that were to be forked and are exec'd: each cause, what is printed, that the job ran",
     "restarts": "hundreds of restarts of a job with forked ranks: what grows",
     "ckpt": "loading of checkpoints: disk, HTTP, HDFS and DCP, against other loaders (best as root)",
+    "image": "starts of images: disk, layers, our packs in full, lazy, with a recording (root)",
     "pressure": "do ranks wait when their output is under pressure (root)",
 }
 

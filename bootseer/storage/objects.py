@@ -8,6 +8,7 @@ that was killed until a rule of the bucket removes them. Credentials come from t
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -40,6 +41,7 @@ UPLOADS = 8  # parts at once
 CHUNK_BYTES = 1 << 20  # of a stream
 WRITE_STEP_BYTES = 4 << 20
 DELETE_AT_ONCE = 1000
+_CLOUDS = ("AWS", "AZURE", "GOOGLE")  # as obstore's variables begin
 
 T = TypeVar("T")
 
@@ -182,7 +184,10 @@ class ObjectStore:
             raise ConfigError(f"{self.url}: unknown options {', '.join(sorted(unknown))}")
         wait = timedelta(seconds=self._timeout_s)
         # Of the whole request by default, also of a slow one that goes on: we look at its progress ourselves.
-        client = {"timeout": timedelta(hours=6), "connect_timeout": wait, "read_timeout": wait}
+        client: dict[str, object] = {"timeout": timedelta(hours=6), "connect_timeout": wait, "read_timeout": wait}
+        # With options for its client obstore looks for none in the environment.
+        if any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("1", "true") for cloud in _CLOUDS):
+            client["allow_http"] = True
         retries = {"max_retries": 2, "retry_timeout": wait, "backoff": {"max_backoff": timedelta(seconds=1)}}
         options["client_options"] = {**client, **_mapping(options.get("client_options"))}
         options["retry_config"] = {**retries, **_mapping(options.get("retry_config"))}

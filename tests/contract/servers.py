@@ -152,8 +152,8 @@ class _OneAtATime:
 
 
 @contextmanager
-def serve_s3() -> Iterator[str]:
-    """moto's S3; gives the endpoint."""
+def serve_s3(context: Any = None) -> Iterator[str]:
+    """moto's S3; gives the endpoint. `context`: for TLS."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -162,11 +162,11 @@ def serve_s3() -> Iterator[str]:
             """Tests are quiet."""
 
     app = _OneAtATime(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet, ssl_context=context)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'http' if context is None else 'https'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks.plan import plan_cold, plan_hot
-from bootseer.blocks.spans import Span, plan_spans, runs_of
+from bootseer.blocks.spans import MAX_GAP_BYTES, Span, plan_spans, runs_of
 from tests.unit.bootseer.blocks.trees import make_tree
 
 TREE = make_tree(60, pack_bytes=900_000)
@@ -44,7 +44,7 @@ def test_each_block_is_in_one_span_within_bounds(numbers: list[int], span_bytes:
 @given(NUMBERS, st.integers(1, 10), st.integers(0, 30))
 def test_hot_blocks_stay_within_their_window(numbers: list[int], first: int, more: int) -> None:
     spans = plan_hot(INDEX, numbers, first_window=first, most_window=first + more)
-    check(spans, numbers, 1 << 20, 32 << 10)
+    check(spans, numbers, 1 << 20, MAX_GAP_BYTES)
     order = list(dict.fromkeys(numbers))
     fetched = [number for span in spans for number in span.numbers]
     begin, window = 0, first
@@ -56,7 +56,7 @@ def test_hot_blocks_stay_within_their_window(numbers: list[int], first: int, mor
 @given(NUMBERS)
 def test_cold_blocks_come_in_the_order_of_the_packs(numbers: list[int]) -> None:
     spans = list(plan_cold(INDEX, numbers))
-    check(spans, numbers, 4 << 20, 32 << 10)
+    check(spans, numbers, 4 << 20, MAX_GAP_BYTES)
     places = [(span.pack, span.offset) for span in spans]
     assert places == sorted(places)
 
