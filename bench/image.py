@@ -3,7 +3,8 @@
 The tree (--tree: torch's CUDA wheels, its CPU wheel, or a folder of modules) is behind a simulated remote
 (image_remote.py); the ways are in image_ways.py, the programs in image_programs.py: `import torch`, which the
 targets are about, and the first steps of a training. In each round all ways take turns in an order that is
-shuffled each time; `second` always follows its `prefetch`. --hot records some starts and compares the recordings.
+shuffled each time; `second` always follows its `prefetch`. --hot records some starts and compares the recordings;
+--blocks compares sizes of blocks (image_blocks.py).
 What is made of pip's packages stays in --folder for the next run. Needs root, as mounts do.
 """
 
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from bench import image_hot
+from bench import image_blocks, image_hot
 from bench.ckpt_pages import check_disk
 from bench.ckpt_run import order
 from bench.image_kept import Built, default_folder, kept_bytes, prepare
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this bench."""
     parser.add_argument("--tree", default="cuda", metavar="cuda|cpu|PATH", help="the packages of the image")
     parser.add_argument("--hot", action="store_true", help="only record starts and compare the recordings")
+    parser.add_argument("--blocks", action="store_true", help="only starts with blocks of several sizes")
     parser.add_argument("--hot-runs", type=int, default=HOT_RUNS, help="recordings that --hot compares")
     parser.add_argument(
         "--program", choices=(IMPORT, TRAIN), action="append", help="only this one (may be repeated)"
@@ -73,6 +75,8 @@ def run(args: argparse.Namespace) -> Figures:
     if not programs:
         raise BenchError(f"--program {' '.join(args.program)}: without torch only {IMPORT} can be started")
     note(f"{root.of}: {root.files} files, {root.size / 1e9:.2f} GB")
+    if args.blocks:
+        return image_blocks.measure(root, programs[0], above, args.rounds)
     built = prepare(root, folder)
     figures = context(root, built)
     with (

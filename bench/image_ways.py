@@ -62,8 +62,12 @@ class Sample(NamedTuple):
 class Bench:
     """One tree, its remote, and the folders of a node that starts it."""
 
-    def __init__(self, root: str, folder: str, data: str, remote: Remote, digest: str) -> None:
+    def __init__(
+        self, root: str, folder: str, data: str, remote: Remote, digest: str, *, package: str = ""
+    ) -> None:
+        """`package`: the folder of a copy of our packages that is measured in place of them."""
         self.root, self.remote, self.digest = root, remote, digest
+        self._package = package
         self._data, self._folder = data, folder
         self._mount_point = os.path.join(folder, "mnt")
         self._cache, self._runtime = os.path.join(folder, "cache"), os.path.join(folder, "run")
@@ -227,7 +231,9 @@ class Bench:
             self._bootseer("umount", self.digest, "--force")
 
     def environ(self) -> dict[str, str]:
-        return make_environ(BOOTSEER_CACHE=self._cache, BOOTSEER_RUNTIME=self._runtime, BOOTSEER_KEYS=self._keys)
+        return node_environ(
+            self._package, BOOTSEER_CACHE=self._cache, BOOTSEER_RUNTIME=self._runtime, BOOTSEER_KEYS=self._keys
+        )
 
     def _bootseer(self, *words: str) -> str:
         return run_bootseer(["image", *words], self.environ())
@@ -266,9 +272,14 @@ def key_of(program: Program) -> str:
     return workload_key("python3", f"bench-{program.name}")
 
 
-def build(root: str, data: str, keys: str) -> dict[str, Any]:
+def node_environ(package: str = "", **more: str) -> dict[str, str]:
+    """The environment of our commands; of a copy of our packages, if one is given."""
+    return make_environ(**more, **({"PYTHONPATH": package} if package else {}))
+
+
+def build(root: str, data: str, keys: str, *, package: str = "") -> dict[str, Any]:
     """Builds the tree of a root with a key of its own; what the command says of it."""
-    environ = make_environ(BOOTSEER_KEYS=keys)
+    environ = node_environ(package, BOOTSEER_KEYS=keys)
     run_bootseer(["keys", "make", "--name", NAME], environ, DEADLINE_S)
     words = ["image", "build", f"rootfs:{root}", f"{data}/tree", "--name", NAME, "--quiet", "--json"]
     return dict(json.loads(run_bootseer(words, environ)))

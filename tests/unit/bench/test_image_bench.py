@@ -11,7 +11,7 @@ import urllib.error
 
 import pytest
 
-from bench import image, image_hot, image_layers, image_tree
+from bench import image, image_blocks, image_hot, image_layers, image_tree
 from bench.__main__ import main
 from bench.ckpt_server import fetch
 from bench.image_layers import make_layers, pull, split
@@ -283,5 +283,10 @@ def test_the_whole_bench_runs_with_a_small_tree(tmp_path, capsys):
     assert main(["image", *options, "--hot", "--hot-runs", "2"]) == 0, capsys.readouterr().err
     assert "image.import_hot_jaccard" in capsys.readouterr().out
     assert os.path.getmtime(folder / "own" / "built.json") == made  # what was made is used again
+    assert main(["image", *options, "--blocks", "--rounds", "1", "--json", os.fspath(path)]) == 0
+    figures = {name: made["value"] for name, made in json.loads(path.read_text())["figures"].items()}
+    requests = [figures[f"image.blocks_{size}_kib_lazy_requests"] for size in image_blocks.SIZES_KIB]
+    assert requests == sorted(requests, reverse=True)
+    assert figures["image.blocks_64_kib_second_requests"] == 0 < figures["image.blocks_64_kib_prefetch_s"]
     with open("/proc/self/mounts") as file:
         assert os.fspath(folder) not in file.read()
