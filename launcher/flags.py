@@ -185,7 +185,7 @@ FLAGS: tuple[Flag, ...] = (
     _ours(
         "--image-writable",
         "where goes what ranks write to the image's own folders: tmpfs (gone with the job), none (nothing can be "
-        "written), or a folder on a local disk (default tmpfs)",
+        "written), or a folder of your own on a local disk (default tmpfs)",
         default="tmpfs",
         metavar="tmpfs|none|DIR",
     ),

@@ -2,13 +2,15 @@
 
 A process of its own, the keeper (bootseer/mounts/image_keeper.py), does the work: the launch path imports no
 storage. In: --image and its like, what the job needs of this node. Out: a RankProgram, the first step's figures,
-or one line why ranks cannot run: an image cannot be done without. When the keeper fails another one is started;
-ranks that run go on.
+or one line why ranks cannot run: an image cannot be done without. When the keeper fails another one is started,
+for the same tree, whatever its URL means by then; ranks that run go on. Where they write to a folder of the node
+(--image-writable) it is started for the next attempt only: one folder cannot be below two roots.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +30,10 @@ SAY_AFTER_S = 10.0
 SAY_EVERY_S = 30.0
 MOST_KEEPERS = 3  # one that fails again and again is not what this job needs
 STABLE_S = 60.0  # one that has worked for so long does not count
+# Without a word from a keeper that owes one. Unpacking says a line every 10 s; a store's retries take minutes.
+OPEN_SILENCE_S = 900.0
+SHOW_SILENCE_S = 180.0  # more than bootseer.mounts.holder waits
+LOCK_EVERY_S = 0.2
 RANK_FOLDER = f"{OWN_FOLDER}/rank"  # inside: our files for ranks
 LISTING = f"{RANK_FOLDER}/list_distributions.py"
 _LISTING_FILE = INSIDE.rpartition("/")[0] + "/rendezvous/list_distributions.py"
@@ -38,6 +44,7 @@ class State(Enum):
     NONE = "none"
     OPENING = "opening"
     OPEN = "open"
+    LOST = "lost"  # to be opened anew before ranks start
     FAILED = "failed"
 
 
@@ -81,6 +88,9 @@ class NodeImage:
         self._asked = 0
         self._why = ""  # it is lost
         self._opened_s = 0.0
+        self._digest = ""  # of the tree that ranks of this job have seen
+        self._watchdog: Cancellable | None = None
+        self._locks: dict[str, int] = {}  # path -> descriptor, held until the job ends or the next keeper has it
 
     # ---- opening ---------------------------------------------------------------------------------------------
 
@@ -107,6 +117,7 @@ class NodeImage:
             "start",
             url=options.url,
             name=options.name,
+            digest=self._digest,
             workload=names,
             writable=options.writable,
             given=options.binds,
@@ -121,6 +132,7 @@ class NodeImage:
             },
         )
         self._timer = self._loop.call_later(SAY_AFTER_S, self._say_waiting)
+        self._watch()
 
     def _more_own(self) -> list[str]:
         """TMPDIR, where the arena's socket and links are, and the checkpoint's own folder."""
@@ -142,9 +154,38 @@ class NodeImage:
             self._timer.cancel()
             self._timer = None
 
+    def _watch(self) -> None:
+        """Counts anew how long the keeper says nothing, as long as it owes an answer."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        if self._keeper is None:
+            return
+        if self._state is State.OPENING:
+            self._watchdog = self._loop.call_later(OPEN_SILENCE_S, self._end_silent, OPEN_SILENCE_S)
+        elif self._state is State.OPEN and self._showing:
+            self._watchdog = self._loop.call_later(SHOW_SILENCE_S, self._end_silent, SHOW_SILENCE_S)
+
+    def _end_silent(self, limit_s: float) -> None:
+        """It hangs, or is stopped. What an opening hangs on, the next one would hang on too."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            if keeper.pid:
+                os.kill(keeper.pid, signal.SIGKILL)  # it was not waited for, so the pid is its own
+            keeper.close()
+        why = f"the process that opens it has said nothing for {limit_s:g} s"
+        if self._state is State.OPENING:
+            self._fail(f"{why}: does a file system of this node hang, of the cache or of the network?")
+        else:
+            self._on_end(why)
+
     # ---- what the keeper says --------------------------------------------------------------------------------
 
     def _take(self, answer: dict[str, Any]) -> None:
+        self._understand(answer)
+        self._watch()  # whoever speaks lives
+
+    def _understand(self, answer: dict[str, Any]) -> None:
         match answer["did"]:
             case "said":
                 self._events.said(answer["text"])
@@ -162,6 +203,12 @@ class NodeImage:
 
     def _on_ready(self, answer: dict[str, Any]) -> None:
         self._stop_waiting()
+        if self._digest and answer["digest"] != self._digest:
+            self._fail(f"it is tree {answer['digest']} by now, not {self._digest}, which the job began with")
+            return
+        self._digest = answer["digest"]
+        if answer["lock"]:
+            self._lock(answer["lock"], is_shared=True)
         self._state = State.OPEN
         self._opened_s = self._loop.time()
         for note in answer["notes"]:
@@ -191,9 +238,44 @@ class NodeImage:
             self._fail(f"opened {self._keepers} times, and lost again and again: {self._why or why}")
             return
         why, self._why = self._why or f"the process that holds it has failed: {why}", ""
-        self._events.said(f"the image is opened anew: {why}")
         self._stop_waiting()
+        if self._state is State.OPEN and self._options.writable.startswith("/"):
+            self._state = State.LOST
+            self._hold_folder()
+            if not self._showing:
+                self._events.said(f"the image is opened anew before the next start of ranks: {why}")
+                return
+        self._events.said(f"the image is opened anew: {why}")
+        self._reopen()
+
+    def _reopen(self) -> None:
+        if self._options.writable in self._locks:
+            os.close(self._locks.pop(self._options.writable))  # the next keeper takes it
         self._open()
+
+    def _hold_folder(self) -> None:
+        """No other job may have it while ranks still write to it; the keeper's end gives it free in a moment."""
+        if self._state is State.LOST:
+            self._lock(self._options.writable, is_shared=False)
+            if self._options.writable not in self._locks:
+                self._loop.call_later(LOCK_EVERY_S, self._hold_folder)
+
+    def _lock(self, path: str, *, is_shared: bool) -> None:
+        """For the time when no keeper holds it: ranks go on without one. Where it cannot be had there is none."""
+        import fcntl
+
+        if path in self._locks:
+            return
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return
+        self._locks[path] = fd
 
     def _fail(self, why: str) -> None:
         self._stop_waiting()
@@ -206,7 +288,8 @@ class NodeImage:
 
     @property
     def is_open(self) -> bool:
-        return self._state is State.OPEN
+        """Whether it can be asked to show something; one that was lost is opened then."""
+        return self._state in (State.OPEN, State.LOST)
 
     def show(self, paths: list[str], then: Callable[[list[str]], object]) -> None:
         """Has these paths of the node be seen inside; calls `then` with those that are not.
@@ -215,8 +298,11 @@ class NodeImage:
         """
         self._asked += 1
         self._showing[self._asked] = paths, then
-        if self.is_open:
+        if self._state is State.LOST:
+            self._reopen()
+        elif self._state is State.OPEN:
             self._ask_to_show(self._asked, paths)
+            self._watch()
 
     def _ask_to_show(self, number: int, paths: list[str]) -> None:
         if self._keeper is not None:
@@ -230,9 +316,14 @@ class NodeImage:
     def close(self) -> None:
         """What still runs inside goes on."""
         self._stop_waiting()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
+        for fd in self._locks.values():
+            os.close(fd)
+        self._locks.clear()
 
 
 # ---- what ranks are told -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bootseer.blocks import folder as folders
 from bootseer.blocks.folder import Limit
-from bootseer.blocks.locks import try_lock, wait_lock
+from bootseer.blocks.locks import NO_LOCK_ERRNOS, try_lock, wait_lock
 from bootseer.blocks.present import read_boot_id
 from bootseer.blocks.room import FULL_ERRNOS
 from bootseer.blocks.tree_cache import TreeCache
@@ -23,7 +23,7 @@ from bootseer.errors import StorageError
 from bootseer.storage.os_errors import map_os_errors, to_storage_error
 from bootseer.tree.index import MOST_INDEX_BYTES, digest_of
 
-TREES = "trees"
+TREES = folders.TREES
 GONE = ".gone-"  # folders that were moved aside to be removed
 USE_TIMEOUT_S = 10.0
 ROOM_BYTES = 1 << 30  # freed at once when the disk is full
@@ -83,7 +83,8 @@ class Cache:
         self._evicted = self._evicted_bytes = 0
 
     def open_tree(self, digest: str, block_count: int, *, is_guest: bool = False) -> TreeCache:
-        """The cache of one tree, made if it is not there. Without room it keeps nothing, and says so in the log.
+        """The cache of one tree, made if it is not there. Without room, or locks, it keeps nothing, and says so in
+        the log.
 
         `is_guest`: it is opened for the sake of another tree, and gets no younger by it.
 
@@ -97,9 +98,12 @@ class Cache:
         except OSError as error:
             if lock >= 0:
                 os.close(lock)
-            if error.errno not in FULL_ERRNOS and not isinstance(error, TimeoutError):
+            has_no_locks = error.errno in NO_LOCK_ERRNOS
+            if error.errno not in FULL_ERRNOS and not has_no_locks and not isinstance(error, TimeoutError):
                 raise to_storage_error(error, path) from error
             reason = f"{path}: {error.strerror or error}"
+            if has_no_locks:
+                reason += f" (its file system has no locks: name a cache on a local disk by {folders.VARIABLE})"
             self._log(f"{reason}: blocks are fetched as they are read, and not kept")
             return TreeCache(
                 digest, block_count, path, TreeFiles(), self._make_room, self._log, full_reason=reason
@@ -191,8 +195,8 @@ class Cache:
                 return done.left_bytes <= done.limit_bytes
             held = sum(tree.size_bytes for tree in self.trees())
             return self.collect(max(0, held - ROOM_BYTES)).freed_bytes > 0
-        except StorageError as error:
-            self._log(f"{error}")
+        except (StorageError, OSError) as error:
+            self._log(f"no room is made in the cache: {error}")
             return not is_full
 
     def limit_of(self, held_bytes: int) -> int:
@@ -221,7 +225,7 @@ class Cache:
         """The tree's `lock`, open and held for use. Raises: OSError."""
         while True:
             try:
-                os.makedirs(path, mode=0o700, exist_ok=True)
+                folders.make_private(path)
                 fd = os.open(os.path.join(path, LOCK), _OPEN, 0o600)
             except FileNotFoundError:
                 continue  # taken away between the two

@@ -52,7 +52,7 @@ class Donors:
         """Finds out which blocks they have; once. What cannot be read is left out."""
         try:
             self._build()
-        except BootseerError as error:
+        except (BootseerError, OSError) as error:  # of any other tree, and none of them is needed
             self._log(f"no blocks are taken from other trees: {error}")
         self.is_built = True
 

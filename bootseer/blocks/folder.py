@@ -2,7 +2,7 @@
 
 In: variables, the user, what file system it is on. Out: a folder that belongs to this user alone, or one error
 that says what is wrong with it. What is in the cache is believed as far as its sums go, so nobody else may write
-there.
+there, nor exchange one of the folders above it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import NamedTuple
 from bootseer.errors import ConfigError
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.page_cache import is_remote
+from bootseer.trust.owned_files import NotOwnedError, check_owned_folder, own_uids
 
 VARIABLE = "BOOTSEER_CACHE"
 LIMIT_VARIABLE = "BOOTSEER_CACHE_LIMIT"
 SYSTEM_FOLDER = "/var/cache/bootseer"
+TREES, UNPACKED = "trees", "unpacked"  # folders in it
 _LIMIT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*(%|[KMGT]i?B?|B?)", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -59,21 +61,76 @@ def prepare(folder: str, *, node: str | None = None) -> str:
     By default that is the folder itself, but on a network file system one by the name of this machine: other nodes
     may share it, and their locks and boots are not ours.
 
-    Raises: ConfigError when it is another user's or others may write to it; StorageError when it cannot be made.
+    Raises: ConfigError when it, or a folder above it, is another user's or others may write there; StorageError
+    when it cannot be made.
     """
     with map_os_errors(folder):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private(folder)
         _check(folder)
         if node is None and is_remote(folder):
             node = socket.gethostname()
         if node is not None:
             folder = os.path.join(folder, "node-" + re.sub(r"[^0-9A-Za-z._-]", "_", node))
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            make_private(folder)
             _check(folder)
+        for name in (TREES, UNPACKED):
+            try:
+                _check_itself(os.path.join(folder, name))
+            except FileNotFoundError:
+                pass  # it is made when something comes into it
     return folder
 
 
+def make_private(folder: str) -> None:
+    """Makes a folder, and those above it that are missing, for this user alone, whatever the umask.
+
+    Raises: OSError.
+    """
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder) and os.path.lexists(folder):
+            raise
+    except FileNotFoundError:
+        above = os.path.dirname(folder)
+        if above == folder:
+            raise
+        make_private(above)
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            pass  # another process was faster
+
+
+def trusted_uids() -> frozenset[int]:
+    """Users who may own the folders above one of ours: this user and root.
+
+    In a user namespace without all users, as containers without root have them, root is shown as nobody, and
+    cannot be told from others that are not mapped either.
+    """
+    uids = own_uids()
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            if file.read().split() == ["0", "0", "4294967295"]:
+                return uids
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            return uids | {int(file.read())}
+    except (OSError, ValueError):
+        return uids
+
+
 def _check(folder: str) -> None:
+    """The folder itself before what is above it, so that the reason is the nearest one."""
+    _check_itself(folder)
+    try:
+        check_owned_folder(folder, uids=trusted_uids())
+    except NotOwnedError as error:
+        raise ConfigError(
+            f"the cache {folder} could be exchanged by others: {error}; or name one elsewhere by {VARIABLE}"
+        ) from error
+
+
+def _check_itself(folder: str) -> None:
     found = os.stat(folder)
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{folder}: is no folder; name another one by {VARIABLE}")

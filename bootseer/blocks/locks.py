@@ -14,12 +14,14 @@ import time
 
 _FLOCK = struct.Struct("@hhqqi4x")  # type, whence, start, length, pid
 _RETRY_S = 0.005
+# What file systems say that have no locks (Lustre without -o flock, some of FUSE), or kernels without these.
+NO_LOCK_ERRNOS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 def try_lock(fd: int, start: int, *, is_shared: bool = False) -> bool:
     """Locks the byte `start` of an open file, if nobody else has it. The byte need not exist.
 
-    Raises: OSError from file systems without locks (ENOLCK, EOPNOTSUPP).
+    Raises: OSError from file systems without locks (NO_LOCK_ERRNOS).
     """
     kind = fcntl.F_RDLCK if is_shared else fcntl.F_WRLCK
     try:

@@ -115,17 +115,17 @@ def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def size_on_disk(folder: str) -> int:
-    """Bytes that the files of a folder take, not their lengths; 0 when it is gone."""
+    """Bytes that the files of a folder take, not their lengths; of what cannot be looked at, none."""
     total = 0
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 try:
                     total += entry.stat(follow_symlinks=False).st_blocks * 512
-                except FileNotFoundError:
-                    pass  # a file in the making
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+                except OSError:
+                    pass  # a file in the making, or of a disk that fails
+    except OSError:
+        pass  # it is gone, or cannot be read: that costs its own readers, not those who count
     return total
 
 

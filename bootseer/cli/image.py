@@ -149,7 +149,7 @@ def pull(
     key: Key = "",
     unsigned: Unsigned = False,
     as_is: Annotated[
-        bool, typer.Option("--as-is", help="keep the name and the signatures, whoever's they are")
+        bool, typer.Option("--as-is", help="keep the name and the signatures; somebody trusted has to have signed")
     ] = False,
     no_traces: Annotated[bool, typer.Option("--no-traces", help="without the hot traces")] = False,
     as_json: Json = False,

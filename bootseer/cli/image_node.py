@@ -177,7 +177,13 @@ def materialise(
     name: Name = "",
     workload: Workload = "",
     mine: Annotated[bool, typer.Option("--mine", help="as root too, all files belong to this user")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="go on where an interrupted run stopped")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="go on where an interrupted run stopped; what is older than the last boot is written again",
+        ),
+    ] = False,
     ready: Annotated[
         str, typer.Option("--ready", metavar="FILE", help="made as soon as the hot files are there")
     ] = "",

@@ -36,12 +36,12 @@ from bootseer.storage.oci_manifest import (
     to_trace_manifest,
     to_tree_manifest,
 )
-from bootseer.storage.oci_reference import Reference
+from bootseer.storage.oci_reference import Reference, tree_tag
 from bootseer.tree.head import HEAD_NAME, MOST_HEAD_BYTES, Head
 from bootseer.tree.head import decode as decode_head
 from bootseer.tree.index import Index, index_path
 from bootseer.tree.index import decode as decode_index
-from bootseer.tree.opening import read_index_bytes
+from bootseer.tree.opening import publish_index, read_index_bytes
 from bootseer.trust import parse as parse_envelope
 
 AT_ONCE = 4  # packs; each is up to 16 MiB of memory
@@ -140,6 +140,8 @@ async def push_tree(
     await aio.map_bounded(push, packs.items(), width=AT_ONCE)
     await uploads.push(top, from_memory(tree.head_bytes), tally.add)
     made = await registry.push_manifest(reference, manifest)
+    if subject is not None:  # manifests of trees have no times: this says which one is the newest
+        await registry.point(reference, tree_tag(subject.digest), manifest)
     return Pushed(reference.at(made.digest), tree.head.digest, tree.head.name, total, uploads.sent_bytes)
 
 
@@ -148,10 +150,15 @@ async def pull_tree(
     reference: Reference,
     target: Store,
     *,
+    head: bytes | None = None,
     with_traces: bool = True,
     progress: Progress | None = None,
 ) -> Pulled:
     """The tree of that name, or of the image of that name, into the folder `target`; `tree.json` comes last.
+
+    Args:
+        head: the tree.json to publish, of somebody who believes it: the tree is the one that it names, whatever
+            the registry says by then. Without it the registry's own is copied; nobody looks at its signatures.
 
     What is there already is not read again.
 
@@ -159,7 +166,7 @@ async def pull_tree(
     """
     found = await registry.store(reference).tree()
     source = registry.store(reference.at(found.manifest.digest))  # a tag may move meanwhile
-    tree = await read_tree(source)
+    tree = await read_tree(source, head)
     packs = {f"packs/{digest.hex()}": (digest, size) for digest, size in tree.decoded.packs}
     for path, (_, size) in packs.items():
         if path not in found.files or found.files[path].size != size:
@@ -179,10 +186,7 @@ async def pull_tree(
         received += size
 
     await aio.map_bounded(pull, packs.items(), width=AT_ONCE)
-    path = index_path(tree.head.digest)
-    if not await _is_there(target, path, len(tree.index_bytes)):
-        async with target.create(path, size=len(tree.index_bytes)) as writer:
-            await writer.write(tree.index_bytes)
+    await publish_index(target, tree.head.digest, tree.index_bytes)
     traces = await _pull_traces(source, tree.head.digest, target) if with_traces else 0
     await target.publish(HEAD_NAME, tree.head_bytes)
     tally.add(len(tree.head_bytes) + len(tree.index_bytes))

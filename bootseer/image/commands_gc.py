@@ -16,7 +16,7 @@ from bootseer.errors import ConfigError, IntegrityError, NotFound, SourceChanged
 from bootseer.image.commands import Say, is_registry, node_cache, node_folder, opened_store, shown, tree_url
 from bootseer.mounts.unpacked_places import is_used, list_unpacked, remove_unpacked
 from bootseer.storage import Entry, Store
-from bootseer.tree.head import is_digest, split_pin
+from bootseer.tree.head import HEAD_NAME, is_digest, split_pin
 from bootseer.tree.index import decode, index_path
 from bootseer.tree.opening import read_head, read_index_bytes
 from bootseer.trust import Trust
@@ -164,7 +164,9 @@ async def _collect_store(
     wanted = set[str]()
     for digest in digests:
         wanted |= await _paths_of(store, url, digest)
-    recent = recent_indexes([found.entry for found in there if found.path.startswith("index/")], now_s, older_s)
+    head_mtime_s = next((entry.mtime_s for entry in await store.list("") if entry.name == HEAD_NAME), 0.0)
+    indexes = [found.entry for found in there if found.path.startswith("index/")]
+    recent = recent_indexes(indexes, now_s, older_s, head_mtime_s=head_mtime_s)
     for digest in recent.difference(digests):
         try:
             wanted |= await _paths_of(store, url, digest)
@@ -174,7 +176,9 @@ async def _collect_store(
     young = {
         found.path
         for found in there
-        if found.path.startswith("packs/") and found.path not in wanted and _is_young(found.entry, now_s, older_s)
+        if found.path.startswith("packs/")
+        and found.path not in wanted
+        and _is_young(found.entry.mtime_s, now_s, older_s)
     }
     going = [found for found in there if found.path not in wanted and found.path not in young]
     if going and not is_dry:
@@ -211,16 +215,24 @@ async def _paths_of(store: Store, url: str, digest: str) -> set[str]:
     return packs | {index_path(digest), f"traces/{digest}"}
 
 
-def recent_indexes(indexes: Sequence[Entry], now_s: float, older_s: float) -> set[str]:
-    """PURE: digests of trees that were the newest less than `older_s` ago: until the next one came."""
+def recent_indexes(
+    indexes: Sequence[Entry], now_s: float, older_s: float, *, head_mtime_s: float = 0.0
+) -> set[str]:
+    """PURE: digests of trees that were the newest less than `older_s` ago: until the next one came.
+
+    `head_mtime_s`: of tree.json, 0 if it is not known: the next one may have been an older index, taken up again.
+    """
     ordered = sorted(indexes, key=lambda entry: (entry.mtime_s, entry.name))
-    ends = [*ordered[1:], *ordered[-1:]]
-    return {entry.name for entry, end in zip(ordered, ends, strict=True) if _is_young(end, now_s, older_s)}
+    ends_s = [entry.mtime_s for entry in ordered[1:]]
+    if ordered:
+        last_s = ordered[-1].mtime_s
+        ends_s.append(max(last_s, head_mtime_s) if last_s else 0.0)
+    return {entry.name for entry, end_s in zip(ordered, ends_s, strict=True) if _is_young(end_s, now_s, older_s)}
 
 
-def _is_young(entry: Entry, now_s: float, older_s: float) -> bool:
+def _is_young(mtime_s: float, now_s: float, older_s: float) -> bool:
     """Where the age is not known, it is."""
-    return older_s > 0 and (not entry.mtime_s or now_s - entry.mtime_s < older_s)
+    return older_s > 0 and (not mtime_s or now_s - mtime_s < older_s)
 
 
 async def _list(store: Store) -> list[_Found]:

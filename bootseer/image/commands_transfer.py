@@ -17,6 +17,7 @@ from bootseer.image.references import parse_reference
 from bootseer.image.registry import Registry
 from bootseer.mounts.tree_traces import MOST_ENVELOPE_BYTES
 from bootseer.storage import Store
+from bootseer.storage.oci import OciStore
 from bootseer.tree import head as heads
 from bootseer.tree.head import HEAD_NAME, MOST_HEAD_BYTES, PAYLOAD_TYPE, Head, asked_name
 from bootseer.tree.opening import open_tree, read_head
@@ -77,7 +78,9 @@ def push(source: str, target: str, options: TransferOptions, progress: Progress,
 def pull(source: str, target: str, options: TransferOptions, progress: Progress, say: Say) -> Copied:
     """A tree of a registry into a folder, or any other store.
 
-    Raises: Untrusted when nobody answers for the source (not `as_is`); NotFound, StorageError, IntegrityError.
+    Its tree.json is written once, by what was believed before anything was received: a place of this user's own
+    needs no signature, so whatever is put there is believed from then on.
+    Raises: Untrusted when nobody answers for the source; ConfigError; NotFound, StorageError, IntegrityError.
     """
     if not is_registry(source):
         raise ConfigError(f"{shown(source)}: is no registry: pull takes from oci://REGISTRY/NAME:TAG")
@@ -85,33 +88,31 @@ def pull(source: str, target: str, options: TransferOptions, progress: Progress,
         raise ConfigError(f"{shown(target)}: is a registry: trees go from one to the other by push")
     source = tree_url(source)
     trust = Trust.load()
+    name = asked_name(target, options.name)
+    key = None if options.as_is else options.signing.key(trust)
     with opened_store(target) as store:
 
-        async def receive() -> tuple[Pulled, Head]:
+        async def receive() -> tuple[Pulled, str]:
             reference = parse_reference(source)
             async with Registry() as registry:
-                found = await registry.store(reference).tree()
+                there = registry.store(reference)
+                # Copies that were made as they are keep their names, whatever they are called here.
+                own_name = options.source_name
+                if options.as_is and not own_name:
+                    own_name = _parsed_head(await read_whole(there, HEAD_NAME, MOST_HEAD_BYTES), source).name
+                believed = await read_head(there, source, trust, name=own_name)
+                assert isinstance(believed.store, OciStore)
+                found = await believed.store.tree(is_current=False)
                 pinned = reference.at(found.manifest.digest)  # a tag may move meanwhile
-                if options.as_is:
-                    data = await read_whole(registry.store(pinned), HEAD_NAME, MOST_HEAD_BYTES)
-                    head = _parsed_head(data, source)
-                else:
-                    believed = await read_head(registry.store(pinned), source, trust, name=options.source_name)
-                    head = believed.head
+                head = believed.data if options.as_is else _sealed(believed.head, name, key)
                 pulled = await pull_tree(
-                    registry, pinned, store, with_traces=options.has_traces, progress=progress
+                    registry, pinned, store, head=head, with_traces=options.has_traces, progress=progress
                 )
-                return pulled, head
+                return pulled, believed.head.name if options.as_is else name
 
-        pulled, head = aio.run_sync(receive())
-        name = head.name
-        if not options.as_is:
-            name = asked_name(target, options.name)
-            key = options.signing.key(trust)
-            if key is None:
-                say(UNSIGNED)
-            sealed = _sealed(head, name, key)
-            aio.run_sync(store.publish(HEAD_NAME, sealed))
+        pulled, name = aio.run_sync(receive())
+        if key is None and not options.as_is:
+            say(UNSIGNED)
     return Copied(pulled.tree, name, "", pulled.size, pulled.received_bytes, pulled.traces)
 
 

@@ -183,6 +183,14 @@ class Registry:
                 await self._add_referrer(tag, _listed(made, manifest))
         return made
 
+    async def point(self, reference: Reference, tag: str, manifest: Manifest) -> None:
+        """A further tag of a manifest that was pushed; nothing is sent where it has that already."""
+        data = encode(manifest, str(reference))
+        named = Reference(reference.registry, reference.repository, tag)
+        found = await self.find(named)
+        if found is None or found.digest != digest_of(data):
+            await self._put(named, tag, data, manifest.media_type or INDEX)
+
     async def _put(self, reference: Reference, version: str, data: bytes, media_type: str) -> bool:
         """Whether the registry says that it knows subjects."""
         place = origin_of(reference)

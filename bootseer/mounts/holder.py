@@ -19,11 +19,12 @@ import signal
 import socket
 import stat
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from bootseer import errors
-from bootseer.errors import BootseerError, StorageError
+from bootseer.errors import BootseerError, StorageError, StorageTimeout
 from bootseer.mounts import enter, kernel, namespaces
 from bootseer.mounts.binds import Bind
 from bootseer.mounts.image_environ import LOADER
@@ -33,6 +34,9 @@ MOST_MESSAGE_BYTES = 16 << 20
 MOST_LOOKED_AT = 64  # entries of a folder
 BACKLOG = 4096
 GIVE_S = 5.0
+ASK_S = 120.0  # an answer takes milliseconds, or as long as a folder of the node takes to be mounted
+END_S = 5.0
+_POLL_S = 0.002
 _PEER = struct.Struct("@iII")  # pid, uid, gid
 
 
@@ -45,10 +49,11 @@ class HeldRoot(NamedTuple):
 
 
 class Holder:
-    """See the module's docstring. Calls block; `close` ends it."""
+    """See the module's docstring. Calls block, at most `ask_s`; `close` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ask_s: float = ASK_S) -> None:
         """Forks. Raises: StorageError."""
+        self._ask_s = ask_s
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.pid = os.fork()
@@ -59,6 +64,7 @@ class Holder:
         if self.pid == 0:
             _be_holder(theirs)
         theirs.close()
+        self._connection.settimeout(ask_s)
         self._received = b""
 
     def make(
@@ -92,12 +98,25 @@ class Holder:
         self._ask({"do": "attach", "folder": folder}, fd)
 
     def close(self) -> None:
-        """Ends it and waits for its end."""
+        """Ends it and waits for its end, by force if it must be; one that the kernel holds up is left to it."""
         self._connection.close()
-        try:
-            os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            pass
+        if self.pid and not self._wait():
+            os.kill(self.pid, signal.SIGKILL)  # it was not waited for, so the pid is its own
+            self._wait()
+        self.pid = 0
+
+    def _wait(self) -> bool:
+        """Whether it has ended, within END_S."""
+        end_s = time.monotonic() + END_S
+        while True:
+            try:
+                if os.waitpid(self.pid, os.WNOHANG)[0]:
+                    return True
+            except ChildProcessError:
+                return True
+            if time.monotonic() >= end_s:
+                return False
+            time.sleep(_POLL_S)
 
     def _ask(self, request: dict[str, Any], fd: int | None = None) -> dict[str, Any]:
         data = json.dumps(request).encode("ascii") + b"\n"
@@ -111,6 +130,12 @@ class Holder:
                 if not part:
                     raise StorageError("the process that holds the image has ended")
                 self._received += part
+        except TimeoutError as error:
+            os.kill(self.pid, signal.SIGKILL)  # what it may still answer is no answer to the next question
+            raise StorageTimeout(
+                f"the process that holds the image has not answered for {self._ask_s:g} s:"
+                " does a folder of this node hang (a file system of the network)?"
+            ) from error
         except OSError as error:
             raise StorageError(f"the process that holds the image has ended: {error.strerror}") from error
         line, _, self._received = self._received.partition(b"\n")

@@ -98,6 +98,7 @@ class Keeper:
         request = ImageRequest(
             url=order["url"],
             name=order["name"],
+            digest=order["digest"],
             workload=(order["workload"][0], order["workload"][1]),
             writable=order["writable"],
             given=[Bind(*each) if len(each) > 1 else Without(*each) for each in order["given"]],
@@ -120,6 +121,7 @@ class Keeper:
             set=image.changes.set,
             unset=image.changes.unset,
             digest=image.source.digest,
+            lock=image.source.lock_path,
             how=image.source.how,
             source_s=image.source.seconds,
             root_s=image.made_s,

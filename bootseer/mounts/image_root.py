@@ -30,6 +30,7 @@ class ImageRequest(NamedTuple):
 
     url: str
     name: str = ""  # of the tree, where it was published under another one than this URL
+    digest: str = ""  # of the tree, if it has to be this one
     workload: tuple[str, str] = ("", "")  # program and script: which recording fits
     writable: str = TMPFS  # tmpfs, none or a folder
     given: Sequence[Bind | Without] = ()  # --image-bind
@@ -96,7 +97,7 @@ def open_image(request: ImageRequest, holder: Holder, say: Callable[[str], objec
     Args: say: lines for people while it takes time.
     Raises: ConfigError, StorageError, IntegrityError.
     """
-    source = open_source(request.url, request.workload, say, name=request.name)
+    source = open_source(request.url, request.workload, say, name=request.name, digest=request.digest)
     try:
         began_s = time.monotonic()
         devices = read_devices()

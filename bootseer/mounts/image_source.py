@@ -37,6 +37,8 @@ class Source(Protocol):
     def seconds(self) -> float: ...  # until it could be used
     @property
     def notes(self) -> Sequence[str]: ...  # lines for people
+    @property
+    def lock_path(self) -> str: ...  # as long as somebody has it locked (shared), the files stay; "" for none
 
     def first_step(self) -> Mapping[str, float]:
         """The start is over: ends the recording. Returns statistics."""
@@ -52,18 +54,25 @@ class Source(Protocol):
 
 
 def open_source(
-    url: str, workload: tuple[str, str], say: Callable[[str], object] = lambda _: None, *, name: str = ""
+    url: str,
+    workload: tuple[str, str],
+    say: Callable[[str], object] = lambda _: None,
+    *,
+    name: str = "",
+    digest: str = "",
 ) -> Source:
     """Args:
         workload: program and script: which recording fits.
         say: lines for people while it takes time.
         name: of the tree, where it was published under another one than this URL.
+        digest: of the tree, if it has to be this one, whatever the URL means by now.
     Raises: ConfigError, StorageError, IntegrityError.
     """
     if url.startswith(ROOTFS):
         return FolderSource(url.removeprefix(ROOTFS))
     began_s = time.monotonic()
     from bootseer.blocks.trace import workload_key
+    from bootseer.mounts.tree_control import NotAnsweringError
     from bootseer.mounts.tree_mount import mount_tree, probe_mount
     from bootseer.trust import Trust
 
@@ -71,9 +80,11 @@ def open_source(
     why = "" if _may_mount() else "mounts need root (CAP_SYS_ADMIN)"
     if not why:
         try:
-            tree = mount_tree(url, trust=trust, name=name, workload=key)
+            tree = mount_tree(url, trust=trust, name=name, digest=digest, workload=key)
         except NotFound:
             raise
+        except NotAnsweringError as error:
+            why = str(error)
         except (ConfigError, StorageError):
             why = probe_mount()
             if not why:
@@ -81,7 +92,7 @@ def open_source(
         else:
             return MountedSource(tree, began_s)
     say(f"the image is unpacked, as it cannot be mounted here: {why}")
-    return UnpackedSource(url, trust, name, key, say, began_s)
+    return UnpackedSource(url, trust, name, digest, key, say, began_s)
 
 
 def _may_mount() -> bool:
@@ -99,6 +110,7 @@ class FolderSource:
 
     how = "folder"
     digest = ""
+    lock_path = ""
     env: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -123,6 +135,7 @@ class MountedSource:
     """A tree that is mounted, and stays so. Implements Source."""
 
     how = "mounted"
+    lock_path = ""
     notes: Sequence[str] = ()
 
     def __init__(self, tree: MountedTree, began_s: float) -> None:
@@ -155,12 +168,24 @@ class UnpackedSource:
     notes: Sequence[str] = ()
 
     def __init__(
-        self, url: str, trust: Trust, name: str, workload: str, say: Callable[[str], object], began_s: float
+        self,
+        url: str,
+        trust: Trust,
+        name: str,
+        digest: str,
+        workload: str,
+        say: Callable[[str], object],
+        began_s: float,
     ) -> None:
         from bootseer.mounts.unpacked import unpack_tree
 
+        url = _pinned(url, digest)
         self._tree: UnpackedTree = unpack_tree(url, trust=trust, name=name, workload=workload, say=say)
         self.folder, self.digest, self.env = self._tree.folder, self._tree.digest, self._tree.env
+        if digest and self.digest != digest:  # of a registry
+            self._tree.close()
+            raise ConfigError(f"the image means tree {self.digest} by now, not {digest}, which runs: start anew")
+        self.lock_path = self._tree.lock_path
         self.seconds = time.monotonic() - began_s
 
     def first_step(self) -> Mapping[str, float]:
@@ -171,6 +196,15 @@ class UnpackedSource:
 
     def close(self) -> None:
         self._tree.close()
+
+
+def _pinned(url: str, digest: str) -> str:
+    """With the tree digest, where URLs can say it: in registries' `@sha256:` is a manifest's."""
+    from bootseer.tree.head import split_pin
+
+    bare, pin = split_pin(url)
+    may = digest and not pin and not bare.startswith(("oci://", "docker://"))
+    return f"{bare}@sha256:{digest}" if may else url
 
 
 def _numbers(status: Mapping[str, Any]) -> dict[str, float]:

@@ -11,14 +11,13 @@ Source: pivot_root(2); user_namespaces(7); Documentation/filesystems/overlayfs.r
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bootseer.errors import BootseerError, ConfigError, StorageError
-from bootseer.mounts import accounts, kernel, namespaces, overlay
+from bootseer.mounts import accounts, kernel, namespaces, overlay, writable
 from bootseer.mounts.binds import OWN_FOLDER, Bind, is_within
 
 TMPFS, NONE = "tmpfs", "none"  # of `writable`
@@ -51,6 +50,7 @@ def make_root(spec: RootSpec) -> MadeRoot:
     Raises: ConfigError when this user, kernel or node cannot have it; StorageError.
     """
     maker = _Maker(spec)
+    maker.claim_writable()
     maker.separate()
     try:
         maker.open_sources()
@@ -84,13 +84,17 @@ class _Maker:
         self.has_overlay = False
         self._sources: list[tuple[Bind, int]] = []
         self._lowers: list[int] = []
-        self._old = self._proc = self._files = -1
+        self._old = self._proc = self._files = self._claimed = -1
         # The name of the node's root while this one is made: no link of an image can lead there.
         self._old_name = f".bootseer-{os.urandom(16).hex()}"
         self._has_old = False
         self._scratch = self._root = ""  # on the node
         self._shadowed: list[str] = ["/"]
         self._bound: list[str] = []  # folders of the node, as they are seen inside
+
+    def claim_writable(self) -> None:
+        if self._spec.writable not in (TMPFS, NONE):
+            self._claimed = writable.claim(self._spec.writable)  # held while this process lives
 
     def separate(self) -> None:
         self.is_user = namespaces.separate()
@@ -150,26 +154,12 @@ class _Maker:
 
     def _upper(self, scratch: str) -> tuple[str, str]:
         """Folders for what is written."""
-        writable = self._spec.writable
-        base = scratch
-        if writable not in (TMPFS, NONE):
-            base = os.path.abspath(writable)
-            try:
-                os.makedirs(base, mode=0o700, exist_ok=True)
-                lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # held while this process lives
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"--image-writable {writable}: another job on this node uses it") from None
-            except OSError as error:
-                raise ConfigError(f"--image-writable {writable}: cannot be used: {error.strerror}") from error
-        upper, work = os.path.join(base, "upper"), os.path.join(base, "work")
-        for path in (upper, work):
-            os.makedirs(path, mode=0o700, exist_ok=True)
-        root = os.fstat(self._lowers[0])  # the merged root folder looks like the upper one
-        os.chmod(upper, stat.S_IMODE(root.st_mode))
-        if not os.geteuid() and not self.is_user:
-            os.chown(upper, root.st_uid, root.st_gid)
-        return upper, work
+        return writable.make_layers(
+            scratch if self._claimed < 0 else os.path.abspath(self._spec.writable),
+            os.fstat(self._lowers[0]),
+            claimed_fd=self._claimed,
+            gives_away=not os.geteuid() and not self.is_user,
+        )
 
     # ---- between ---------------------------------------------------------------------------------------------
 

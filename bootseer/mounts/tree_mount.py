@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bootseer.errors import ConfigError, StorageTimeout
+from bootseer.errors import ConfigError, StorageError, StorageTimeout
 from bootseer.mounts.tree_control import Control, GoneError, NotAnsweringError
 from bootseer.mounts.tree_ending import ANSWER_S, TreeState, list_trees, unmount, unmount_tree
 from bootseer.mounts.tree_places import Place, is_shown, locate, prepare
@@ -135,7 +135,7 @@ def mount_tree(
         workload: `bootseer.blocks.trace.workload_key` of what is started.
         environ: says where the runtime folder is.
     Raises: ConfigError when this user or machine cannot mount it, with the reason; Untrusted; NotFound;
-        StorageError; IntegrityError.
+        NotAnsweringError when a daemon that hangs is in the way and cannot be ended; StorageError; IntegrityError.
     """
     options = options or TreeOptions()
     end_s = time.monotonic() + options.ready_s
@@ -200,17 +200,48 @@ def _find(place: Place, workload: str, idle_s: float, end_s: float) -> MountedTr
     """The daemon that is there, when it can be used."""
     more = {"workload": workload} if workload else {}
     try:
-        control = Control.connect(place.control_path, timeout_s=ANSWER_S)
+        control = _try_connect(place)
         if control is None:
             return None
         with control:
-            control.ask("ping", timeout_s=ANSWER_S)  # so that one that is stopped is not waited for
-            said = control.ask("hello", timeout_s=max(ANSWER_S, end_s - time.monotonic()), idle_s=idle_s, **more)
+            said = _greet(control, place, end_s, idle_s=idle_s, **more)
     except GoneError:
         return None
-    except NotAnsweringError as error:
-        raise StorageTimeout(f"{error}; end it: bootseer image unmount {place.digest}") from error
     return _mounted(place, said)
+
+
+def _greet(control: Control, place: Place, end_s: float, **more: object) -> dict[str, Any]:
+    try:
+        return control.ask("hello", timeout_s=max(ANSWER_S, end_s - time.monotonic()), **more)
+    except NotAnsweringError as error:  # it lives, and its store is slow
+        raise StorageTimeout(f"{error}; end it: bootseer image umount {place.digest}") from error
+
+
+def _try_connect(place: Place) -> Control | None:
+    """A daemon that answers. One that is stopped or hangs is ended: whoever reads from it waits in vain.
+
+    Raises: NotAnsweringError when it does not even end.
+    """
+    for is_last in (False, True):  # twice, as a machine can be that busy
+        control: Control | None = None
+        try:
+            control = Control.connect(place.control_path, timeout_s=ANSWER_S)
+            if control is not None:
+                control.ask("ping", timeout_s=ANSWER_S)
+            return control
+        except NotAnsweringError as error:
+            if control is not None:
+                control.close()
+            if is_last:
+                try:
+                    unmount(place, force=True)
+                except StorageError as failure:
+                    raise NotAnsweringError(f"{error}, and cannot be ended: {failure}") from error
+        except BaseException:
+            if control is not None:
+                control.close()
+            raise
+    return None
 
 
 def _mounted(place: Place, said: Mapping[str, Any]) -> MountedTree | None:

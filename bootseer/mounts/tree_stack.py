@@ -56,8 +56,12 @@ class Stack:
     def try_unmount(self) -> bool:
         """Whether nobody uses the tree, also no overlay above it and no other namespace; found out by trying.
 
-        Then it is unmounted. Else it is shown as before, after a moment in which it was not.
+        Then it is unmounted. Else it is shown as before, after a moment in which it was not. Not tried while it is
+        seen in another folder here: what is shown anew has another device number, and by that number such folders
+        are known to be this tree's (`bootseer image mounts`, `record`).
         """
+        if self._is_seen_elsewhere():
+            return False
         try:
             kernel.unmount(self._place.root)
         except BootseerError:
@@ -76,6 +80,11 @@ class Stack:
 
     def statistics(self) -> Statistics:
         return Statistics(0, 0, 0, 0, 0) if self._flat is None else self._flat.statistics()
+
+    def _is_seen_elsewhere(self) -> bool:
+        mounted = kernel.mounts()
+        devices = {(each.major, each.minor) for each in mounted if each.target == self._place.root}
+        return any((each.major, each.minor) in devices for each in mounted if each.target != self._place.root)
 
     def _mount_root(self) -> None:
         assert self._flat is not None

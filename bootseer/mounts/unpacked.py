@@ -12,7 +12,6 @@ that it has already are not fetched. Which trees stay is decided in unpacked_pla
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,21 +19,21 @@ from collections.abc import Callable, Mapping
 from bootseer import aio
 from bootseer.blocks import Cache, open_cache
 from bootseer.blocks.cache import TREES
+from bootseer.blocks.folder import VARIABLE as CACHE_VARIABLE
+from bootseer.blocks.folder import make_private
 from bootseer.blocks.local import open_local
 from bootseer.blocks.present import read_boot_id
 from bootseer.blocks.trace import ANY_WORKLOAD
 from bootseer.blocks.tree_files import write_whole
-from bootseer.errors import StorageError
+from bootseer.errors import StorageError, StorageTimeout
 from bootseer.mounts.tree_traces import Traces
+from bootseer.mounts.unpacked_locks import SILENT_S, PlaceLock, open_lock
 from bootseer.mounts.unpacked_places import (
     BOOT,
     COMPLETE,
     INDEX,
-    LOCK,
-    OPEN_LOCK,
     TREE,
     base_of,
-    is_lock,
     make_room,
     remove_files,
     size_when_unpacked,
@@ -54,18 +53,17 @@ RETRY_S = 0.05
 class UnpackedTree:
     """All files of a tree in a folder, which stays until `close`."""
 
-    def __init__(self, opened: OpenedTree, folder: str, lock: int, written_bytes: int) -> None:
+    def __init__(self, opened: OpenedTree, folder: str, lock: PlaceLock, written_bytes: int) -> None:
         self.digest = opened.digest
         self.env = opened.index.config.env
         self.folder = folder
         self.written_bytes = written_bytes  # 0: it was there
+        self.lock_path = lock.held_path  # as long as somebody has it locked (shared), the files stay
         self._lock = lock
 
     def close(self) -> None:
         """From here on it may be taken away."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
 
 def unpack_tree(
@@ -76,6 +74,7 @@ def unpack_tree(
     workload: str = ANY_WORKLOAD,
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], object] = lambda _: None,
+    silent_s: float = SILENT_S,
 ) -> UnpackedTree:
     """The tree at `url` (which may end in `@sha256:<tree digest>`) as files of this user.
 
@@ -83,6 +82,7 @@ def unpack_tree(
         name: as for `open_tree`.
         workload: `bootseer.blocks.trace.workload_key`: files that its recorded starts have touched come first.
         say: lines for people while it takes time.
+        silent_s: another process that unpacks the tree and gives no sign for so long is not waited for.
     Raises: Untrusted, NotFound, IntegrityError, StorageError (also when the disk is full), ConfigError.
     """
     cache = open_cache(os.environ if environ is None else environ)
@@ -96,19 +96,23 @@ def unpack_tree(
 
         opened = aio.run_sync(open_tree(store, url, believed, name=name, cached=read_index))
         place = os.path.join(base, opened.digest)
-        lock = _use(place, say)
-        try:
-            written = 0
-            if not os.path.exists(os.path.join(place, COMPLETE)):
-                make_room(cache, size_when_unpacked(opened.index), opened.digest, say)
-                hot = _find_hot(cache, opened, store, believed, workload, say)
-                written = _unpack(place, cache, opened, store, hot, say)
-            with map_os_errors(place):
-                fcntl.flock(lock, fcntl.LOCK_SH)
-                os.utime(place)  # when it was used last
-        except BaseException:
-            os.close(lock)
-            raise
+        written, is_ours = 0, False
+        while not is_ours:
+            lock = _use(place, say, silent_s)
+            try:
+                if not os.path.exists(os.path.join(place, COMPLETE)):
+                    with lock.beating():
+                        make_room(cache, size_when_unpacked(opened.index), opened.digest, say)
+                        hot = _find_hot(cache, opened, store, believed, workload, say)
+                        written = _unpack(place, cache, opened, store, hot, say)
+                with map_os_errors(place):
+                    # Between alone and shared it is free for a moment: somebody may have taken the place away.
+                    is_ours = lock.try_hold(is_shared=True) and lock.is_there()
+                    if is_ours:
+                        os.utime(place)  # when it was used last
+            finally:
+                if not is_ours:
+                    lock.close()
     finally:
         aio.run_sync(store.aclose())
     return UnpackedTree(opened, os.path.join(place, TREE), lock, written)
@@ -129,28 +133,42 @@ def _read(path: str) -> bytes | None:
         return None
 
 
-def _use(place: str, say: Callable[[str], object]) -> int:
-    """The lock of a place, held by us alone if it is not complete, else shared. Waits for who unpacks there."""
-    said_s = time.monotonic()
+def _use(place: str, say: Callable[[str], object], silent_s: float) -> PlaceLock:
+    """The lock of a place, held by us alone if it is not complete, else shared. Waits for who unpacks there.
+
+    Raises: StorageTimeout when that one gives no sign for so long; StorageError.
+    """
+    said_s = beat_s = time.monotonic()
+    last_beat_ns = -1
     with map_os_errors(place):
         while True:
-            os.makedirs(place, mode=0o700, exist_ok=True)
+            make_private(place)
             try:
-                lock = os.open(os.path.join(place, LOCK), OPEN_LOCK, 0o600)
+                lock = open_lock(place)
             except FileNotFoundError:
                 continue  # it was taken away between the two
-            is_complete = os.path.exists(os.path.join(place, COMPLETE))
             try:
-                fcntl.flock(lock, (fcntl.LOCK_SH if is_complete else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-            else:
-                if is_lock(lock, place) and (not is_complete or os.path.exists(os.path.join(place, COMPLETE))):
+                is_complete = os.path.exists(os.path.join(place, COMPLETE))
+                is_held = lock.try_hold(is_shared=is_complete)
+                if is_held and lock.is_there() and is_complete == os.path.exists(os.path.join(place, COMPLETE)):
                     return lock
-                os.close(lock)
-                continue
-            if time.monotonic() - said_s > SAY_EVERY_S:
-                said_s = time.monotonic()
+                beat_ns = lock.beat_ns()
+            except BaseException:
+                lock.close()
+                raise
+            lock.close()
+            if is_held:
+                continue  # it has become another one, or complete
+            now_s = time.monotonic()
+            if beat_ns != last_beat_ns:
+                last_beat_ns, beat_s = beat_ns, now_s
+            if now_s - beat_s > silent_s:
+                raise StorageTimeout(
+                    f"{place}: the process that unpacks the image there has given no sign for {silent_s:g} s:"
+                    f" end it (fuser {lock.held_path}), or name another cache by {CACHE_VARIABLE}"
+                )
+            if now_s - said_s > SAY_EVERY_S:
+                said_s = now_s
                 say(f"waiting for another process that is busy in {place}")
             time.sleep(RETRY_S)
 

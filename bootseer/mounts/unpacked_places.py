@@ -1,5 +1,7 @@
 """Where unpacked trees lie, how large they are, and which go when there is no room; unpacked.py uses them.
 
+What cannot be taken away, for whatever reason, stays: that costs room, and no job.
+
 They have a limit of their own beside that of blocks, as large: BOOTSEER_CACHE_LIMIT. Beyond it, and when the disk
 is full, those go that nobody uses, the least recently used first. The one that a job needs now is unpacked in any
 case: it cannot run without.
@@ -7,22 +9,26 @@ case: it cannot run without.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from bootseer.blocks import Cache
+from bootseer.blocks.folder import UNPACKED
+from bootseer.errors import StorageError
+from bootseer.mounts import unpacked_locks
+from bootseer.mounts.unpacked_locks import open_lock
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.index import BLOCK_BYTES, HOLE, UNIT_BYTES, Index
 
-FOLDER = "unpacked"
-LOCK, INDEX, BOOT, COMPLETE, TREE = "lock", "index", "boot", "complete", "tree"
-OPEN_LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+LOCK = unpacked_locks.LOCK
+INDEX, BOOT, COMPLETE, TREE = "index", "boot", "complete", "tree"
+GONE = ".gone-"  # folders that were moved aside to be removed
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -36,18 +42,21 @@ class UnpackedHere(NamedTuple):
 
 def base_of(cache: Cache) -> str:
     """The folder of all of them."""
-    return os.path.join(cache.folder, FOLDER)
+    return os.path.join(cache.folder, UNPACKED)
 
 
 def list_unpacked(cache: Cache) -> list[UnpackedHere]:
-    """The latest first."""
+    """The latest first. Raises: StorageError."""
     base = base_of(cache)
     found = []
-    with suppress(FileNotFoundError), os.scandir(base) as entries:
-        for entry in entries:
-            if _DIGEST.fullmatch(entry.name):
-                used_s = entry.stat(follow_symlinks=False).st_mtime
-                found.append(UnpackedHere(entry.name, size_below(entry.path), used_s))
+    for name in _names(base):
+        if _DIGEST.fullmatch(name):
+            path = os.path.join(base, name)
+            try:
+                used_s = os.lstat(path).st_mtime
+            except OSError:
+                continue  # gone meanwhile
+            found.append(UnpackedHere(name, size_below(path), used_s))
     return sorted(found, key=lambda each: -each.used_s)
 
 
@@ -55,8 +64,15 @@ def make_room(cache: Cache, needed_bytes: int, but: str, say: Callable[[str], ob
     """Takes unpacked trees away until one more of this size is within the limit, and fits on the disk.
 
     Args: but: the digest of the one that is about to be unpacked.
-    Raises: StorageError.
     """
+    try:
+        _make_room(cache, needed_bytes, but, say)
+    except StorageError as error:
+        say(f"no room is made for the image: {error}")
+
+
+def _make_room(cache: Cache, needed_bytes: int, but: str, say: Callable[[str], object]) -> None:
+    remove_gone(cache, say)
     there = list_unpacked(cache)
     held_bytes = sum(each.size for each in there)
     needed_bytes -= sum(each.size for each in there if each.digest == but)  # what an interrupted run has left
@@ -64,7 +80,7 @@ def make_room(cache: Cache, needed_bytes: int, but: str, say: Callable[[str], ob
     for each in reversed(there):
         if held_bytes + needed_bytes <= limit_bytes and needed_bytes <= _free_bytes(cache.folder):
             return
-        if each.digest != but and remove_unpacked(cache, each.digest):
+        if each.digest != but and _try_remove(cache, each.digest, say):
             held_bytes -= each.size
             limit_bytes = cache.limit_of(held_bytes)
             say(f"an unpacked image that nobody uses was taken away: {each.digest[:16]}, {each.size / 1e9:.1f} GB")
@@ -73,6 +89,25 @@ def make_room(cache: Cache, needed_bytes: int, but: str, say: Callable[[str], ob
             f"with this image {(held_bytes + needed_bytes) / 1e9:.1f} GB are unpacked in {base_of(cache)}, and the"
             f" limit is {limit_bytes / 1e9:.1f} GB: no other one can go"
         )
+
+
+def _try_remove(cache: Cache, digest: str, say: Callable[[str], object]) -> bool:
+    try:
+        return remove_unpacked(cache, digest)
+    except StorageError as error:
+        say(f"an unpacked image that nobody uses cannot be taken away: {error}")
+        return False
+
+
+def remove_gone(cache: Cache, say: Callable[[str], object]) -> None:
+    """What earlier ones have moved aside, and then could not remove. Raises: StorageError."""
+    base = base_of(cache)
+    for name in _names(base):
+        if name.startswith(GONE):
+            try:
+                remove_files(os.path.join(base, name))
+            except OSError as error:
+                say(f"{os.path.join(base, name)}: cannot be removed: {error.strerror}")
 
 
 def size_when_unpacked(index: Index) -> int:
@@ -109,30 +144,23 @@ def is_used(cache: Cache, digest: str) -> bool:
 
 
 def remove_unpacked(cache: Cache, digest: str) -> bool:
-    """Takes an unpacked tree away; False while somebody uses it, or if there is none. Raises: StorageError."""
-    place = os.path.join(base_of(cache), digest)
+    """Takes an unpacked tree away; False while somebody uses it, or if there is none. Raises: StorageError.
+
+    It is moved aside first: whoever wants it from then on begins anew, also if files of it cannot be removed.
+    """
+    base = base_of(cache)
+    place, aside = os.path.join(base, digest), os.path.join(base, GONE + secrets.token_hex(8))
     with _claimed(place) as is_ours:
         if not is_ours:
             return False
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(place, COMPLETE))
-        remove_files(os.path.join(place, TREE))
-        for name in sorted(os.listdir(place), key=lambda name: name == LOCK):
-            os.unlink(os.path.join(place, name))
-        os.rmdir(place)
+        os.rename(place, aside)
+    with map_os_errors(aside):
+        remove_files(aside)
     return True
 
 
-def is_lock(lock: int, place: str) -> bool:
-    """Whether an open file is the lock that is there now."""
-    try:
-        return os.path.samestat(os.fstat(lock), os.lstat(os.path.join(place, LOCK)))
-    except FileNotFoundError:
-        return False
-
-
 def remove_files(folder: str) -> None:
-    """With all that is below it. Raises: OSError."""
+    """With all that is below it; others may be at it too. Raises: OSError."""
     if os.path.lexists(folder):
         shutil.rmtree(folder, onerror=_open_and_retry)
 
@@ -144,19 +172,20 @@ def _claimed(place: str) -> Iterator[bool]:
         raise ValueError(f"{os.path.basename(place)[:80]!r} is no digest")
     with map_os_errors(place):
         try:
-            lock = os.open(os.path.join(place, LOCK), OPEN_LOCK, 0o600)
+            lock = open_lock(place)
         except FileNotFoundError:
             yield False
             return
+        with closing(lock):
+            yield lock.try_hold() and lock.is_there()
+
+
+def _names(folder: str) -> list[str]:
+    with map_os_errors(folder):
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield is_lock(lock, place)
-        finally:
-            os.close(lock)
+            return os.listdir(folder)
+        except FileNotFoundError:
+            return []
 
 
 def _free_bytes(folder: str) -> int:
@@ -167,9 +196,8 @@ def _free_bytes(folder: str) -> int:
 
 def _open_and_retry(function: Callable[..., Any], path: str, _info: object) -> None:
     """Folders of an image that this user may not write to are still this user's."""
-    parent = os.path.dirname(path)
-    os.chmod(parent, stat.S_IRWXU)
     with suppress(FileNotFoundError):
+        os.chmod(os.path.dirname(path), stat.S_IRWXU)
         if os.path.isdir(path) and not os.path.islink(path):
             os.chmod(path, stat.S_IRWXU)
             if function is not os.rmdir:

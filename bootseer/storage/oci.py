@@ -2,45 +2,53 @@
 
 A tree artefact is shown as the folder that docs/formats.md describes: its config is `tree.json`, its layers are
 `index/...` and `packs/...`, artefacts that refer to it are `traces/...`. The name may also be that of an image:
-then it is the newest tree that refers to it. What is written goes through bootseer.image.registry.
+then it is the tree that was pushed last for it. What is written goes through bootseer.image.registry.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from bootseer.errors import NotFound, SourceChanged, StorageError, Truncated, Unavailable
+from bootseer.errors import IntegrityError, NotFound, SourceChanged, StorageError, Truncated, Unavailable
 from bootseer.storage.http_client import Exchange, to_ours
 from bootseer.storage.landing import Landing
 from bootseer.storage.oci_client import RegistryClient
 from bootseer.storage.oci_headers import parse_content_range, parse_length
 from bootseer.storage.oci_http import Call
 from bootseer.storage.oci_manifest import (
+    MOST_PACK_BYTES,
+    MOST_TREE_INDEX_BYTES,
     TRACE,
+    TREE_INDEX,
+    TREE_PACK,
     Descriptor,
     TreeFiles,
     newest,
     trace_blob,
     trace_path,
 )
-from bootseer.storage.oci_options import read_options
+from bootseer.storage.oci_options import Place, read_options
 from bootseer.storage.oci_reference import parse_reference
-from bootseer.storage.oci_referrers import find_referrers, read_tree
+from bootseer.storage.oci_referrers import find_referrers, other_trees, read_tree
 from bootseer.storage.paths import check_offset, check_path
 from bootseer.storage.protocol import Entry, Features, Stat, StoreWriter
 
 STEP_BYTES = 256 << 10  # received at once
 MOST_SKIPPED_BYTES = 32 << 20  # of a blob, read for nothing where a registry does not know ranges: all of any pack
 TREE_JSON = "tree.json"
+_BY_CONTENT = re.compile(r"(index|packs)/([0-9a-f]{64})")
+_KINDS = {"index": (TREE_INDEX, MOST_TREE_INDEX_BYTES), "packs": (TREE_PACK, MOST_PACK_BYTES)}
 _NONE: Mapping[str, object] = {}
 
 
 class OciStore:
     """Implements `Store`; what writes raises StorageError.
 
-    A blob's etag is its digest, wherever it comes from. `tree.json` follows the tag whenever `stat` looks.
+    A blob's etag is its digest, wherever it comes from. `tree.json` follows the tag whenever `stat` looks, and is
+    compared with its digest. What is named by its content (index, packs) is found when the tag has moved on, too.
     `client`: of somebody who closes it; then the options are his.
     """
 
@@ -84,6 +92,12 @@ class OciStore:
                 f"{self.url}: bytes {offset} to {offset + len(target)} of {path!r}, which has {blob.size}"
             )
         if not target:
+            return
+        if path == TREE_JSON:  # small; a place that sends another one is passed over
+            data = await self.client.run(
+                lambda call: self.client.read_blob(self.reference, blob, call, attempt=attempt)
+            )
+            target[:] = data[offset : offset + len(target)]
             return
         landing = Landing(target)
         try:
@@ -135,9 +149,20 @@ class OciStore:
         """`skipped_bytes`: read for nothing, as a place does not know ranges."""
         return self._counts.to_dict()
 
-    async def tree(self) -> TreeFiles:
-        """The tree that the name means now: its manifest and files. Raises: NotFound when there is none."""
-        return await self._resolve()
+    async def tree(self, *, is_current: bool = True) -> TreeFiles:
+        """The tree that the name means: its manifest and files. Raises: NotFound when there is none.
+
+        Args: is_current: now; else when it was looked up last, as for the tree.json that was read before.
+        """
+        return self._tree if self._tree is not None and not is_current else await self._resolve()
+
+    async def others(self) -> Sequence[OciStore]:
+        """Further trees that the name of an image may mean: its first one may be anybody's. Closed with this."""
+        tree = await self.tree(is_current=False)
+        found = await self.client.ask(
+            lambda call: other_trees(self.client, self.reference, tree.manifest.digest, call)
+        )
+        return [OciStore(str(self.reference.at(each)), client=self.client) for each in found]
 
     # ---- what there is -------------------------------------------------------------------------------------
 
@@ -152,6 +177,8 @@ class OciStore:
             if self._tree is None or (is_current and path == TREE_JSON):
                 await self._resolve()
             blob = self._files.get(path)
+            if blob is None and (named := _BY_CONTENT.fullmatch(path)) is not None:
+                blob = self._files[path] = await self._find_blob(named[1], named[2])
         if blob is None:
             raise NotFound(f"{self.url}: there is no file {path!r}")
         return blob
@@ -169,6 +196,25 @@ class OciStore:
                 return self._tree
 
         return await self.client.ask(resolve)
+
+    async def _find_blob(self, kind: str, digest: str) -> Descriptor:
+        """Of a tree that the name does not mean any more, or not first. Raises: NotFound."""
+        media_type, most_bytes = _KINDS[kind]
+
+        def find(place: Place, call: Call) -> Descriptor:
+            exchange = self.client.get(place, f"blobs/sha256:{digest}", {}, call, method="HEAD")
+            where = f"{self.url}: {kind}/{digest}"
+            if exchange.status != 200:
+                raise self.client.refusal(exchange, place, where, call)
+            size = parse_length(exchange.headers.get("Content-Length", ""))
+            exchange.finish()
+            if size is None or size > most_bytes:
+                raise IntegrityError(f"{where}: {size} bytes; at most {most_bytes}")
+            return Descriptor(media_type=media_type, digest=f"sha256:{digest}", size=size)
+
+        return await self.client.ask(
+            lambda call: self.client.from_any(self.reference, lambda place: find(place, call))
+        )
 
     async def _list_traces(self, tree: TreeFiles) -> Mapping[str, Descriptor]:
         """Newest manifest of each workload, by path."""

@@ -7,6 +7,7 @@ whoever asked for them checks what he gets. Source: github.com/opencontainers/di
 
 from __future__ import annotations
 
+import logging
 import ssl
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from bootseer import aio
 from bootseer.errors import (
     BootseerError,
+    ConfigError,
     IntegrityError,
     NotFound,
     PermissionDenied,
@@ -51,6 +53,7 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _ACCEPT = ", ".join((*MANIFESTS, *INDEXES))
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class _Location(NamedTuple):
@@ -70,6 +73,7 @@ class RegistryClient:
         self._lock = threading.Lock()
         self._schemes: dict[str, str] = {}  # of hosts that may do without TLS
         self._resting: dict[str, float] = {}  # mirror's place -> until when
+        self._told: set[str] = set()  # mirrors that cannot be used as things are set up here
         self._locations: dict[tuple[str, str], _Location] = {}  # (place, digest) -> where its bytes are
         self.without_referrers: set[str] = set()  # hosts that do not know that part of the API
 
@@ -326,7 +330,10 @@ class RegistryClient:
     def from_any(
         self, reference: Reference, func: Callable[[Place], T], attempt: int = 0, *, is_origin_first: bool = False
     ) -> T:
-        """`func` of the first place that has it; else the registry's own error."""
+        """`func` of the first place that has it; else the registry's own error.
+
+        What is wrong here with a mirror's password or certificates costs the mirror, not the registry.
+        """
         places = self.places(reference)
         if len(places) > 1:
             if is_origin_first:
@@ -340,7 +347,11 @@ class RegistryClient:
         for place in places:
             try:
                 return func(place)
-            except (StorageError, IntegrityError) as error:
+            except (StorageError, IntegrityError, ConfigError) as error:
+                if isinstance(error, ConfigError):
+                    if not place.is_mirror:
+                        raise
+                    self._tell_of(place, error)
                 if place.is_mirror:
                     self._resting[place.name] = time.monotonic() + MIRROR_REST_S
                 if failure is None or not place.is_mirror:
@@ -350,3 +361,10 @@ class RegistryClient:
             raise failure
         finally:
             del failure  # it holds this frame
+
+    def _tell_of(self, place: Place, error: ConfigError) -> None:
+        with self._lock:
+            if place.name in self._told:
+                return
+            self._told.add(place.name)
+        _log.warning("the mirror %s is not used: %s", place.name, error)

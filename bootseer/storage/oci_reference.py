@@ -139,6 +139,11 @@ def referrers_tag(digest: str) -> str:
     return digest.replace(":", "-")
 
 
+def tree_tag(digest: str) -> str:
+    """The tag of the tree that was pushed last for the image of this digest."""
+    return f"{referrers_tag(digest)}.bootseer"
+
+
 def _shown(text: str) -> str:
     """For messages: without anything that may be a password."""
     scheme = _SCHEME.match(text)

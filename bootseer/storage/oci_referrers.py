@@ -16,34 +16,88 @@ from bootseer.storage.oci_manifest import (
     MOST_MANIFEST_BYTES,
     TREE,
     Descriptor,
+    Document,
     TreeFiles,
     is_tree,
     newest,
     parse_index,
+    parse_manifest,
     to_document,
     tree_files,
 )
 from bootseer.storage.oci_options import Place
-from bootseer.storage.oci_reference import Reference, referrers_tag
+from bootseer.storage.oci_reference import Reference, referrers_tag, tree_tag
 
 MOST_PAGES = 16
 MOST_REFERRERS = 4096
+MOST_CANDIDATES = 8  # of them, to find one that is a tree and is believed
 _NO_API = (400, 404, 405, 501)
 
 
 def read_tree(client: RegistryClient, reference: Reference, call: Call) -> TreeFiles:
-    """The tree that is meant: the name's own, or the newest one that refers to the image of that name.
+    """The tree that is meant: the name's own, or the one that was pushed last for the image of that name.
 
+    That one has a tag. Where there is no such tag, it is the newest that refers to the image, by what they say.
     Raises: NotFound when there is none, also when there is no such name; IntegrityError, StorageError.
     """
     where = str(reference)
     document = client.read_document(reference, call)
     if is_tree(document, where):
         return tree_files(document, where)
-    found = newest(find_referrers(client, reference, document.digest, TREE, call))
-    if found is None:
-        raise NotFound(f"{where}: is no tree, and none refers to it: `bootseer image build` makes one of an image")
-    return tree_files(client.read_document(reference.at(found.digest), call), where)
+    tagged = _read_tagged(client, reference, document.digest, call)
+    if tagged is not None:
+        return tagged
+    failure: IntegrityError | NotFound = NotFound(
+        f"{where}: is no tree, and none refers to it: `bootseer image build` makes one of an image"
+    )
+    for found in _candidates(client, reference, document.digest, call):
+        try:
+            return tree_files(client.read_document(reference.at(found.digest), call), where)
+        except (IntegrityError, NotFound) as error:
+            failure = error  # anybody who may push here can have made it
+    try:
+        raise failure
+    finally:
+        del failure  # it holds this frame
+
+
+def other_trees(client: RegistryClient, reference: Reference, besides: str, call: Call) -> list[str]:
+    """Digests of the manifests of other trees that refer to the image of that name, the newest first; few."""
+    document = client.read_document(reference, call)
+    if is_tree(document, str(reference)):
+        return []
+    found = _candidates(client, reference, document.digest, call)
+    return [each.digest for each in found if each.digest != besides]
+
+
+def _candidates(client: RegistryClient, reference: Reference, digest: str, call: Call) -> list[Descriptor]:
+    left = find_referrers(client, reference, digest, TREE, call)
+    chosen: list[Descriptor] = []
+    while len(chosen) < MOST_CANDIDATES and (found := newest(left)) is not None:
+        chosen.append(found)
+        left = [each for each in left if each.digest != found.digest]
+    return chosen
+
+
+def _read_tagged(client: RegistryClient, reference: Reference, digest: str, call: Call) -> TreeFiles | None:
+    """None when there is no such tag, or it is that of something else. The registry first, as for referrers."""
+    tag = tree_tag(digest)
+
+    def read(place: Place) -> Document | None:
+        try:
+            return client.read_at(place, tag, call)
+        except NotFound:
+            return None
+
+    where = f"{reference.name}:{tag}"
+    try:
+        document = client.from_any(reference, read, is_origin_first=True)
+        if document is None or not is_tree(document, where):
+            return None
+        subject = parse_manifest(document, where).subject
+        return tree_files(document, where) if subject is not None and subject.digest == digest else None
+    except IntegrityError:
+        return None
 
 
 def find_referrers(

@@ -6,8 +6,8 @@ outside the folder, whatever the tree says and whoever else is busy in it: names
 were opened without following links, and until all is there only this user can write to folders.
 
 A run that was interrupted goes on with `resume=True`: files with the size and time of the index are kept, as a
-file gets its name last. After a power cut that need not hold: begin with an empty folder then, or `os.sync()`
-before a folder is called complete.
+file gets its name last. After a power cut a file may have its name and not its bytes: those that were there before
+this machine was started are written again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Literal, NamedTuple
@@ -57,6 +58,7 @@ def materialise(
     resume: bool = False,
     threads: int = THREADS,
     on_progress: Progress | None = None,
+    boot_s: float | None = None,
 ) -> Materialised:
     """Unpacks a tree into an empty folder.
 
@@ -66,11 +68,20 @@ def materialise(
         owners: "as stored" keeps owners, devices, setuid bits and all extended attributes, for root; "mine", and
             for other users, everything belongs to whoever calls, and what goes with an owner is left out.
         resume: the folder has what an interrupted run of the same tree left.
+        boot_s: when this machine was started, since the epoch; tests say another time.
     Raises: StorageError, also when the disk is full; IntegrityError; ConfigError. What has its name then is whole.
     """
+    keeps_owners = owners == "as stored" and os.geteuid() == 0
     with _errors(folder), open_root(folder) as root_fd, _lock(root_fd, folder):
+        was_given = resume and keeps_owners  # to the owner in the index, by the run before
+        _check_owner(root_fd, folder, index.uids[0] if was_given else os.geteuid())
         unpacking = _Unpacking(
-            index, folder, root_fd, keeps_owners=owners == "as stored" and os.geteuid() == 0, threads=threads
+            index,
+            folder,
+            root_fd,
+            keeps_owners=keeps_owners,
+            threads=threads,
+            boot_s=_read_boot_s() if boot_s is None else boot_s,
         )
         if resume:
             unpacking.look()
@@ -83,7 +94,10 @@ def materialise(
 class _Unpacking:
     """One run."""
 
-    def __init__(self, index: Index, folder: str, root_fd: int, *, keeps_owners: bool, threads: int) -> None:
+    def __init__(
+        self, index: Index, folder: str, root_fd: int, *, keeps_owners: bool, threads: int, boot_s: float
+    ) -> None:
+        self._boot_s = boot_s
         self._index = index
         self._folder = folder
         self._root_fd = root_fd
@@ -258,7 +272,10 @@ class _Unpacking:
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 if stat.S_IFMT(found.st_mode) != stat.S_IFMT(index.modes[entry]):
                     raise ConfigError(f"{self._path(entry)}: is of another type than in the tree: {_AWAY}")
-                is_whole = (found.st_size, found.st_mtime_ns) == (index.sizes[entry], index.mtimes_ns[entry])
+                # The time of its last change is the system's alone to set.
+                is_whole = found.st_ctime > self._boot_s and (
+                    (found.st_size, found.st_mtime_ns) == (index.sizes[entry], index.mtimes_ns[entry])
+                )
                 if index.links[entry] == -1 and stat.S_ISREG(found.st_mode) and is_whole:
                     self._kept.add(entry)
             elif name.startswith(self._prefix):
@@ -275,6 +292,40 @@ class _Unpacking:
             yield
         except OSError as error:
             raise to_storage_error(error, self._path(entry)) from error
+
+
+def _read_boot_s() -> float:
+    """When this machine was started, since the epoch, by the clock as it is now."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _check_owner(root_fd: int, folder: str, given_uid: int) -> None:
+    """That the folder is this user's, or `given_uid`'s: its owner can exchange what is in it at any time.
+
+    Raises: ConfigError.
+    """
+    owner = os.fstat(root_fd).st_uid
+    if owner in (os.geteuid(), given_uid) or owner == _uid_of_new(root_fd):
+        return
+    raise ConfigError(
+        f"{folder}: belongs to user {owner}, not to {os.geteuid()}, who runs this: unpack into one of your own"
+    )
+
+
+def _uid_of_new(root_fd: int) -> int:
+    """Whose a new file of this user is there: servers take root for somebody else (root_squash); -1: nobody's."""
+    name = TEMPORARY + b"owner-%x" % time.monotonic_ns()
+    try:
+        fd = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=root_fd
+        )
+        try:
+            return os.fstat(fd).st_uid
+        finally:
+            os.close(fd)
+            os.unlink(name, dir_fd=root_fd)
+    except OSError:
+        return -1
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import stat
 import threading
 from collections import Counter
 
+from bootseer.errors import IntegrityError
 from bootseer.tree.index import Index
 from bootseer.tree.safe_folders import attribute_path
 
@@ -56,17 +57,34 @@ class Attributes:
         os.fchmod(fd, (self._index.modes[entry] & 0o755) | 0o700)
 
     def set_named(self, entry: int, folder_fd: int, name: bytes) -> None:
-        """All, of what cannot be opened, in a folder that nobody else can write to. Raises: OSError."""
-        is_owned = self._chown(entry, name, folder_fd)
-        self._set_xattrs(entry, attribute_path(folder_fd, name))
-        if not stat.S_ISLNK(self._index.modes[entry]):
-            os.chmod(name, self._mode(entry, is_owned=is_owned), dir_fd=folder_fd)
-        mtime_ns = self._index.mtimes_ns[entry]
-        os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=folder_fd, follow_symlinks=False)
+        """All, of what cannot be opened and was just made under this name.
+
+        Nothing is followed, and nothing but a new file of this kind is changed, whoever exchanges it meanwhile.
+
+        Raises: OSError; IntegrityError when it was exchanged.
+        """
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
+        try:
+            found = os.fstat(fd)
+            mode = self._index.modes[entry]
+            if stat.S_IFMT(found.st_mode) != stat.S_IFMT(mode) or found.st_nlink != 1:
+                path = os.fsdecode(self._index.path(entry))
+                raise IntegrityError(f"{path}: somebody else changes files where the tree is unpacked")
+            is_link = stat.S_ISLNK(mode)
+            # By its descriptor; a link, which has no mode, by its name: nothing is followed either.
+            file, place = (name, folder_fd) if is_link else (b"/proc/self/fd/%d" % fd, None)
+            is_owned = self._chown(entry, file, place, follow=not is_link)
+            self._set_xattrs(entry, attribute_path(folder_fd, name) if is_link else file, follow=not is_link)
+            if not is_link:
+                os.chmod(file, self._mode(entry, is_owned=is_owned))
+            mtime_ns = self._index.mtimes_ns[entry]
+            os.utime(file, ns=(mtime_ns, mtime_ns), dir_fd=place, follow_symlinks=not is_link)
+        finally:
+            os.close(fd)
 
     # ---- one at a time -------------------------------------------------------------------------------------
 
-    def _chown(self, entry: int, file: int | bytes, folder_fd: int | None = None) -> bool:
+    def _chown(self, entry: int, file: int | bytes, folder_fd: int | None = None, *, follow: bool = False) -> bool:
         """Whether it has the owner of the index now."""
         if not self.keeps_owners:
             return False
@@ -75,7 +93,7 @@ class Attributes:
             if isinstance(file, int):
                 os.fchown(file, uid, gid)
             else:
-                os.chown(file, uid, gid, dir_fd=folder_fd, follow_symlinks=False)
+                os.chown(file, uid, gid, dir_fd=folder_fd, follow_symlinks=follow)
         except OSError as error:
             if error.errno not in _REFUSED:
                 raise
@@ -90,7 +108,7 @@ class Attributes:
             mode &= ~SPECIAL_BITS
         return mode
 
-    def _set_xattrs(self, entry: int, file: int | bytes) -> None:
+    def _set_xattrs(self, entry: int, file: int | bytes, *, follow: bool = True) -> None:
         pairs = self._index.xattrs.get(entry, [])
         if entry in self._opaque and OPAQUE not in pairs:
             pairs = [*pairs, OPAQUE]
@@ -99,7 +117,7 @@ class Attributes:
                 self.skip("extended attributes")
                 continue
             try:
-                os.setxattr(file, name, value, follow_symlinks=isinstance(file, int))
+                os.setxattr(file, name, value, follow_symlinks=follow)
             except OSError as error:
                 if error.errno not in _REFUSED:
                     raise

@@ -6,8 +6,8 @@ pinned URL, a cache) needs no head and no key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -26,8 +26,8 @@ from bootseer.tree import head as heads
 from bootseer.tree import index as indexes
 from bootseer.tree.head import HEAD_NAME, MOST_HEAD_BYTES, PAYLOAD_TYPE, Head, asked_name, split_pin
 from bootseer.tree.index import MOST_INDEX_BYTES, Index, digest_of, index_path
-from bootseer.trust import SigningKey, Trust, seal
-from bootseer.trust.reading import place_of
+from bootseer.trust import SigningKey, Trust, parse, seal
+from bootseer.trust.reading import place_of, read_whole
 
 HEAD_TRIES = 3  # a tree may be replaced, and its old index be taken away, while it is opened
 
@@ -50,6 +50,17 @@ class BelievedHead(NamedTuple):
 
     head: Head
     because: str
+    data: bytes  # tree.json as it is stored
+    store: Store  # whose root it is in: the one that was asked, or one of its `others`
+
+
+@runtime_checkable
+class HasOthers(Protocol):
+    """A store whose URL may mean several trees, as the name of an image in a registry does."""
+
+    async def others(self) -> Sequence[Store]:
+        """Those beside its own, in the order in which they are to be tried; few, and closed with it."""
+        ...
 
 
 async def open_tree(
@@ -93,11 +104,31 @@ async def read_head(store: Store, url: str, trust: Trust, *, name: str = "") -> 
 
     Raises: Untrusted; NotFound when there is no tree; IntegrityError; StorageError.
     """
+    try:
+        return await _read_head(store, url, trust, name)
+    except Untrusted:
+        # In a registry several trees may belong to an image, and anybody who may push there can add one.
+        for other in await store.others() if isinstance(store, HasOthers) else ():
+            try:
+                return await _read_head(other, url, trust, name)
+            except (Untrusted, IntegrityError, NotFound):
+                continue
+        raise
+
+
+async def _read_head(store: Store, url: str, trust: Trust, name: str) -> BelievedHead:
     where = place_of(store, HEAD_NAME)
     try:
-        believed = await trust.fetch(store, HEAD_NAME, PAYLOAD_TYPE, most_bytes=MOST_HEAD_BYTES)
+        data = await read_whole(store, HEAD_NAME, MOST_HEAD_BYTES)
     except NotFound as error:
         raise NotFound(f"{where}: there is no tree here (no {HEAD_NAME})") from error
+    return await judge_head(data, store, url, trust, name=name)
+
+
+async def judge_head(data: bytes, store: Store, url: str, trust: Trust, *, name: str = "") -> BelievedHead:
+    """The same of a tree.json that was read from the root of `store`."""
+    where = place_of(store, HEAD_NAME)
+    believed = await trust.judge(data, PAYLOAD_TYPE, store, HEAD_NAME, most_bytes=MOST_HEAD_BYTES)
     head = heads.decode(believed.payload, where)
     asked = asked_name(url, name)
     if head.name != asked:
@@ -105,7 +136,7 @@ async def read_head(store: Store, url: str, trust: Trust, *, name: str = "") -> 
             f"{where}: is the tree {head.name!r}, not {asked!r}: publish it under that name, or, if it is the"
             " one you mean, ask for it by its own name (--name)"
         )
-    return BelievedHead(head, believed.because)
+    return BelievedHead(head, believed.because, data, store)
 
 
 async def read_index_bytes(store: Store, digest: str, *, size: int = 0) -> bytes:
@@ -126,6 +157,8 @@ async def read_index_bytes(store: Store, digest: str, *, size: int = 0) -> bytes
         target = bytearray(size)
         try:
             await reader.read([RangeRequest(path, 0, memoryview(target))], attempt=attempt)
+        except SourceChanged:
+            continue  # published again, with the same bytes
         except Truncated as error:
             raise IntegrityError(f"{where}: has less than the {size} bytes that it should have") from error
         data = bytes(target)
@@ -143,20 +176,43 @@ async def publish_tree(store: Store, index_bytes: bytes, head: Head, key: Signin
     payload = heads.encode(head)
     if (digest_of(index_bytes), len(index_bytes)) != (head.digest, head.index_bytes):
         raise IntegrityError(f"{place_of(store, HEAD_NAME)}: the head is that of another index")
-    path = index_path(head.digest)
     await aio.run_io(indexes.decode, index_bytes, head.digest, "this tree")
     envelope = seal(payload, PAYLOAD_TYPE, key)
     if len(envelope) > MOST_HEAD_BYTES:
         raise IntegrityError(f"{place_of(store, HEAD_NAME)}: {len(envelope)} bytes; at most {MOST_HEAD_BYTES}")
+    await publish_index(store, head.digest, index_bytes)
+    await store.publish(HEAD_NAME, envelope)
+
+
+async def publish_index(store: Store, digest: str, index_bytes: bytes) -> None:
+    """Before the tree.json that names it. One that another tree had replaced is as young as a new one.
+
+    By the times of indexes `bootseer image gc --store` knows when a tree was the newest.
+    Raises: StorageError.
+    """
+    path = index_path(digest)
     try:
         async with store.create(path, size=len(index_bytes)) as writer:
             await writer.write(index_bytes)
     except AlreadyExists:
         try:
-            await read_index_bytes(store, head.digest, size=len(index_bytes))
+            await read_index_bytes(store, digest, size=len(index_bytes))
+            is_current = await _is_named(store, digest)
         except IntegrityError:
-            await store.publish(path, index_bytes)  # what has its name is not it
-    await store.publish(HEAD_NAME, envelope)
+            is_current = False  # what has its name is not it
+        if not is_current:
+            await store.publish(path, index_bytes)
+
+
+async def _is_named(store: Store, digest: str) -> bool:
+    """Whether tree.json is that of this tree, by what it says; whether it is believed does not matter here."""
+    try:
+        data = await read_whole(store, HEAD_NAME, MOST_HEAD_BYTES)
+    except NotFound:
+        return False
+    where = place_of(store, HEAD_NAME)
+    payload = parse(data, PAYLOAD_TYPE, where, most_bytes=MOST_HEAD_BYTES).payload
+    return heads.decode(payload, where).digest == digest
 
 
 def _wanted_digest(url: str, digest: str) -> str:

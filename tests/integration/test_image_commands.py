@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -389,6 +390,30 @@ def test_gc_of_a_store(image: Commands, source: Path, tmp_path: Path) -> None:
     image("inspect", f"tree@sha256:{old}", status=1)
 
 
+def test_gc_of_a_store_after_a_step_back(image: Commands, source: Path, tmp_path: Path) -> None:
+    """Jobs may still read the tree that was the newest a moment ago."""
+    first = image.ask("build", source, "tree")["digest"]
+    before = (source / "1" / "file1").read_bytes(), os.stat(source / "1" / "file1").st_mtime_ns
+    (source / "1" / "file1").write_bytes(os.urandom(MIB))
+    second = image.ask("build", source, "tree")["digest"]
+    folder, now_s = tmp_path / "tree" / "index", time.time()
+    days = {first: 10, second: 9}
+    for digest, age in days.items():
+        os.utime(folder / digest, (now_s - age * 86400, now_s - age * 86400))
+    (source / "1" / "file1").write_bytes(before[0])
+    os.utime(source / "1" / "file1", ns=(before[1], before[1]))
+    assert image.ask("build", source, "tree")["digest"] == first
+    assert os.stat(folder / first).st_mtime > now_s - 3600, "it is the newest from now on"
+    assert image.ask("gc", "--store", "tree", "--older", 7)["paths"] == []
+    image("inspect", f"tree@sha256:{second}")
+    os.utime(folder / first, (now_s - 10 * 86400,) * 2)  # as it was left by earlier versions
+    assert image.ask("gc", "--store", "tree", "--older", 7)["paths"] == []
+    image("build", source, "tree")
+    assert os.stat(folder / first).st_mtime < now_s - 9 * 86400, "nothing is written where nothing changes"
+    os.utime(tmp_path / "tree" / HEAD_NAME, (now_s - 8 * 86400,) * 2)
+    assert f"index/{second}" in image.ask("gc", "--store", "tree", "--older", 7, "--dry-run")["paths"]
+
+
 # ---- layers --------------------------------------------------------------------------------------------------
 
 
@@ -500,6 +525,15 @@ def test_push_and_pull(image: Commands, registry: RegistryServer, source: Path, 
     assert "nobody will use it so" in image("push", "copy", f"{base}:v3", "--unsigned").stderr
     assert "is not signed" in image("inspect", f"{base}:v3", status=1).stderr
 
+    # Nor does it become believed by being taken into a place of his own.
+    image("push", "copy", f"{base}:evil", "--unsigned", "--name", f"file://{tmp_path}/own")
+    for words in (("--as-is",), ("--as-is", "--source-name", f"file://{tmp_path}/own"), ()):
+        assert "is not signed" in image("pull", f"{base}:evil", "own", *words, status=1).stderr
+        assert not (tmp_path / "own").exists()
+    image.make_key()
+    assert "there is no such key" in image("pull", f"{base}:v1", "own", "--key", "none", status=1).stderr
+    assert not (tmp_path / "own").exists(), "the key comes first"
+
 
 @pytest.mark.system
 def test_traces_go_with_their_trees(
@@ -554,6 +588,8 @@ def test_a_tree_is_mounted_and_unmounted(image: Commands, source: Path, tmp_path
     with (folder / "1" / "file1").open("rb"):
         assert "is in use" in image("umount", "mnt", status=1).stderr
     (tmp_path / "link").symlink_to(folder)
+    done = image("record", "tree", "--", "true", status=1).stderr
+    assert f"{folder}: the tree is mounted there, and a recording needs it alone" in done
     assert image.ask("umount", "link")["digest"] == digest
     assert list(folder.iterdir()) == []
     assert "nothing is mounted there" in image("umount", "mnt", status=1).stderr
@@ -687,6 +723,9 @@ def test_a_tree_is_recent_until_the_next_one_is_old() -> None:
     assert recent_indexes(indexes, 1000.0, 20.0) == set()
     assert recent_indexes([Entry("x", 1, False, 0.0)], 1000.0, 20.0) == {"x"}, "of unknown age"
     assert recent_indexes(indexes, 1000.0, 0.0) == set()
+    assert recent_indexes(indexes, 1000.0, 20.0, head_mtime_s=990.0) == {"c"}, "until an older one was taken up"
+    assert recent_indexes([Entry("x", 1, False, 0.0)], 1000.0, 20.0, head_mtime_s=100.0) == {"x"}
+    assert recent_indexes([], 1000.0, 20.0, head_mtime_s=990.0) == set()
 
 
 def test_what_few_recordings_saw_goes() -> None:

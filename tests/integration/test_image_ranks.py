@@ -398,6 +398,32 @@ def test_a_keeper_that_dies_is_replaced(bootrun: support.Programs, root: str, fo
     assert told(bootrun, 0, 1)["release"] == "ID=made\n"
 
 
+def test_a_folder_for_what_is_written_outlives_its_keeper(
+    bootrun: support.Programs, root: str, tmp_path: Path
+) -> None:
+    """It is below one root at a time: ranks that run go on, no other job gets it, the next attempt finds it."""
+    write(bootrun.dir, "keeps.py",
+          "import os, sys, time\nfirst = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+          "if not first:\n    sys.exit(len(open('/opt/data/kept').read()) != 2)\n"
+          "open('/opt/data/kept', 'w').write('1')\nopen('up', 'w').close()\n"
+          "while not os.path.exists('go'): time.sleep(0.01)\n"
+          "open('/opt/data/kept', 'a').write('2')\nsys.exit(3)\n")  # fmt: skip
+    words = ("--standalone", "--image", f"rootfs:{root}", "--image-writable", tmp_path / "kept")
+    program = bootrun.start(*words, "--max-restarts", "1", "--restart-backoff", "0", "keeps.py")
+    support.wait_until(lambda: os.path.exists(f"{bootrun.dir}/up"))
+    kill_keeper(program)
+    support.wait_until(lambda: "the image is opened anew before the next start of ranks" in program.stderr)
+
+    def is_taken() -> bool:
+        other = bootrun(*words, "--no-python", "true")
+        return other.status == 1 and "another job on this node uses it" in other.stderr
+
+    support.wait_until(is_taken, 20)
+    write(bootrun.dir, "go", "")
+    run = program.wait()
+    assert run.status == 0, run.stderr
+
+
 def kill_keeper(program: support.Program) -> None:
     def find() -> list[int]:
         below = support.descendants(program.pid)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import BootseerError, ConfigError
+from bootseer.errors import BootseerError, ConfigError, StorageError, StorageTimeout
 from bootseer.mounts.binds import Bind, plan_binds
 from bootseer.mounts.cdi_files import LIBRARIES
 from bootseer.mounts.holder import HeldRoot, Holder
@@ -297,6 +297,66 @@ def test_mounts_that_come_later(holder: Holder, root: str, tmp_path: Path) -> No
     assert holder.look(
         [str(tmp_path), "/etc/machine-id" if os.path.exists("/etc/machine-id") else "/etc/hostname"]
     )
+
+
+# ---- what is written -------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_ours_takes_what_is_written(root: str, tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        held_by = Holder()
+        try:
+            held = make(held_by, root, writable=f"{tmp_path}/made/kept")
+            assert inside(held, "sh", "-c", f"echo {text} >> /opt/data/new; cat /opt/data/new").returncode == 0
+        finally:
+            held_by.close()
+    assert (tmp_path / "made/kept/upper/opt/data/new").read_text() == "one\ntwo\n"
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_could_fill_is_refused(holder: Holder, root: str, tmp_path: Path) -> None:
+    """Ranks would run their programs."""
+    for owner, mode, line in (
+        (12345, 0o755, "belongs to user 12345, not to 0"), (0, 0o777, "chmod go-w"), (0, 0o1777, "chmod go-w"),
+    ):  # fmt: skip
+        folder = tmp_path / f"job-{owner}-{mode:o}"
+        (folder / "upper").mkdir(parents=True)
+        os.chown(folder, owner, -1)
+        folder.chmod(mode)
+        with pytest.raises(ConfigError, match=f"--image-writable {folder}: .*{line}"):
+            make(holder, root, writable=str(folder))
+        if not owner:
+            (folder / "below").mkdir()
+            if not mode & 0o1000:
+                with pytest.raises(ConfigError, match=f"--image-writable {folder}/below: .*{line}"):
+                    make(holder, root, writable=f"{folder}/below")
+
+
+@pytest.mark.parametrize("name", ["upper", "work"])
+def test_a_link_in_the_place_of_a_layer_is_not_followed(
+    holder: Holder, root: str, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "victim").mkdir(mode=0o700)
+    (tmp_path / "kept").mkdir(mode=0o700)
+    (tmp_path / "kept" / name).symlink_to(tmp_path / "victim")
+    with pytest.raises(ConfigError, match=f"`{name}` in it is no folder"):
+        make(holder, root, writable=f"{tmp_path}/kept")
+    assert (tmp_path / "victim").stat().st_mode & 0o777 == 0o700
+
+
+# ---- one that does not answer ----------------------------------------------------------------------------------
+
+
+def test_a_holder_that_hangs_is_an_error_and_ends(root: str) -> None:
+    holder = Holder(ask_s=0.5)
+    os.kill(holder.pid, signal.SIGSTOP)
+    pid = holder.pid
+    with pytest.raises(StorageTimeout, match=r"has not answered for 0\.5 s"):
+        make(holder, root)
+    with pytest.raises(StorageError, match="has ended"):
+        make(holder, root)
+    holder.close()
+    assert not os.path.exists(f"/proc/{pid}")
 
 
 # ---- one program, other tools --------------------------------------------------------------------------------

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import random
+import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +18,17 @@ from bootseer import aio
 from bootseer.blocks import Cache, open_cache
 from bootseer.blocks.cache import TREES
 from bootseer.blocks.trace import ANY_WORKLOAD, Trace, encode, workload_key
-from bootseer.errors import IntegrityError
+from bootseer.errors import IntegrityError, StorageTimeout
+from bootseer.mounts import unpacked_locks
 from bootseer.mounts.unpacked import UnpackedTree, unpack_tree
-from bootseer.mounts.unpacked_places import is_used, list_unpacked, size_when_unpacked
+from bootseer.mounts.unpacked_locks import SILENT_S, open_lock
+from bootseer.mounts.unpacked_places import is_used, list_unpacked, remove_unpacked, size_when_unpacked
 from bootseer.testing.faulty_http import FaultyHttpServer
 from bootseer.testing.trees import snapshot
 from bootseer.tree.compression import decompress
 from bootseer.tree.index import BLOCK_BYTES
 from tests.integration.mounted_trees import Built, make_files
+from tests.support import wait_until
 
 MIB = 1 << 20
 WORKLOAD = workload_key("python3", "train.py")
@@ -54,9 +62,11 @@ class Node:
         self._servers.append(FaultyHttpServer(built.files))
         return built, self._servers[-1]
 
-    def unpack(self, built: Built, server: FaultyHttpServer, workload: str = WORKLOAD) -> UnpackedTree:
+    def unpack(
+        self, built: Built, server: FaultyHttpServer, workload: str = WORKLOAD, *, silent_s: float = SILENT_S
+    ) -> UnpackedTree:
         url = f"{server.url}@sha256:{built.digest}"
-        return unpack_tree(url, workload=workload, environ=self.environ, say=self.said.append)
+        return unpack_tree(url, workload=workload, environ=self.environ, say=self.said.append, silent_s=silent_s)
 
     def keep(self, built: Built, numbers: list[int]) -> None:
         """Has the cache have these blocks."""
@@ -252,3 +262,99 @@ def test_a_file_of_holes_needs_no_room(node: Node) -> None:
     assert not node.said
     (there,) = list_unpacked(node.cache)
     assert there.size < MIB
+
+
+@pytest.mark.system
+def test_what_cannot_be_taken_away_ends_no_job(node: Node) -> None:
+    if os.geteuid() != 0:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "a folder that cannot be removed needs a mount: root"
+        )
+    made = [node.make(seed) for seed in range(3)]
+    node.environ["BOOTSEER_CACHE_LIMIT"] = str(int(1.5 * COUNT * BLOCK_BYTES))
+    node.unpack(*made[0]).close()
+    base = Path(node.cache.folder) / "unpacked"
+    (base / made[0][0].digest / "tree" / "busy").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", base / made[0][0].digest / "tree" / "busy"], check=True)
+    try:
+        second = node.unpack(*made[1])
+        second.close()
+        assert snapshot(second.folder) == snapshot(made[1][0].source)
+        assert any("cannot be taken away" in line and "busy" in line for line in node.said)
+        (gone,) = base.glob(".gone-*")
+        again = node.unpack(*made[0])
+        again.close()
+        assert snapshot(again.folder) == snapshot(made[0][0].source), "it is begun anew"
+    finally:
+        subprocess.run(["umount", *base.glob("*/tree/busy")], check=True)
+    node.unpack(*made[2]).close()
+    assert not gone.exists()
+
+
+# ---- with others at once ---------------------------------------------------------------------------------------
+
+
+def test_who_unpacks_and_gives_no_sign_is_not_waited_for(node: Node) -> None:
+    """Stopped, or at a dead disk: the lock is held, and nothing happens."""
+    built, server = node.make(1, count=5)
+    place = Path(node.cache.folder) / "unpacked" / built.digest
+    place.mkdir(parents=True)
+    held = open_lock(os.fspath(place))
+    assert held.try_hold()
+    with pytest.raises(StorageTimeout, match=r"no sign for 0\.3 s: end it .*BOOTSEER_CACHE"):
+        node.unpack(built, server, silent_s=0.3)
+    held.close()
+    node.unpack(built, server, silent_s=0.3).close()
+
+
+def test_who_unpacks_is_waited_for_as_long_as_it_lives(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpacked_locks, "BEAT_S", 0.05)
+    built, server = node.make(1, count=5)
+    place = Path(node.cache.folder) / "unpacked" / built.digest
+    place.mkdir(parents=True)
+    held = open_lock(os.fspath(place))
+    assert held.try_hold()
+    done: list[float] = []
+
+    def unpack() -> None:
+        node.unpack(built, server, silent_s=1.0).close()
+        done.append(time.monotonic())
+
+    other = threading.Thread(target=unpack)
+    other.start()
+    with held.beating():
+        other.join(2.5)
+        assert other.is_alive() and not done
+    free_s = time.monotonic()
+    held.close()
+    other.join(30.0)
+    assert done and done[0] > free_s
+
+
+def test_without_locks_in_the_cache_the_runtime_folder_has_them(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOTSEER_RUNTIME", f"{node.top}/runtime")
+    inner = fcntl.flock
+
+    def flock(fd: int, operation: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{node.top}/cache"):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        inner(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    built, server = node.make(1, count=5)
+    first, second = node.unpack(built, server), node.unpack(built, server)
+    assert snapshot(second.folder) == snapshot(built.source) and not second.written_bytes
+    assert second.lock_path.startswith(f"{node.top}/runtime/unpacked/")
+    first.close()
+    assert is_used(node.cache, built.digest) and not remove_unpacked(node.cache, built.digest)
+    second.close()
+    assert remove_unpacked(node.cache, built.digest)
+    others = [threading.Thread(target=lambda: node.unpack(built, server).close()) for _ in range(4)]
+    for each in others:
+        each.start()
+    for each in others:
+        each.join(30.0)
+    assert requested(server) == 2, "unpacked once each time"
+    wait_until(lambda: not is_used(node.cache, built.digest))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from bootseer.tree.index import BLOCK_BYTES, Index
 from bootseer.tree.materialise import TEMPORARY, Materialised, materialise
 from bootseer.tree.reading import StoreBlocks
 from tests import support
+from tests.support import wait_until
 
 MIB = 1 << 20
 IS_ROOT = os.geteuid() == 0
@@ -400,6 +402,30 @@ materialise(index, {os.fspath(folder)!r}, StoreBlocks(LocalStore({os.fspath(stor
     assert snapshot(os.fspath(folder)) == snapshot(os.fspath(plain_tree))
 
 
+def test_files_from_before_a_power_cut_are_written_again(tmp_path, plain_tree) -> None:
+    """Their names and sizes may have been on disk when their bytes were not."""
+    for number in range(300):
+        (plain_tree / "a" / f"n{number}").write_bytes(random.Random(number).randbytes(30_000))
+    packs, folder = half_there(tmp_path, plain_tree)
+    whole = snapshot(os.fspath(plain_tree))
+    zeros = sorted(path for path in (folder / "a").iterdir() if path.name.startswith("n"))[0]
+    found = zeros.stat()
+    zeros.write_bytes(bytes(found.st_size))
+    os.utime(zeros, ns=(found.st_mtime_ns, found.st_mtime_ns))
+    boot_s = time.time() + 0.01
+    wait_until(lambda: time.time() > boot_s + 0.05)
+    # Interrupted once more: what is kept then is what was written since.
+    with pytest.raises(Unavailable, match="gone"):
+        materialise(
+            packs.index, os.fspath(folder), Failing(packs, 20, Unavailable("gone")), threads=1, resume=True,
+            boot_s=boot_s,
+        )  # fmt: skip
+    done = unpack(packs, folder, resume=True, boot_s=boot_s)
+    assert 0 < done.kept_files < 290
+    assert snapshot(os.fspath(folder)) == whole
+    assert unpack(packs, folder, resume=True).files == 0, "this boot's"
+
+
 def test_foreign_files_are_not_touched(tmp_path, plain_tree) -> None:
     packs, folder = half_there(tmp_path, plain_tree, good=3)
     (folder / "b" / "mine").write_text("mine")
@@ -529,6 +555,60 @@ def test_links_at_the_places_of_files_are_replaced_not_followed(tmp_path, plain_
     assert outside.stat().st_nlink == 1
     for path in (plain_tree / "a").iterdir():
         assert (folder / "a" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_pipe_that_is_exchanged_leads_nowhere(tmp_path, monkeypatch, is_link: bool) -> None:
+    """For a link, or another file, to something that belongs to whoever unpacks."""
+    (tmp_path / "source").mkdir()
+    os.mkfifo(tmp_path / "source" / "pipe", 0o666)
+    packs = packed(tmp_path / "source")
+    victim = tmp_path / "victim"
+    if is_link:
+        victim.write_text("mine")
+    else:
+        os.mkfifo(victim)
+    victim.chmod(0o600)
+    before = victim.stat()
+    mknod = os.mknod
+
+    def exchange(name: bytes, *args: Any, dir_fd: int, **more: Any) -> None:
+        mknod(name, *args, dir_fd=dir_fd, **more)
+        os.unlink(name, dir_fd=dir_fd)
+        if is_link:
+            os.symlink(victim, name, dir_fd=dir_fd)
+        else:
+            os.link(victim, name, dst_dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mknod", exchange)
+    with pytest.raises(IntegrityError, match="pipe: somebody else changes files"):
+        unpack(packs, tmp_path / "target")
+    after = victim.stat()
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+
+
+@pytest.mark.system
+def test_root_does_not_unpack_into_folders_of_others(tmp_path, plain_tree) -> None:
+    if not IS_ROOT:
+        pytest.skip("giving a folder to another user needs root")
+    packs = packed(plain_tree)
+    (tmp_path / "target").mkdir()
+    os.chown(tmp_path / "target", 12345, -1)
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match="target: belongs to user 12345, not to 0"):
+            unpack(packs, tmp_path / "target", resume=resume)
+    assert list((tmp_path / "target").iterdir()) == []
+
+
+@pytest.mark.system
+def test_a_folder_that_was_given_to_its_owner_goes_on(tmp_path, plain_tree) -> None:
+    if not IS_ROOT:
+        pytest.skip("giving a folder to another user needs root")
+    os.chown(plain_tree, 12345, 12345)
+    packs = packed(plain_tree)
+    unpack(packs, tmp_path / "target")
+    assert (tmp_path / "target").stat().st_uid == 12345
+    assert unpack(packs, tmp_path / "target", resume=True).files == 0
 
 
 def test_file_that_is_swapped_while_it_is_written(tmp_path) -> None:

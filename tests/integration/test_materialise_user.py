@@ -285,3 +285,15 @@ def test_hot_files_come_in_the_order_of_their_blocks(published: Published) -> No
     one, other = list(files)[:2]
     for paths in ([one, other], [other, one]):
         assert [each.path for each in hot_files(index, [files[path] for path in paths])] == paths
+
+
+def test_what_a_user_writes_in_an_image_is_kept(user: User, published: Published) -> None:
+    """In a user namespace, where root is nobody."""
+    os.chown(published.root / "var", USER, USER)
+    words = ("image", "run", f"rootfs:{published.root}", "--writable", "kept", "--", "sh", "-c")
+    for text in ("one", "two"):
+        run = user.bootseer(*words, f"echo {text} >> /var/new; cat /var/new").wait()
+        if "no namespaces for an image here" in run.stderr or "cannot take what is written" in run.stderr:
+            (pytest.fail if os.environ.get("CI") else pytest.skip)("users have no overlays here")
+        assert run.status == 0, run.stderr
+    assert (user.home / "kept/upper/var/new").read_text() == "one\ntwo\n"

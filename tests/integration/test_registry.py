@@ -227,6 +227,18 @@ async def test_a_tree_belongs_to_an_image_that_stays_as_it_is(
             pulled = await pull_tree(client, image, target)
             assert pulled.tree == tree.digest
             assert await files_in(target) == tree.files
+
+            # Which is the newest is not left to digests: the one that was pushed last.
+            for seed in (1, 2, 3):
+                newer = make_tree(packs=1, blocks=1, seed=seed)
+                await fill(source, newer)
+                await push_tree(client, at(front, repository, ""), source, subject=image)
+                assert (await read_tree(client.store(image))).head.digest == newer.digest
+            await fill(source, tree)
+            again = await push_tree(client, at(front, repository, ""), source, subject=image)
+            assert (again.reference, again.sent_bytes) == (pushed.reference, 0)
+            assert (await read_tree(client.store(image))).head.digest == tree.digest
+            assert len(await client.referrers(image, before.digest, TREE)) == 4
             config = (await client.image(image, "linux/arm64")).config
             assert json.loads(config)["architecture"] == "arm64", "the image is still that"
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache import TREES
-from bootseer.errors import StorageTimeout
 from bootseer.mounts import kernel, tree_ending, tree_mount
+from bootseer.mounts.image_source import open_source
 from bootseer.mounts.overlay import mount_overlay
+from bootseer.mounts.tree_control import NotAnsweringError
 from bootseer.mounts.tree_mount import MountedTree, TreeOptions, list_trees, mount_tree, unmount_tree
 from bootseer.mounts.tree_places import Place
 from bootseer.testing.faulty_http import HttpFault, HttpKind
@@ -168,8 +169,9 @@ def test_stopped_in_order_while_the_store_hangs(trees: Trees) -> None:
     wait_until(lambda: not any(map(is_running, pids)), 10, "the end of the daemon")
 
 
+@pytest.mark.parametrize("by", ["unmount", "mount"])
 @pytest.mark.parametrize("stopped", ["daemon", "both"])
-def test_stopped_daemon_is_ended(trees: Trees, stopped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_daemon_is_ended(trees: Trees, stopped: str, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (tree_ending, tree_mount):
         monkeypatch.setattr(module, "ANSWER_S", 1.0)
     tree = trees.mount()
@@ -180,19 +182,51 @@ def test_stopped_daemon_is_ended(trees: Trees, stopped: str, monkeypatch: pytest
     pids = place_of(trees).read_pids() if stopped == "both" else [daemon]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(StorageTimeout, match="bootseer image unmount"):
-        mount_tree(trees.url, options=TreeOptions(ready_s=1.0))
     (found,) = list_trees()
     assert found.state == "silent"
     begin_s = time.monotonic()
-    assert unmount_tree(tree.digest)
+    again = None
+    if by == "unmount":
+        assert unmount_tree(tree.digest)
+    else:  # the next job is not hindered by it
+        again = mount_tree(trees.url, options=TreeOptions(idle_s=0.0))
     took_s = time.monotonic() - begin_s
     Path(until).touch()
     outcome = reader.end(20)
     assert not outcome["wrong"] and outcome.errors
-    trees.note(f"{stopped} stopped; unmounted in {took_s:.1f} s", outcome)
-    trees.wait_gone()
+    trees.note(f"{stopped} stopped; ended by {by} in {took_s:.1f} s", outcome)
     wait_until(lambda: not any(map(is_running, pids)), 5)
+    if again is not None:
+        assert trees.daemon(again) not in pids
+        outcome = check(trees.read(again.folder).end())
+        assert not outcome.errors
+        assert again.unmount()
+    trees.wait_gone()
+
+
+def test_a_stopped_daemon_that_does_not_end_is_told(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then an image is unpacked: nothing of the mount can be used."""
+    for module in (tree_ending, tree_mount):
+        monkeypatch.setattr(module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(tree_ending, "END_S", 1.0)
+    tree = trees.mount()
+    pids = place_of(trees).read_pids()
+    state = Path(place_of(trees).folder, "state")
+    before = state.read_bytes()
+    state.write_text("{}")  # whom to end is not known: as one that the kernel does not let end
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(NotAnsweringError, match="cannot be ended"):
+        mount_tree(trees.url)
+    source = open_source(trees.url, ("python3", "train.py"))
+    assert (source.how, source.digest) == ("unpacked", tree.digest)
+    assert os.path.exists(source.lock_path), "who has it locked keeps the files"
+    source.close()
+    state.write_bytes(before)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert unmount_tree(tree.digest, force=True)
+    trees.wait_gone()
 
 
 # ---- the store ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,6 +175,22 @@ def test_an_overlay_above_keeps_it(trees: Trees) -> None:
     for shown in (os.fspath(folder), tree.folder):  # it was taken away for a moment to find that out
         outcome = trees.read(shown).end()
         assert not outcome["wrong"] and not outcome.errors
+    assert kernel.unmount(os.fspath(folder))
+    trees.wait_gone()
+
+
+def test_another_folder_keeps_it(trees: Trees) -> None:
+    """And it stays the same file system, by whose number the folder is known."""
+    tree = trees.mount(idle_s=0.2)
+    folder = trees.top / "shown"
+    folder.mkdir()
+    kernel.mount(tree.folder, os.fspath(folder), "", kernel.BIND)
+    devices = {os.stat(each).st_dev for each in (tree.folder, folder)}
+    assert len(devices) == 1
+    end_s = time.monotonic() + 1.5
+    while time.monotonic() < end_s:  # it is shown all the time
+        assert {os.stat(each).st_dev for each in (tree.folder, folder)} == devices
+        time.sleep(0.01)
     assert kernel.unmount(os.fspath(folder))
     trees.wait_gone()
 

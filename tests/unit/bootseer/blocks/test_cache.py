@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import threading
 import time
@@ -229,3 +231,50 @@ def test_a_link_is_not_followed(root: Cache, tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         root.open_tree(TREES[0].digest, TREES[0].count)
     assert victim.read_bytes() == b"mine"
+
+
+# ---- file systems that fail ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_without_locks_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Lustre without -o flock, some of FUSE."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    said: list[str] = []
+    root = Cache(os.fspath(tmp_path / "cache"), log=said.append)
+    put(root, TREES[1])
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with open_cache(root, TREES[0]) as cache:
+        assert "has no locks" in cache.full_reason and "BOOTSEER_CACHE" in cache.full_reason
+        assert not cache.fill(0, TREES[0].raws[0])
+        assert cache.try_read_block(0) is None
+        cache.save()
+    assert said and os.strerror(number) in said[0]
+    assert root.collect(0).trees == 0, "without locks nobody knows what is in use"
+
+
+def test_a_tree_whose_folder_cannot_be_read_costs_only_itself(root: Cache) -> None:
+    """As ESTALE or EIO would: here the kernel says ELOOP."""
+    put(root, TREES[0])
+    path = Path(root.folder) / "trees" / TREES[1].digest
+    path.symlink_to(path)
+    assert digests(root) == [TREES[0].digest, TREES[1].digest]
+    with open_cache(root, TREES[2]) as cache:
+        assert cache.fill(0, TREES[2].raws[0])
+    assert root.collect(0).trees == 2
+
+
+def test_room_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    root = Cache(os.fspath(tmp_path / "cache"), limit=Limit(most_bytes=1), log=said.append)
+
+    def fail(_: object) -> os.statvfs_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with open_cache(root, TREES[0]) as cache:
+        monkeypatch.setattr(root, "_remove_gone", lambda: fail(None))
+        assert cache.fill(0, TREES[0].raws[0]), "the disk is not full"
+    assert any("no room is made" in line and "Stale" in line for line in said)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.folder import Limit, locate, parse_limit, prepare
+from bootseer.blocks.folder import Limit, locate, make_private, parse_limit, prepare
 from bootseer.errors import ConfigError, StorageError
 
 IS_ROOT = os.geteuid() == 0
@@ -48,6 +50,78 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "cache", 12345, -1)
     with pytest.raises(ConfigError, match="belongs to user 12345"):
         prepare(os.fspath(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o770])
+def test_a_folder_above_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    """They could exchange the cache for one of theirs, whoever it belongs to."""
+    above = tmp_path / "shared"
+    cache = prepare(os.fspath(above / "users" / "cache"))
+    above.chmod(mode)
+    with pytest.raises(ConfigError) as caught:
+        prepare(cache)
+    text = str(caught.value)
+    assert f"chmod go-w {above}" in text and "BOOTSEER_CACHE" in text and "\n" not in text
+    above.chmod(mode & 0o755)
+    assert prepare(cache) == cache
+
+
+def test_folders_as_users_have_them_are_right(tmp_path: Path) -> None:
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    cache = prepare(os.fspath(shared / "cache"))
+    os.chmod(cache, 0o750)
+    assert prepare(cache) == cache
+    (tmp_path / "link").symlink_to(shared)
+    assert prepare(os.fspath(tmp_path / "link" / "cache")) == os.fspath(tmp_path / "link" / "cache")
+
+
+@pytest.mark.system
+def test_a_folder_above_of_another_user_is_refused(tmp_path: Path) -> None:
+    if not IS_ROOT:
+        pytest.skip("giving a folder to another user needs root")
+    cache = prepare(os.fspath(tmp_path / "theirs" / "cache"))
+    os.chown(tmp_path / "theirs", 12345, -1)
+    with pytest.raises(ConfigError, match=r"theirs belongs to user 12345.*BOOTSEER_CACHE"):
+        prepare(cache)
+
+
+@pytest.mark.system
+def test_where_root_is_nobody_its_folders_are_roots(tmp_path: Path) -> None:
+    """As in containers without root: only this user is mapped, and / belongs to nobody."""
+    if not IS_ROOT:
+        pytest.skip("a folder of another user is made by root")
+    tmp_path.chmod(0o755)
+    os.chown(tmp_path, 12345, -1)  # not mapped below, as root is not in a container
+    code = f"from bootseer.blocks.folder import prepare; print(prepare({os.fspath(tmp_path / 'cache')!r}))"
+    (tmp_path / "cache").mkdir(mode=0o700)
+    run = subprocess.run(
+        ["unshare", "--user", "--map-root-user", sys.executable, "-c", code], capture_output=True, text=True
+    )
+    if run.returncode and "unshare" in run.stderr:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("there are no user namespaces here")
+    assert run.stdout == f"{tmp_path}/cache\n", run.stderr
+
+
+def test_what_is_made_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = prepare(os.fspath(tmp_path / "a" / "b"))
+        make_private(os.path.join(made, "trees", "0"))
+    finally:
+        os.umask(before)
+    for name in ("a", "a/b", "a/b/trees", "a/b/trees/0"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["trees", "unpacked"])
+def test_folders_in_it_that_others_may_write_to_are_refused(tmp_path: Path, name: str) -> None:
+    cache = prepare(os.fspath(tmp_path / "cache"))
+    os.mkdir(os.path.join(cache, name))
+    os.chmod(os.path.join(cache, name), 0o775)
+    with pytest.raises(ConfigError, match=f"cache/{name}: others may write.*chmod 700"):
+        prepare(cache)
 
 
 def test_what_is_no_folder_is_an_error_of_ours(tmp_path: Path) -> None:

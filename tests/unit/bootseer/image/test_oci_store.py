@@ -23,10 +23,13 @@ from bootseer.errors import (
     StorageTimeout,
     Truncated,
     Unavailable,
+    Untrusted,
 )
 from bootseer.image import Registry, parse_reference
+from bootseer.image.artifacts import pull_tree
 from bootseer.storage import RangeReader, RangeRequest, open_store
 from bootseer.storage import oci as oci_module
+from bootseer.storage.memory import forget
 from bootseer.storage.oci import OciStore
 from bootseer.storage.oci_client import Call
 from bootseer.storage.oci_manifest import (
@@ -40,9 +43,13 @@ from bootseer.storage.oci_manifest import (
     WORKLOAD,
     digest_of,
 )
+from bootseer.storage.oci_reference import tree_tag
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from bootseer.testing.registry import Certificates, make_certificates
 from bootseer.testing.store_suite import read, runs
+from bootseer.tree.opening import open_tree, read_head
+from bootseer.trust import SigningKey, Trust
+from bootseer.trust.keys import PublicKey, TrustedKey
 from tests.contract.servers import serve
 from tests.unit.bootseer.image.small_registry import SmallRegistry
 from tests.unit.bootseer.image.trees import WORKLOAD as ONE_WORKLOAD
@@ -423,7 +430,7 @@ async def test_pages_of_another_server_are_not_asked_for(small: SmallRegistry) -
     await store.client.run(lambda call: store.client.read_document(store.reference, call))
     body = b'{"schemaVersion": 2, "manifests": []}'
     answer = (200, {"Content-Type": INDEX, "Link": '<http://127.0.0.1:1/x>; rel="next"'}, body)
-    small.statuses = [(200, {"Content-Type": MANIFEST}, IMAGE), answer]
+    small.statuses = [(200, {"Content-Type": MANIFEST}, IMAGE), (404, {}, b""), answer]
     with pytest.raises(IntegrityError, match="another server"):
         await store.stat("tree.json")
     await store.aclose()
@@ -482,6 +489,152 @@ async def test_a_mirror_that_is_of_no_use(trouble: str, small: SmallRegistry, mi
     for _ in range(3):
         assert await read(store, PACK, 5, 10) == DATA[5:15]
     assert len([each for each in mirror.seen if each.path != "/v2/"]) <= 1, "it rests for a while"
+    await store.aclose()
+
+
+@runs()
+async def test_a_mirror_whose_password_is_not_to_be_had(
+    small: SmallRegistry, mirror: SmallRegistry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_tree(small, TREE_OF, "v1")
+    in_mirror(small, mirror)
+    mirror.auth = "basic"
+    (tmp_path / "auth.json").write_text(json.dumps({"credHelpers": {mirror.host: "not-here"}}))
+    store = mirrored(small, mirror, auth_file=os.fspath(tmp_path / "auth.json"))
+    for attempt in range(4):
+        assert await read(store, PACK, 5, 10, attempt=attempt) == DATA[5:15]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"the mirror {mirror.host}/cached/app is not used" in told
+    assert "docker-credential-not-here" in told and "not installed" in told
+    await store.aclose()
+    small.auth = "basic"
+    (tmp_path / "auth.json").write_text(json.dumps({"credHelpers": {small.host: "not-here"}}))
+    store = store_of(small.host, auth_file=os.fspath(tmp_path / "auth.json"))
+    with pytest.raises(ConfigError, match="not installed"):
+        await store.stat("tree.json")
+    await store.aclose()
+
+
+@runs()
+async def test_a_head_that_is_not_what_it_is_called(small: SmallRegistry, mirror: SmallRegistry) -> None:
+    """A place may send a good one first and another one then."""
+    add_tree(small, TREE_OF, "v1")
+    in_mirror(small, mirror)
+    head = TREE_OF.files["tree.json"]
+    mirror.blobs[digest_of(head)] = head[::-1]
+    store = mirrored(small, mirror)
+    assert await read(store, "tree.json", 3, 20) == head[3:23], "from the registry itself"
+    await store.aclose()
+    small.blobs[digest_of(head)] = head[::-1]
+    store = store_of(small.host)
+    for offset, length in ((0, len(head)), (3, 20)):
+        with pytest.raises(DigestMismatch, match="other bytes"):
+            await read(store, "tree.json", offset, length)
+    await store.aclose()
+
+
+# ---- the tree of an image ------------------------------------------------------------------------------------
+
+
+def refers(tree: SmallTree, image: str, **annotations: str) -> tuple[bytes, dict[str, object]]:
+    """A tree's manifest that refers to an image, and how it is listed."""
+    fields = json.loads(tree.manifest())
+    fields["subject"] = {"mediaType": MANIFEST, "digest": image, "size": len(IMAGE)}
+    fields["annotations"] = {TREE_DIGEST: tree.digest, **annotations}
+    data = json.dumps(fields).encode()
+    listed = {"mediaType": MANIFEST, "digest": digest_of(data), "size": len(data), "artifactType": TREE}
+    return data, {**listed, "annotations": fields["annotations"]}
+
+
+@runs()
+async def test_the_tree_that_was_pushed_last_has_a_tag(small: SmallRegistry) -> None:
+    image = small.add_document(REPOSITORY, IMAGE, "v1")
+    tag = tree_tag(image)
+    assert tag == image.replace(":", "-") + ".bootseer"
+    trees = [make_tree(packs=1, blocks=1, seed=seed) for seed in range(4)]
+    made = [refers(tree, image) for tree in trees[:3]]
+    made.append(refers(trees[3], image, **{CREATED: "9999"}))  # anybody's, who may push there
+    for tree, (data, _) in zip(trees, made, strict=True):
+        add_tree(small, tree)
+        small.add_document(REPOSITORY, data)
+    small.referrers = {image: [[listed for _, listed in made]]}
+    for number in range(3):
+        small.add_document(REPOSITORY, made[number][0], tag)
+        store = store_of(small.host)
+        assert [entry.name for entry in await store.list("index")] == [trees[number].digest]
+        others = await store.others()
+        assert others[0].reference.digest == made[3][1]["digest"]
+        assert {each.reference.digest for each in others} == {
+            str(listed["digest"]) for _, listed in made if listed is not made[number][1]
+        }
+        await store.aclose()
+    for wrong in (IMAGE, TREE_OF.manifest(), b"{}"):
+        small.add_document(REPOSITORY, wrong, tag)
+        store = store_of(small.host)
+        assert [entry.name for entry in await store.list("index")] == [trees[3].digest], "as without the tag"
+        await store.aclose()
+
+
+@runs()
+async def test_a_tree_that_is_not_believed_is_passed_over(small: SmallRegistry) -> None:
+    image = small.add_document(REPOSITORY, IMAGE, "v1")
+    name, key = f"oci://{small.host}/{REPOSITORY}:v1", SigningKey.make(name="tests")
+    trees = [make_tree(packs=1, blocks=1, seed=seed, name=name) for seed in range(2)]
+    trees[0] = trees[0].signed(key)
+    made = [refers(trees[0], image), refers(trees[1], image, **{CREATED: "9999"})]
+    for tree, (data, _) in zip(trees, made, strict=True):
+        add_tree(small, tree)
+        small.add_document(REPOSITORY, data)
+    broken = json.dumps({"schemaVersion": 2, "artifactType": TREE, "config": {}}).encode()
+    bad = {**made[0][1], "digest": small.add_document(REPOSITORY, broken), "size": len(broken)}
+    bad["annotations"] = {CREATED: "99999"}
+    small.referrers = {image: [[bad, *(listed for _, listed in made)]]}
+    trust = Trust([TrustedKey(PublicKey(key.public, "tests"), "/keys/tests.pub")])
+    store = store_of(small.host)
+    opened = await open_tree(store, name, trust)
+    assert opened.digest == trees[0].digest and opened.because.startswith("signed by tests")
+    assert await read(store, trees[0].packs[0], 5, 10) == trees[0].files[trees[0].packs[0]][5:15]
+    with pytest.raises(Untrusted, match="is not signed"):
+        await read_head(store, name, Trust())
+    await store.aclose()
+
+
+@runs()
+async def test_a_tree_is_pulled_by_the_head_that_was_believed(small: SmallRegistry) -> None:
+    """What the registry says afterwards becomes no tree in a place that is believed without a signature."""
+    theirs = make_tree(packs=1, blocks=1, seed=9)
+    add_tree(small, theirs)
+    add_tree(small, TREE_OF, "v1")
+    believed = TREE_OF.signed(SigningKey.make()).files["tree.json"]
+    target = open_store("memory://pulled-by-its-head")
+    try:
+        async with Registry(options=options()) as client:
+            reference = parse_reference(f"oci://{small.host}/{REPOSITORY}:v1")
+            pulled = await pull_tree(client, reference, target, head=believed)
+            assert pulled.tree == TREE_OF.digest
+            assert await read(target, "tree.json", 0, len(believed)) == believed
+            await target.delete("tree.json")
+            small.add_document(REPOSITORY, theirs.manifest(), "v1")  # after somebody has looked at it
+            with pytest.raises(IntegrityError, match="its manifest does not"):
+                await pull_tree(client, reference, target, head=believed)
+            with pytest.raises(NotFound):
+                await target.stat("tree.json")
+    finally:
+        forget("pulled-by-its-head")
+
+
+@runs()
+async def test_what_is_named_by_its_content_is_found_when_the_tag_has_moved_on(small: SmallRegistry) -> None:
+    """A job that began with a tree goes on with it."""
+    before = make_tree(packs=1, blocks=1, seed=7)
+    add_tree(small, before, "v1")
+    add_tree(small, TREE_OF, "v1")
+    store = store_of(small.host)
+    opened = await open_tree(store, store.url, Trust(), digest=before.digest)
+    assert opened.index_bytes == before.files[f"index/{before.digest}"]
+    assert await read(store, before.packs[0], 5, 10) == before.files[before.packs[0]][5:15]
+    with pytest.raises(NotFound):
+        await store.stat("index/" + "0" * 64)
     await store.aclose()
 
 

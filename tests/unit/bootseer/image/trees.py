@@ -22,7 +22,7 @@ from bootseer.tree import compression
 from bootseer.tree.head import Head
 from bootseer.tree.head import encode as encode_head
 from bootseer.tree.index import BLOCK, BLOCK_BYTES, Index, encode
-from bootseer.trust import seal
+from bootseer.trust import SigningKey, parse, seal
 
 WORKLOAD = "0123456789abcdef"
 
@@ -54,6 +54,11 @@ class SmallTree(NamedTuple):
                 schema_version=2, media_type=MANIFEST, artifact_type=TREE, config=head, layers=[index, *packs]
             )
         )
+
+    def signed(self, key: SigningKey) -> SmallTree:
+        """The same by a key."""
+        payload = parse(self.files["tree.json"], TREE, "here").payload
+        return self._replace(files={**self.files, "tree.json": seal(payload, TREE, key)})
 
     def trace(self, workload: str = WORKLOAD, *, runs: int = 1, tree: str = "") -> bytes:
         """A hot trace of it, as it is stored."""

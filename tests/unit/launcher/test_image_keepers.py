@@ -1,0 +1,187 @@
+"""bootrun's side of an image when its keepers fail or hang: real processes that say what a test wants."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import image
+from launcher.cli import parse
+from launcher.image import ImageEvents, NodeImage
+from launcher.loop import Loop
+from launcher.ranks.program import RankProgram
+from launcher.spec import build_spec
+from tests.support import is_running, wait_until
+from tests.unit.launcher.ranks.looping import run_for, run_until
+
+OMP = {"OMP_NUM_THREADS": "1"}
+FIRST, SECOND = "1" * 64, "2" * 64
+# Takes the next line of the plan; notes what it is told to do.
+KEEPER = """#!PYTHON -IS
+import json, os, socket
+connection = socket.socket(fileno=os.dup(0))
+number = sum(name.startswith("order") for name in os.listdir("TOP"))
+with open("TOP/plan") as file:
+    plan = json.load(file)[number]
+def tell(did, **fields):
+    connection.sendall(json.dumps({"did": did, **fields}).encode() + b"\\n")
+for line in connection.makefile():
+    order = json.loads(line)
+    if order["do"] == "start":
+        with open(f"TOP/new{number}", "w") as file:
+            json.dump({**order, "pid": os.getpid()}, file)
+        os.rename(f"TOP/new{number}", f"TOP/order{number}")
+        if plan["silent"] != "start":
+            tell("ready", prefix=[str(number)], program="/p", set={}, unset=[], digest=plan["digest"],
+                 lock=plan["lock"], how="mounted", source_s=0.0, root_s=0.0, has_user_namespace=False, notes=[])
+    elif order["do"] == "show" and plan["silent"] != "show":
+        tell("shown", number=order["number"], missing=[])
+"""
+
+
+class Bed:
+    """A node's image on a loop of its own, with the keepers of a plan."""
+
+    def __init__(self, top: Path, *words: str) -> None:
+        self.top = top
+        self.loop = Loop()
+        self.opened: list[RankProgram] = []
+        self.failed: list[str] = []
+        self.said: list[str] = []
+        events = ImageEvents(
+            self.opened.append, self.failed.append, lambda _: None, lambda _: None, self.said.append
+        )
+        spec = build_spec(parse(["--image", "/trees/x", *words, __file__], OMP), OMP)
+        self.image = NodeImage(self.loop, spec, (), events)
+
+    def begin(self, *plan: dict[str, str]) -> None:
+        whole = [{"digest": FIRST, "lock": "", "silent": "", **each} for each in plan]
+        (self.top / "plan").write_text(json.dumps(whole))
+        self.image.begin([])
+
+    def until(self, condition: Callable[[], object]) -> None:
+        run_until(self.loop, condition)
+
+    def order(self, number: int) -> dict[str, Any]:
+        path = self.top / f"order{number}"
+        self.until(path.exists)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def kill(self, number: int) -> None:
+        os.kill(self.order(number)["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+def make_bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bed]]:
+    beds: list[Bed] = []
+    script = tmp_path / "keeper"
+    script.write_text(KEEPER.replace("PYTHON", sys.executable).replace("TOP", os.fspath(tmp_path)))
+    script.chmod(0o755)
+    monkeypatch.setattr(image.sys, "executable", os.fspath(script))
+
+    def make(*words: str) -> Bed:
+        beds.append(Bed(tmp_path, *words))
+        return beds[-1]
+
+    yield make
+    for bed in beds:
+        bed.image.close()
+        bed.loop.close()
+
+
+def is_free(path: Path) -> bool:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def test_an_image_that_is_opened_anew_is_the_same_tree(make_bed: Callable[..., Bed]) -> None:
+    bed = make_bed()
+    bed.begin({}, {}, {"digest": SECOND})
+    assert bed.order(0)["digest"] == ""
+    bed.until(lambda: len(bed.opened) == 1)
+    bed.kill(0)
+    assert bed.order(1)["digest"] == FIRST, "whatever the URL means by now"
+    bed.until(lambda: len(bed.opened) == 2)
+    bed.kill(1)
+    bed.until(lambda: bed.failed)
+    (why,) = bed.failed
+    assert f"it is tree {SECOND} by now, not {FIRST}" in why and len(bed.opened) == 2
+
+
+def test_a_folder_that_is_written_to_is_not_below_two_roots(make_bed: Callable[..., Bed], tmp_path: Path) -> None:
+    folder = tmp_path / "upper"
+    folder.mkdir()
+    bed = make_bed("--image-writable", os.fspath(folder))
+    bed.begin({}, {})
+    bed.until(lambda: bed.opened)
+    assert is_free(folder), "it is the keeper's to hold"
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)  # the end of what held it takes a moment
+    bed.kill(0)
+    bed.until(lambda: bed.said)
+    assert "before the next start of ranks" in bed.said[0] and bed.image.is_open
+    os.close(other)
+    bed.until(lambda: not is_free(folder))
+    run_for(bed.loop, 0.3)
+    assert not (tmp_path / "order1").exists() and not is_free(folder), "ranks still write to it"
+    shown: list[list[str]] = []
+    bed.image.show([], shown.append)
+    assert not bed.image.is_open
+    bed.until(lambda: shown)
+    assert shown == [[]] and [each.prefix for each in bed.opened] == [("0",), ("1",)]
+    assert bed.order(1)["writable"] == os.fspath(folder) and is_free(folder)
+
+
+def test_the_files_stay_while_no_keeper_holds_them(make_bed: Callable[..., Bed], tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    bed = make_bed()
+    bed.begin({"lock": os.fspath(lock)}, {"lock": os.fspath(lock), "silent": "start"})
+    bed.until(lambda: bed.opened)
+    assert not is_free(lock)
+    bed.kill(0)
+    bed.order(1)
+    assert not is_free(lock)
+    bed.image.close()
+    assert is_free(lock)
+
+
+def test_a_keeper_that_says_nothing(make_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "OPEN_SILENCE_S", 0.5)
+    bed = make_bed()
+    bed.begin({"silent": "start"})
+    pid = bed.order(0)["pid"]
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)  # it hears of nothing
+    bed.until(lambda: bed.failed)
+    assert "has said nothing for 0.5 s" in bed.failed[0] and "\n" not in bed.failed[0]
+    wait_until(lambda: not is_running(pid), 5)
+
+
+def test_a_keeper_that_does_not_show(make_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image, "SHOW_SILENCE_S", 0.3)
+    bed = make_bed()
+    bed.begin({"silent": "show"}, {})
+    bed.until(lambda: bed.opened)
+    run_for(bed.loop, 0.5)
+    assert bed.image.is_open, "it owes nothing"
+    shown: list[list[str]] = []
+    bed.image.show(["/x"], shown.append)
+    bed.until(lambda: shown)
+    assert shown == [[]] and len(bed.opened) == 2 and "said nothing for 0.3 s" in bed.said[0]
