@@ -85,6 +85,8 @@ def umount(
 
     done = end(folder, force=force)
     what = "its server ends by itself when nobody uses the tree" if done.is_served else "its server has ended"
+    if done.is_saving:
+        what = "its server ends when it has saved what it keeps for the next time"
     report(done._asdict(), as_json, f"{done.folder or short(done.digest)}: is not mounted any more; {what}")
 
 

@@ -12,9 +12,9 @@ from bootseer.blocks import Cache
 from bootseer.blocks.cache import CachedTree
 from bootseer.blocks.locks import try_lock
 from bootseer.blocks.tree_files import LOCK, USE_BYTE
-from bootseer.errors import ConfigError, IntegrityError, NotFound, SourceChanged
+from bootseer.errors import ConfigError, IntegrityError, NotFound, SourceChanged, StorageError
 from bootseer.image.commands import Say, is_registry, node_cache, node_folder, opened_store, shown, tree_url
-from bootseer.mounts.unpacked_places import is_used, list_unpacked, remove_unpacked
+from bootseer.mounts.unpacked_places import is_used, list_unpacked, remove_gone, remove_unpacked
 from bootseer.storage import Entry, Store
 from bootseer.tree.head import HEAD_NAME, is_digest, split_pin
 from bootseer.tree.index import decode, index_path
@@ -67,13 +67,15 @@ def collect_node(*, most_bytes: int | None, unused_s: float, is_dry: bool, say: 
         going = [each for each in before if each.digest not in there]
         left, limit = done.left_bytes, done.limit_bytes
     removed = [Removed(each.digest, "blocks", each.size_bytes, now_s - each.used_s) for each in going]
-    removed += _collect_unpacked(cache, most_bytes, unused_s, now_s, is_dry)
+    removed += _collect_unpacked(cache, most_bytes, unused_s, now_s, is_dry, say)
     return NodeCollected(cache.folder, removed, sum(each.size for each in removed), left, limit)
 
 
 def _collect_unpacked(
-    cache: Cache, most_bytes: int | None, unused_s: float, now_s: float, is_dry: bool
+    cache: Cache, most_bytes: int | None, unused_s: float, now_s: float, is_dry: bool, say: Say
 ) -> Iterator[Removed]:
+    if not is_dry:
+        remove_gone(cache, say)
     there = list_unpacked(cache)
     left = sum(each.size for each in there)
     limit = cache.limit_of(left) if most_bytes is None else most_bytes
@@ -81,7 +83,12 @@ def _collect_unpacked(
         age_s = now_s - each.used_s
         if left <= limit and age_s < unused_s:
             continue
-        if not is_used(cache, each.digest) if is_dry else remove_unpacked(cache, each.digest):
+        try:
+            goes = not is_used(cache, each.digest) if is_dry else remove_unpacked(cache, each.digest)
+        except StorageError as error:
+            say(f"an unpacked tree that nobody uses cannot be taken away: {error}")
+            continue
+        if goes:
             left -= each.size
             yield Removed(each.digest, "unpacked", each.size, age_s)
 
@@ -96,15 +103,15 @@ def _beyond(trees: Sequence[CachedTree], limit: int, folders: Sequence[str]) -> 
 
 
 def _is_free(path: str) -> bool:
-    """Whether nobody uses the tree at this moment."""
+    """Whether nobody uses the tree at this moment; where the file system has no locks that is not known."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return try_lock(fd, USE_BYTE)
+        finally:
+            os.close(fd)
     except OSError:
         return False
-    try:
-        return try_lock(fd, USE_BYTE)
-    finally:
-        os.close(fd)
 
 
 # ---- of a store --------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import ConfigError, IntegrityError
 from bootseer.image.commands import Say, Signing, opened, shown, tree_url
 from bootseer.image.commands_traces import KnownTrace, known_traces, publish, read_file
+from bootseer.mounts.tree_traces import renew_all
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.index import Index
 from bootseer.tree.opening import OpenedTree
@@ -85,6 +86,9 @@ def prune(
                         os.unlink(each.where)
                 else:
                     aio.run_sync(tree.store.delete(f"traces/{tree.digest}/{each.trace.workload}.json"))
+            if not all(each.is_own for each in known):
+                count, key = tree.index.block_count, signing.key(trust)
+                aio.run_sync(renew_all(tree.store, tree.digest, count, key, trust, say))
             return []
         kept = []
         for each in known:

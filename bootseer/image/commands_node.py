@@ -14,7 +14,7 @@ from bootseer.blocks import Cache
 from bootseer.blocks.local import open_local
 from bootseer.errors import BootseerError, ConfigError, NotFound, StorageError
 from bootseer.image.commands import Progress, Say, find_digest, node_cache, opened, opened_store, shown, tree_url
-from bootseer.image.commands_traces import hot_blocks, known_traces, with_sources
+from bootseer.image.commands_traces import hot_blocks, is_web, known_traces, with_sources
 from bootseer.mounts import kernel
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.head import split_pin
@@ -24,8 +24,13 @@ from bootseer.tree.reading import BlockSource, StoreBlocks
 from bootseer.trust import Trust
 
 TICK_S = 0.2
+SAVE_S = 5.0  # a process that serves a tree has so long to save what it has, before it is said to be still at it
 MATERIALISE = "`bootseer image materialise` needs no mount"
 NOT_RECORDED = "no start of it was recorded (`bootseer image record` records one): --all fetches everything"
+NOT_LISTED = (
+    "no recording of it is known, and a web server does not say which it has: name one by --workload, or put them"
+    " together where they are (`bootseer image hot merge`); --all fetches everything"
+)
 
 
 # ---- prefetch ----------------------------------------------------------------------------------------------
@@ -71,7 +76,7 @@ async def _prefetch(
                 _find_hot, url, digest, index.block_count, trust, workload, say, timeout_s=600.0
             )
             if not wanted:
-                raise ConfigError(f"{shown(url)}: {NOT_RECORDED}")
+                raise ConfigError(f"{shown(url)}: {NOT_LISTED if is_web(url) else NOT_RECORDED}")
         sizes = {number: index.block(number).stored_bytes for number in wanted}
         total = sum(sizes.values())
         before = await aio.run_io(cache.missing, wanted)
@@ -275,23 +280,23 @@ class Ended(NamedTuple):
 
     folder: str  # "" when the tree was named by its digest
     digest: str
-    is_served: bool  # its process is still there: others use the tree, or it waits for a new user
+    is_served: bool  # its process goes on: others use the tree, or it waits for a new user
+    is_saving: bool = False  # its process ends, and is not done yet with what it keeps for the next time
 
 
 def umount(target: str, *, force: bool = False) -> Ended:
     """Ends what `mount` has made in a folder; of a digest, all that this user has of that tree.
 
-    The process that serves the tree ends by itself some time after its last use, as others may use it too.
+    The process that serves the tree ends by itself some time after its last use, as others may use it too; of a
+    digest it ends now, and is waited for, for SAVE_S at most.
     Args: force: also while programs use it; what they read there then fails (digest), or they go on (folder).
     Raises: ConfigError when nothing is mounted there; StorageError while it is in use.
     """
-    from bootseer.mounts.tree_ending import list_trees, unmount_tree
+    from bootseer.mounts.tree_ending import list_trees
     from bootseer.tree.head import is_digest
 
     if is_digest(target):
-        if not unmount_tree(target, force=force):
-            raise ConfigError(f"{target}: this user has no such tree mounted")
-        return Ended("", target, False)
+        return _end_server(target, "", target, force)
     above, last = os.path.split(os.path.abspath(target))
     folder = os.path.join(os.path.realpath(above), last)
     if os.path.islink(folder):
@@ -300,8 +305,7 @@ def umount(target: str, *, force: bool = False) -> Ended:
     here = [each for each in mounted if each.target == folder]
     states = {each.folder: each.digest for each in list_trees()}
     if folder in states:
-        unmount_tree(folder, force=force)
-        return Ended(folder, states[folder], False)
+        return _end_server(folder, folder, states[folder], force)
     if not here:
         raise ConfigError(f"{folder}: nothing is mounted there; `bootseer image mounts` shows what is")
     if here[-1].fstype != "erofs":
@@ -313,6 +317,18 @@ def umount(target: str, *, force: bool = False) -> Ended:
     )
     kernel.unmount(folder, kernel.DETACH if force else 0)
     return Ended(folder, digest, bool(digest))
+
+
+def _end_server(tree: str, folder: str, digest: str, force: bool) -> Ended:
+    from bootseer.mounts.tree_ending import Servers, find_place, unmount
+
+    place = find_place(tree)
+    if place is None:
+        raise ConfigError(f"{tree}: this user has no such tree mounted")
+    with Servers(place) as servers:
+        if not unmount(place, force=force):
+            raise ConfigError(f"{tree}: this user has no such tree mounted")
+        return Ended(folder, digest, False, not servers.wait_end(SAVE_S))
 
 
 class MountedHere(NamedTuple):

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.blocks import trace as traces
 from bootseer.blocks.trace import ANY_WORKLOAD, MOST_PAYLOAD_BYTES, Trace
-from bootseer.errors import BootseerError, ConfigError, NotFound, StorageError
+from bootseer.errors import BootseerError, ConfigError, StorageError
 from bootseer.image.commands import Say, is_registry, try_node_folder
-from bootseer.mounts.tree_traces import MOST_ENVELOPE_BYTES, PAYLOAD_TYPE
+from bootseer.mounts.tree_traces import ALL_TRACES, PAYLOAD_TYPE, list_stored, publish_traces, read_stored
 from bootseer.storage import Store
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.paths import scheme_of
@@ -26,7 +26,6 @@ from bootseer.tree.opening import OpenedTree
 from bootseer.trust import SigningKey, Trust, seal
 
 _OWN = re.compile(r"trace-([0-9a-f]{16})\.json")
-_STORED = re.compile(r"([0-9a-f]{16})\.json")
 _WORKLOAD = re.compile(r"[0-9a-f]{16}")
 
 
@@ -46,7 +45,7 @@ def known_traces(
 ) -> list[KnownTrace]:
     """All of a tree: those of this node first, both by workload.
 
-    Of a store that lists nothing (a web server): that of `workload`, and the one for anything.
+    Of a store that lists nothing (a web server): that of `workload`, and the one of all together.
     """
     found = list(_own_traces(try_node_folder(digest, say), digest, block_count, say))
     return found + aio.run_sync(stored_traces(store, digest, block_count, trust, say, workload=workload))
@@ -102,32 +101,29 @@ async def stored_traces(
     store: Store, digest: str, block_count: int, trust: Trust, say: Say, *, workload: str = ""
 ) -> list[KnownTrace]:
     """Those of the store that are believed; `say` is told of the others."""
-    folder = f"traces/{digest}"
-    names = [f"{each}.json" for each in dict.fromkeys((workload, ANY_WORKLOAD)) if each]
+    is_listed = True
     try:
-        names = [entry.name for entry in await store.list(folder)]
-    except NotFound:
-        return []
+        names = await list_stored(store, digest)
     except StorageError as error:
-        if scheme_of(store.url) not in ("http", "https"):
+        if not is_web(store.url):
             say(f"the traces of the store are not used: {error}")
             return []
-    found = []
+        is_listed = False
+        # The last one is in the one before it, if that was published.
+        names = [*([workload] if workload not in ("", ANY_WORKLOAD) else ()), ALL_TRACES, ANY_WORKLOAD]
+    found: list[KnownTrace] = []
     for name in names:
-        if (matched := _STORED.fullmatch(name)) is None:
-            continue
-        where = f"{store.url.rstrip('/')}/{folder}/{name}"
-        try:
-            believed = await trust.fetch(store, f"{folder}/{name}", PAYLOAD_TYPE, most_bytes=MOST_ENVELOPE_BYTES)
-            trace = traces.decode(believed.payload, digest, block_count, where)
-        except NotFound:
-            continue  # taken away meanwhile
-        except BootseerError as error:
-            say(f"a trace is not used: {error}")
-            continue
-        if trace.workload == matched[1]:
-            found.append(KnownTrace(trace, where, is_own=False))
+        if not is_listed and any(each.trace.workload == ANY_WORKLOAD for each in found):
+            break
+        there = await read_stored(store, digest, name, block_count, trust, say)
+        if there is not None:
+            found.append(KnownTrace(there.trace, there.where, is_own=False))
     return found
+
+
+def is_web(url: str) -> bool:
+    """Whether it is a web server's, which lists nothing."""
+    return scheme_of(url) in ("http", "https")
 
 
 def read_file(path: str) -> bytes:
@@ -191,21 +187,21 @@ def publish(tree: OpenedTree, url: str, found: Iterable[Trace], key: SigningKey 
     """
     if key is None:
         say("the trace is not signed: only who owns the tree's folder will use it")
-    for trace in found:
-        data = seal(traces.encode(trace), PAYLOAD_TYPE, key)
-        aio.run_sync(_publish_one(tree, url, trace, data))
+    found = list(found)
+    if is_registry(url):
+        aio.run_sync(_push(url, [seal(traces.encode(trace), PAYLOAD_TYPE, key) for trace in found]))
+    else:
+        aio.run_sync(publish_traces(tree.store, found, tree.index.block_count, key, Trust.load(), say))
 
 
-async def _publish_one(tree: OpenedTree, url: str, trace: Trace, data: bytes) -> None:
-    if not is_registry(url):
-        await tree.store.publish(f"traces/{trace.tree}/{trace.workload}.json", data)
-        return
+async def _push(url: str, found: Sequence[bytes]) -> None:
     from bootseer.image.artifacts import push_trace
     from bootseer.image.references import parse_reference
     from bootseer.image.registry import Registry
 
     async with Registry() as registry:
-        await push_trace(registry, parse_reference(url), data)
+        for data in found:
+            await push_trace(registry, parse_reference(url), data)
 
 
 # ---- to another tree ---------------------------------------------------------------------------------------

@@ -179,12 +179,10 @@ class UnpackedSource:
     ) -> None:
         from bootseer.mounts.unpacked import unpack_tree
 
-        url = _pinned(url, digest)
-        self._tree: UnpackedTree = unpack_tree(url, trust=trust, name=name, workload=workload, say=say)
+        self._tree: UnpackedTree = unpack_tree(
+            url, trust=trust, name=name, digest=digest, workload=workload, say=say
+        )
         self.folder, self.digest, self.env = self._tree.folder, self._tree.digest, self._tree.env
-        if digest and self.digest != digest:  # of a registry
-            self._tree.close()
-            raise ConfigError(f"the image means tree {self.digest} by now, not {digest}, which runs: start anew")
         self.lock_path = self._tree.lock_path
         self.seconds = time.monotonic() - began_s
 
@@ -196,15 +194,6 @@ class UnpackedSource:
 
     def close(self) -> None:
         self._tree.close()
-
-
-def _pinned(url: str, digest: str) -> str:
-    """With the tree digest, where URLs can say it: in registries' `@sha256:` is a manifest's."""
-    from bootseer.tree.head import split_pin
-
-    bare, pin = split_pin(url)
-    may = digest and not pin and not bare.startswith(("oci://", "docker://"))
-    return f"{bare}@sha256:{digest}" if may else url
 
 
 def _numbers(status: Mapping[str, Any]) -> dict[str, float]:

@@ -7,9 +7,11 @@ that nobody waits for it any more, then its processes, then what they had mounte
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from bootseer.errors import ConfigError, StorageError
@@ -40,20 +42,72 @@ def unmount_tree(tree: str, *, force: bool = False, environ: Mapping[str, str] |
             ended by force.
     Raises: ConfigError while it is held; StorageError.
     """
+    place = find_place(tree, environ=environ)
+    return place is not None and unmount(place, force=force)
+
+
+def find_place(tree: str, *, environ: Mapping[str, str] | None = None) -> Place | None:
+    """Where a tree is mounted, or would be; None when this user has mounted nothing on this node.
+
+    Args: tree: as for `unmount_tree`.
+    Raises: ConfigError for a folder that is none of a tree; StorageError.
+    """
     runtime = locate(os.environ if environ is None else environ)
     try:
         check(runtime)
     except FileNotFoundError:
-        return False
+        return None
     if os.path.isabs(tree):
         place = next((each for each in places(runtime) if tree.rstrip("/") in (each.root, each.folder)), None)
         if place is None:
             raise ConfigError(f"{tree}: no tree of this user is mounted there")
-        return unmount(place, force=force)
+        return place
     try:
-        return unmount(Place(runtime, tree), force=force)
+        return Place(runtime, tree)
     except ValueError as error:
         raise ConfigError(f"{tree[:80]!r}: give the tree's digest, or the folder where it is mounted") from error
+
+
+class Servers:
+    """The processes that serve a tree now; they outlive its mounts for as long as they save what they have.
+
+    Held by descriptors, so that no other process with the same number is taken for one of them.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._fds: list[int] = []
+        for pid in place.read_pids():
+            try:
+                fd = os.pidfd_open(pid)
+            except OSError:
+                continue  # it has ended
+            self._fds.append(fd)
+            if not place.has_lock_open(pid):  # looked at after the descriptor: no other process can be meant
+                os.close(self._fds.pop())
+
+    def wait_end(self, timeout_s: float) -> bool:
+        """Whether all have ended, within this time."""
+        poll = select.poll()
+        for fd in self._fds:
+            poll.register(fd, select.POLLIN)
+        left, end_s = len(self._fds), time.monotonic() + timeout_s
+        while left:
+            ended = poll.poll(max(0.0, end_s - time.monotonic()) * 1000)
+            for fd, _ in ended:
+                poll.unregister(fd)
+            left -= len(ended)
+            if not ended:
+                return False
+        return True
+
+    def __enter__(self) -> Servers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 def list_trees(*, environ: Mapping[str, str] | None = None) -> list[TreeState]:

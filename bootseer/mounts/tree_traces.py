@@ -3,13 +3,19 @@
 Recordings of this node are in the tree's cache folder, merged; they go before what the store has, which is
 believed if a trusted key signed it or the store is this user's own. A trace that cannot be read or kept costs a
 start its prefetch, never more.
+
+What is published is merged into `any.json` beside it as well: a web server cannot be listed, and who prefetches
+from there knows no workload's key. Where a store can be listed nobody reads that file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from bootseer import aio
 from bootseer.blocks import trace as traces
@@ -17,10 +23,12 @@ from bootseer.blocks.trace import ANY_WORKLOAD, MOST_PAYLOAD_BYTES, Trace
 from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import BootseerError, NotFound
 from bootseer.storage import Store
-from bootseer.trust import KeyFolder, Trust, seal
+from bootseer.trust import KeyFolder, SigningKey, Trust, seal
 
 PAYLOAD_TYPE = "application/vnd.bootseer.trace.v1+json"
 MOST_ENVELOPE_BYTES = 16 << 20
+ALL_TRACES = "any"  # the name of what all traces of a store were merged into; the others have their workload's
+_STORED = re.compile(r"([0-9a-f]{16})\.json")
 
 
 class FoundTrace(NamedTuple):
@@ -66,8 +74,7 @@ class Traces:
         Raises: ConfigError for a key that cannot be used; StorageError.
         """
         key = await aio.run_io(lambda: KeyFolder.find().read_private())
-        data = seal(traces.encode(trace), PAYLOAD_TYPE, key)
-        await self._store.publish(_stored_path(self._digest, trace.workload), data)
+        await publish_traces(self._store, [trace], self._block_count, key, self._trust, self._log)
 
     def own_path(self, workload: str) -> str:
         """The file with the recordings of this node."""
@@ -87,20 +94,7 @@ class Traces:
             return None
 
     async def _read_stored(self, workload: str) -> FoundTrace | None:
-        path = _stored_path(self._digest, workload)
-        where = f"{self._store.url.rstrip('/')}/{path}"
-        try:
-            found = await self._trust.fetch(self._store, path, PAYLOAD_TYPE, most_bytes=MOST_ENVELOPE_BYTES)
-            trace = traces.decode(found.payload, self._digest, self._block_count, where)
-            if trace.workload != workload:
-                self._log(f"{where}: is the trace of another workload")
-                return None
-            return FoundTrace(trace, where)
-        except NotFound:
-            return None
-        except BootseerError as error:
-            self._log(f"a trace is not used: {error}")
-            return None
+        return await read_stored(self._store, self._digest, workload, self._block_count, self._trust, self._log)
 
     def _keep(self, trace: Trace) -> None:
         try:
@@ -109,9 +103,109 @@ class Traces:
             self._log(f"{self.own_path(trace.workload)}: the recording is not kept: {error}")
 
 
+# ---- in a store ----------------------------------------------------------------------------------------------
+
+
+async def list_stored(store: Store, digest: str) -> list[str]:
+    """The workloads of which a store has traces. Raises: StorageError, also of a web server: it lists nothing."""
+    try:
+        entries = await store.list(f"traces/{digest}")
+    except NotFound:
+        return []
+    return [matched[1] for entry in entries if (matched := _STORED.fullmatch(entry.name)) is not None]
+
+
+async def read_stored(
+    store: Store, digest: str, name: str, block_count: int, trust: Trust, log: Callable[[str], object]
+) -> FoundTrace | None:
+    """One that is believed; None when there is none, or another one, which `log` is told.
+
+    Args: name: a workload, or ALL_TRACES.
+    """
+    path = _stored_path(digest, name)
+    where = f"{store.url.rstrip('/')}/{path}"
+    try:
+        found = await trust.fetch(store, path, PAYLOAD_TYPE, most_bytes=MOST_ENVELOPE_BYTES)
+        trace = traces.decode(found.payload, digest, block_count, where)
+    except NotFound:
+        return None
+    except BootseerError as error:
+        log(f"a trace is not used: {error}")
+        return None
+    if trace.workload != (ANY_WORKLOAD if name == ALL_TRACES else name):
+        log(f"a trace is not used: {where}: is that of another workload, {trace.workload}")
+        return None
+    return FoundTrace(trace, where)
+
+
+async def publish_traces(
+    store: Store,
+    found: Sequence[Trace],
+    block_count: int,
+    key: SigningKey | None,
+    trust: Trust,
+    log: Callable[[str], object],
+) -> None:
+    """Puts traces of one tree into its store, and then what all that it has say together.
+
+    Raises: StorageError.
+    """
+    if not found:
+        return
+    digest = found[0].tree
+    for trace in found:
+        await store.publish(_stored_path(digest, trace.workload), seal(traces.encode(trace), PAYLOAD_TYPE, key))
+    await renew_all(store, digest, block_count, key, trust, log, found)
+
+
+async def renew_all(
+    store: Store,
+    digest: str,
+    block_count: int,
+    key: SigningKey | None,
+    trust: Trust,
+    log: Callable[[str], object],
+    found: Sequence[Trace] = (),
+) -> None:
+    """Makes `any.json` anew, of all traces in the store that are believed; without any it goes.
+
+    Args: found: some that were just put there, whoever believes their key.
+    Raises: StorageError.
+    """
+    known = {trace.workload: trace for trace in found}
+    for workload in await list_stored(store, digest):
+        if workload not in known:
+            there = await read_stored(store, digest, workload, block_count, trust, log)
+            if there is not None:
+                known[workload] = there.trace
+    path = _stored_path(digest, ALL_TRACES)
+    if known:
+        data = await aio.run_io(lambda: seal(traces.encode(merge_all(known.values())), PAYLOAD_TYPE, key))
+        await store.publish(path, data)
+    else:
+        await store.delete(path)
+
+
+def merge_all(found: Iterable[Trace]) -> Trace:
+    """PURE: one trace, for anything, of those of all workloads of a tree.
+
+    What is hot in one of them is hot in it, however often others ran: without a workload the hot blocks of all are
+    wanted, as where a store can be listed.
+    """
+    same = [msgspec.structs.replace(trace, workload=ANY_WORKLOAD) for trace in found]
+    whole = traces.merge(same)
+    hot = {number for trace in same for number in trace.hot()}
+    least = (whole.runs + 1) // 2
+    seen = [
+        max(times, least) if number in hot else times
+        for number, times in zip(whole.blocks, whole.seen, strict=True)
+    ]
+    return traces.prune(traces.merge([msgspec.structs.replace(whole, seen=seen)]))  # merged, it is in order
+
+
 def _own_name(workload: str) -> str:
     return f"trace-{workload}.json"
 
 
-def _stored_path(digest: str, workload: str) -> str:
-    return f"traces/{digest}/{workload}.json"
+def _stored_path(digest: str, name: str) -> str:
+    return f"traces/{digest}/{name}.json"

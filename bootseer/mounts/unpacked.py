@@ -71,6 +71,7 @@ def unpack_tree(
     *,
     trust: Trust | None = None,
     name: str = "",
+    digest: str = "",
     workload: str = ANY_WORKLOAD,
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], object] = lambda _: None,
@@ -79,7 +80,7 @@ def unpack_tree(
     """The tree at `url` (which may end in `@sha256:<tree digest>`) as files of this user.
 
     Args:
-        name: as for `open_tree`.
+        name, digest: as for `open_tree`.
         workload: `bootseer.blocks.trace.workload_key`: files that its recorded starts have touched come first.
         say: lines for people while it takes time.
         silent_s: another process that unpacks the tree and gives no sign for so long is not waited for.
@@ -91,10 +92,10 @@ def unpack_tree(
     store = aio.run_sync(_open(url))
     try:
 
-        def read_index(digest: str) -> bytes | None:
-            return _read(os.path.join(base, digest, INDEX)) or cache.read_index(digest)
+        def read_index(tree: str) -> bytes | None:
+            return _read(os.path.join(base, tree, INDEX)) or cache.read_index(tree)
 
-        opened = aio.run_sync(open_tree(store, url, believed, name=name, cached=read_index))
+        opened = aio.run_sync(open_tree(store, url, believed, name=name, digest=digest, cached=read_index))
         place = os.path.join(base, opened.digest)
         written, is_ours = 0, False
         while not is_ours:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import json
 import os
@@ -22,14 +24,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bootseer import aio
-from bootseer.blocks.trace import Trace, encode, merge
-from bootseer.image.commands_gc import recent_indexes
+from bootseer.blocks.trace import ANY_WORKLOAD, Trace, encode, merge
+from bootseer.image.commands_gc import collect_node, recent_indexes
 from bootseer.image.commands_hot import without_rare
 from bootseer.image.commands_run import workload_names
 from bootseer.image.commands_traces import carry, hot_files, with_sources
 from bootseer.mounts import kernel
+from bootseer.mounts.image_source import UnpackedSource
 from bootseer.mounts.tree_ending import list_trees, unmount_tree
 from bootseer.mounts.tree_probe import probe_mount
+from bootseer.mounts.tree_traces import PAYLOAD_TYPE as TRACE_TYPE
 from bootseer.mounts.unpacked import unpack_tree
 from bootseer.storage import Entry
 from bootseer.testing.registry import RegistryServer, why_not
@@ -39,7 +43,8 @@ from bootseer.tree.from_folder import Folder
 from bootseer.tree.head import HEAD_NAME
 from bootseer.tree.index import BLOCK_UNITS, HOLE
 from bootseer.tree.materialise_plan import files_of
-from bootseer.trust import Trust
+from bootseer.trust import Trust, parse
+from tests.contract import servers
 from tests.integration.image_roots import make_root
 from tests.integration.mounted_trees import make_files, need_mounts
 from tests.integration.oci_layouts import SKOPEO, skopeo
@@ -340,6 +345,87 @@ def test_gc_of_unpacked_trees(image: Commands, source: Path, tmp_path: Path) -> 
     assert gone["size"] == would["size"] and list((tmp_path / "cache" / "unpacked").iterdir()) == []
 
 
+@pytest.mark.system
+def test_gc_goes_on_when_an_unpacked_tree_cannot_be_taken_away(
+    image: Commands, source: Path, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "a folder that cannot be removed needs a mount: root"
+        )
+    trust = Trust.load(image.environ)
+    digests = []
+    for number in range(2):
+        (source / "new").write_bytes(os.urandom(MIB))
+        digests.append(image.ask("build", source, f"tree{number}")["digest"])
+        unpack_tree(os.fspath(tmp_path / f"tree{number}"), trust=trust, environ=image.environ).close()
+    base = tmp_path / "cache" / "unpacked"
+    busy = base / digests[0] / "tree" / "empty"  # the least recently used, so that it is the first to go
+    kernel.mount("tmpfs", os.fspath(busy), "tmpfs", 0)
+    done = image("gc", "--older", 0, "--json")
+    assert [each["digest"] for each in json.loads(done.stdout)["removed"]] == digests[1:]
+    assert "cannot be taken away" in done.stderr
+    (gone,) = base.iterdir()
+    assert gone.name.startswith(".gone-")
+    assert "cannot be removed" in image("gc").stderr
+    kernel.unmount(os.fspath(gone / "tree" / "empty"))
+    image("gc", "--all", "--dry-run")
+    assert gone.exists()
+    image("gc")
+    assert not gone.exists()
+
+
+def test_gc_where_the_cache_has_no_locks(image: Commands, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = image.ask("build", source, "tree")["digest"]
+    image("prefetch", "tree", "--all")
+    for name in ("BOOTSEER_CACHE", "BOOTSEER_RUNTIME"):
+        monkeypatch.setenv(name, image.environ[name])
+    (would,) = collect_node(most_bytes=0, unused_s=0, is_dry=True, say=print).removed
+    assert would.digest == digest
+    inner = fcntl.fcntl
+
+    def refuse(fd: int, command: int, *rest: Any) -> Any:
+        if command == fcntl.F_OFD_SETLK:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        return inner(fd, command, *rest)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    for is_dry in (True, False):
+        assert collect_node(most_bytes=0, unused_s=0, is_dry=is_dry, say=print).removed == []
+
+
+@pytest.mark.system
+def test_an_unpacked_image_is_opened_again_when_another_one_was_pushed(
+    image: Commands, registry: RegistryServer, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job is bound to the tree that it began with, whatever the tag means by now."""
+    image.make_key()
+    url = f"{know(image, registry)}:v1"
+    for name in image.environ.keys() - os.environ.keys() | {"HOME", "TMPDIR"}:
+        monkeypatch.setenv(name, image.environ[name])
+    digest = image.ask("build", source, url)["digest"]
+    trust = Trust.load()
+
+    def open_it(pinned: str) -> UnpackedSource:
+        return UnpackedSource(url, trust, "", pinned, ANY_WORKLOAD, print, 0.0)
+
+    first = open_it("")
+    first.close()
+    before = snapshot(first.folder)
+    (source / "0" / "words").write_text("another image\n")
+    now = image.ask("build", source, url)["digest"]
+    again = open_it(digest)
+    again.close()
+    assert (again.digest, again.folder, again.first_step()["written_bytes"]) == (digest, first.folder, 0)
+    shutil.rmtree(image.top / "cache")  # as on a node that comes later
+    later = open_it(digest)
+    later.close()
+    assert later.digest == digest and snapshot(later.folder) == before
+    newest = open_it("")
+    newest.close()
+    assert newest.digest == now
+
+
 def test_gc_of_unpacked_trees_beyond_the_limit(image: Commands, source: Path, tmp_path: Path) -> None:
     """The least recently used go first, but for those in use."""
     trust = Trust.load(image.environ)
@@ -527,8 +613,8 @@ def test_push_and_pull(image: Commands, registry: RegistryServer, source: Path, 
 
     # Nor does it become believed by being taken into a place of his own.
     image("push", "copy", f"{base}:evil", "--unsigned", "--name", f"file://{tmp_path}/own")
-    for words in (("--as-is",), ("--as-is", "--source-name", f"file://{tmp_path}/own"), ()):
-        assert "is not signed" in image("pull", f"{base}:evil", "own", *words, status=1).stderr
+    for more in (("--as-is",), ("--as-is", "--source-name", f"file://{tmp_path}/own"), ()):
+        assert "is not signed" in image("pull", f"{base}:evil", "own", *more, status=1).stderr
         assert not (tmp_path / "own").exists()
     image.make_key()
     assert "there is no such key" in image("pull", f"{base}:v1", "own", "--key", "none", status=1).stderr
@@ -595,7 +681,11 @@ def test_a_tree_is_mounted_and_unmounted(image: Commands, source: Path, tmp_path
     assert "nothing is mounted there" in image("umount", "mnt", status=1).stderr
     wait_until(lambda: image.ask("mounts")["trees"] == [], 20, "the end of the daemon")
     image("mount", "tree", "mnt")
-    assert image.ask("umount", digest)["is_served"] is False
+    (listed,) = list_trees(environ=image.environ)
+    ended = image.ask("umount", digest)
+    assert (ended["is_served"], ended["is_saving"]) == (False, False)
+    assert not is_running(listed.status["pid"]), "it has saved what it keeps, too"
+    assert not list((tmp_path / "cache" / "trees" / digest).glob(".tmp-*"))
     assert image.ask("mounts")["trees"] == []
 
 
@@ -682,6 +772,56 @@ def test_recordings_are_merged_and_pruned(image: Commands, root: Path, tmp_path:
     assert "node.json: is no hot trace" in image("hot", "merge", "tree", "node.json", status=1).stderr
     image("hot", "prune", "tree", "--forget")
     assert image.ask("hot", "show", "tree")["traces"] == []
+
+
+def test_published_recordings_are_found_at_a_web_server(image: Commands, source: Path, tmp_path: Path) -> None:
+    """A web server cannot be listed, and who unpacks or prefetches there knows no workload's key."""
+    image.make_key()
+    (tmp_path / "web").mkdir()
+    with servers.serve_folder(tmp_path / "web") as server:
+        url = f"{server}/tree"
+        digest = image.ask("build", source, "web/tree", "--name", url)["digest"]
+        error = image("prefetch", url, status=1).stderr
+        assert "a web server does not say which it has" in error and "--workload" in error
+        traces = tmp_path / "web" / "tree" / "traces" / digest
+
+        def publish(workload: str, blocks: list[int], recordings: list[str]) -> None:
+            count = len(blocks)
+            trace = Trace(
+                tree=digest, workload=workload, runs=len(recordings) or 1, blocks=blocks,
+                seen=[len(recordings) or 1] * count, first_ms=list(range(count)), recordings=recordings,
+            )  # fmt: skip
+            (tmp_path / "node.json").write_bytes(encode(trace))
+            image("hot", "merge", "web/tree", "node.json", "--name", url)
+
+        publish("1" * 16, [4, 2, 3], [])
+        assert parse((traces / "any.json").read_bytes(), TRACE_TYPE, "any.json").signatures, "as the others"
+        assert image.ask("prefetch", url, "--workload", "1" * 16)["blocks"] == 3
+        assert image.ask("prefetch", url)["blocks"] == 3
+        assert image.ask("prefetch", url, "--workload", "9" * 16)["blocks"] == 3, "as none of it is known"
+        assert image.ask("materialise", url, "out")["hot_files"] > 0
+
+        publish("2" * 16, [5], ["ab" * 8])
+        publish(ANY_WORKLOAD, [6], ["cd" * 8])  # of a start that nobody gave a name
+        for _ in range(2):
+            image("hot", "merge", "web/tree", "--name", url)  # again and again: each counts once
+        listed = image.ask("hot", "show", "web/tree", "--name", url)["traces"]
+        assert [(each["workload"], each["runs"]) for each in listed] == [
+            (workload, 1) for workload in (ANY_WORKLOAD, "1" * 16, "2" * 16)
+        ]
+        (there,) = image.ask("hot", "show", url)["traces"]
+        assert (there["workload"], there["runs"], there["blocks"]) == (ANY_WORKLOAD, 3, 5)
+        assert there["where"] == f"{url}/traces/{digest}/any.json"
+        assert image.ask("prefetch", url)["blocks"] == 5, "though less than half of the starts had each"
+        found = image.ask("inspect", "web/tree", "--name", url)
+        assert (found["traces"], found["hot_blocks"]) == (3, 5), "where it can be listed, of the others alone"
+
+        (traces / "any.json").write_bytes((traces / f"{'1' * 16}.json").read_bytes())
+        error = image("prefetch", url, "--workload", "9" * 16).stderr
+        assert f"any.json: is that of another workload, {'1' * 16}" in error
+
+        image("hot", "prune", "web/tree", "--name", url, "--forget")
+        assert os.listdir(traces) == [], "what was forgotten is served no more"
 
 
 @pytest.mark.system

@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from msgspec import structs
 
 from bootseer.blocks.spans import MAX_GAP_BYTES
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace import ANY_WORKLOAD, Trace
 from bootseer.blocks.trace import decode as decode_trace
 from bootseer.blocks.trace import encode as encode_trace
 from bootseer.errors import BootseerError, ConfigError, NotFound, StorageError, Untrusted
 from bootseer.mounts import kernel
 from bootseer.mounts.overlay import mount_overlay
 from bootseer.mounts.tree_control import Control
+from bootseer.mounts.tree_ending import Servers
 from bootseer.mounts.tree_mount import MountedTree, TreeOptions, list_trees, mount_tree, probe_mount, unmount_tree
-from bootseer.mounts.tree_places import Place
+from bootseer.mounts.tree_places import Place, locate, prepare
 from bootseer.mounts.tree_traces import PAYLOAD_TYPE as TRACE_TYPE
 from bootseer.testing.faulty_http import HttpFault, HttpKind
 from bootseer.testing.trees import make_tree, snapshot, write_tree
@@ -379,6 +381,34 @@ def test_a_recording_is_published(trees: Trees) -> None:
     assert [each.keyid for each in envelope.signatures] == [key.keyid]
     trace = decode_trace(envelope.payload, tree.digest, trees.built.index.block_count, "the trace")
     assert trace.blocks == list(dict.fromkeys(blocks_of(trees.built, "4/file4")))
+    data = (store / f"traces/{trees.built.digest}/any.json").read_bytes()  # for those who cannot list the folder
+    envelope = parse(data, TRACE_TYPE, "the trace")
+    assert [each.keyid for each in envelope.signatures] == [key.keyid]
+    of_all = decode_trace(envelope.payload, tree.digest, trees.built.index.block_count, "the trace")
+    assert of_all == structs.replace(trace, workload=ANY_WORKLOAD)
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_the_end_of_who_serves_a_tree_is_waited_for(trees: Trees, has_lock: bool) -> None:
+    """It outlives its mounts while it saves; a process that only has its number is not waited for."""
+    place = Place(prepare(locate(trees.environ)), trees.built.digest)
+    lock = place.try_claim()
+    server = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock] if has_lock else []
+    )
+    try:
+        place.write_state({"daemon": server.pid})
+        with Servers(place) as servers:
+            place.remove()  # as it does itself before it saves
+            began_s = time.monotonic()
+            assert servers.wait_end(0.2) is not has_lock
+            assert not has_lock or time.monotonic() - began_s > 0.15
+            server.communicate(b"\n")
+            assert servers.wait_end(10.0)
+    finally:
+        server.kill()
+        server.communicate()
+        os.close(lock)
 
 
 def test_it_tells_how_the_image_wants_to_be_run(trees: Trees) -> None:
