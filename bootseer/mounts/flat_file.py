@@ -30,7 +30,7 @@ from bootseer.mounts.log import Log
 __all__ = ["Device", "Done", "FlatFile", "Statistics"]
 
 FUSE = "/dev/fuse"
-THREADS = 8  # idle ones cost nothing, and a device that reads from a disk keeps it busier with more
+THREADS = 4  # a disk is kept busy by these; more of them stand in each other's way for the interpreter's lock
 GREETING_S = 10.0  # the kernel greets as soon as it has mounted
 END_S = 5.0
 

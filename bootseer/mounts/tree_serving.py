@@ -40,6 +40,7 @@ MOST_DESCRIPTORS = 1 << 14
 LOOK_S = 1.0  # between looks whether somebody uses it
 MOST_LOG_BYTES = 4 << 20  # then it begins anew
 ANSWERS_S = 2.0  # at the end, for answers on their way
+SWITCH_S = 3e-4  # a thread with an answer for the kernel waits no longer for one that unpacks; by default 5 ms
 
 
 class State(enum.Enum):
@@ -57,6 +58,7 @@ def serve(place: Place, ready: int, signals: Sequence[signal.Signals]) -> int:
     """
     started_s = time.monotonic()
     gc.disable()  # an index is many objects, none of them garbage
+    sys.setswitchinterval(SWITCH_S)
     tell = partial(_tell, ready)
     try:
         settings = msgspec.json.decode(sys.stdin.buffer.read(MOST_SETTINGS_BYTES), type=Settings)
