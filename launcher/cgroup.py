@@ -6,7 +6,11 @@ controller is switched on. Left out under Slurm, which tracks the processes of a
 
 from __future__ import annotations
 
+import errno
 import os
+import time
+
+EMPTY_S = 0.5  # for the killed to be gone
 
 
 def make() -> str | None:
@@ -17,8 +21,7 @@ def make() -> str | None:
         path = _own_cgroup()
         if path is None:
             return None
-        path = f"{path}/bootseer-{os.getpid()}"
-        os.mkdir(path)
+        path = _make_new(f"{path}/bootseer-{os.getpid()}")
     except (OSError, ValueError):
         return None
     if os.path.exists(f"{path}/cgroup.kill"):
@@ -37,10 +40,32 @@ def remove(path: str | None) -> None:
     if path is None:
         return
     _write(f"{path}/cgroup.kill", b"1")
-    try:
-        os.rmdir(path)
-    except OSError:
-        pass  # somebody inside waits in the kernel; an empty cgroup costs nothing
+    end_s = time.monotonic() + EMPTY_S
+    while True:
+        try:
+            os.rmdir(path)
+        except OSError as error:
+            # The killed need a moment. Who waits in the kernel for longer is left; an empty cgroup costs nothing.
+            if error.errno == errno.EBUSY and time.monotonic() < end_s:
+                time.sleep(0.005)
+                continue
+        return
+
+
+def _make_new(path: str) -> str:
+    """By this name or a like one: one of an ended process of our number may be there, empty or not."""
+    for name in (path, *(f"{path}-{number}" for number in range(1, 8))):
+        try:
+            os.mkdir(name)
+            return name
+        except FileExistsError:
+            try:
+                os.rmdir(name)
+                os.mkdir(name)
+                return name
+            except OSError:
+                continue  # somebody is in it
+    raise FileExistsError(path)
 
 
 def _own_cgroup() -> str | None:

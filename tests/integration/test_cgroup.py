@@ -1,0 +1,47 @@
+"""The job's own cgroup: made beside what ended jobs have left, and gone when it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from launcher import cgroup
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    path = cgroup.make()
+    if path is None:
+        pytest.skip("no cgroup v2 can be made here")
+    yield path
+    cgroup.remove(path)
+
+
+def test_one_of_an_ended_process_of_the_same_number_is_no_hindrance(made: str) -> None:
+    again = cgroup.make()
+    assert again == made and os.listdir(made)
+
+
+def test_one_that_is_in_use_is_left_alone(made: str) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert cgroup._write(f"{made}/cgroup.procs", str(process.pid).encode())
+        other = cgroup.make()
+        assert other is not None and other != made
+        cgroup.remove(other)
+        assert not os.path.exists(other)
+        assert process.poll() is None
+        process.kill()
+
+
+def test_it_goes_with_what_is_in_it(made: str) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert cgroup._write(f"{made}/cgroup.procs", str(process.pid).encode())
+        cgroup.remove(made)
+        assert not os.path.exists(made)
+        assert process.wait(10) == -9
