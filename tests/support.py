@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,9 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
+
+import pytest
 
 SCRIPTS = sysconfig.get_path("scripts")
 BOOTRUN = os.path.join(SCRIPTS, "bootrun")
@@ -168,6 +171,17 @@ class Programs:
     def close(self) -> None:
         for program in self._started:
             program.close()
+
+
+def lacking(reason: str) -> NoReturn:
+    """Skips the test, as something is missing here; in CI that is an error."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+def needs_program(name: str) -> pytest.MarkDecorator:
+    """Marks tests that run a program; where CI lacks it they run, and fail."""
+    is_missing = shutil.which(name) is None and not os.environ.get("CI")
+    return pytest.mark.skipif(is_missing, reason=f"{name} is not installed")
 
 
 def signal_mask(*signals: int) -> int:

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bootseer.lazy import loader
 
 if TYPE_CHECKING:
     from bootseer.blocks.cache import Cache, open_cache
@@ -43,10 +44,4 @@ __all__ = [
     "open_cache",
     "open_device",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+__getattr__ = loader(__name__, _HOMES)

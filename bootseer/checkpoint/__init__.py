@@ -6,8 +6,9 @@ From a training script: `bootseer.checkpoint.open`, `load_file`, `safe_open`, `l
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bootseer.lazy import loader
 
 if TYPE_CHECKING:
     from bootseer.checkpoint.api import Checkpoint, open  # noqa: A004
@@ -26,10 +27,4 @@ _HOMES = {
 }
 
 __all__ = ["BootseerReader", "BootseerWriter", "Checkpoint", "load_file", "load_pt", "open", "safe_open"]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+__getattr__ = loader(__name__, _HOMES)

@@ -236,7 +236,7 @@ class Uploads:
 
     def _ask_where(self, blob: Descriptor, url: str, call: Call) -> tuple[str, int]:
         """Where the upload goes on, and how many bytes are there."""
-        exchange = self._client.get_url(self._place, url, {}, call, scope=self._scope)
+        exchange = self._client.get(self._place, url, {}, call, scope=self._scope)
         if exchange.status in (400, 404, 405, 416):  # docker-registry gives up what stopped within a chunk
             exchange.finish()
             raise _StartOverError

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from bootseer.lazy import loader
 
 if TYPE_CHECKING:
     from bootseer.mounts.mounting import Options, mount
@@ -22,10 +23,4 @@ _HOMES = {
 }
 
 __all__ = ["MountedFile", "MountedFiles", "Options", "SavedFile", "Saver", "mount"]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+__getattr__ = loader(__name__, _HOMES)

@@ -44,8 +44,8 @@ class Keeper:
         try:
             for order in self._orders():
                 self._obey(order)
-        except OSError:
-            pass  # it has gone
+        except ConnectionError:
+            pass  # bootrun has gone
         finally:
             if self._image is not None:
                 self._image.close()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bootseer.lazy import loader
+
 if TYPE_CHECKING:
     from bootseer.storage.open import open_at as open_at
     from bootseer.storage.open import open_store as open_store
@@ -32,12 +34,4 @@ _HOMES = {
     "RangeRequest": "ranges",
 }
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{home}"), name)
+__getattr__ = loader(__name__, _HOMES)

@@ -10,8 +10,7 @@ import email.utils
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -27,12 +26,12 @@ from bootseer.errors import (
     Unavailable,
 )
 from bootseer.storage.counts import Counts
-from bootseer.storage.http_client import Exchange, HttpClient, Wire, to_ours
+from bootseer.storage.http_client import Exchange, HttpClient, Wire
 from bootseer.storage.landing import Landing
 from bootseer.storage.paths import check_offset, check_path, redact
-from bootseer.storage.protocol import Entry, Features, Stat, StoreWriter
+from bootseer.storage.protocol import Entry, Features, Stat
+from bootseer.storage.read_only import ReadOnly
 
-STEP_BYTES = 256 << 10  # received at once; what the deadline counts for
 RETRIES = aio.RetryPolicy(tries=3, base_s=0.1, most_s=1.0, budget_s=10.0)  # of `stat`; ranges have their own
 MAX_RETRY_AFTER_S = 3600.0
 
@@ -43,7 +42,7 @@ _NO_HEAD = (400, 403, 405, 501)  # servers, and signatures that hold for GET onl
 T = TypeVar("T")
 
 
-class HttpStore:
+class HttpStore(ReadOnly):
     """Implements `Store`; what writes or lists raises StorageError.
 
     Args:
@@ -51,6 +50,8 @@ class HttpStore:
         headers: sent with every request to this server, but to no other that it redirects to.
         ca_file: certificates to trust instead of the system's.
     """
+
+    why_read_only = ": a web server is only read, write to where its files are"
 
     features = Features(creates_if_absent=False, concatenates=False, has_replicas=False)
 
@@ -107,23 +108,6 @@ class HttpStore:
         raise StorageError(
             f"{self.url}: {folder!r} cannot be listed: a web server lists no folders, name the file"
         )
-
-    async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
-        del data, if_absent
-        raise self._read_only(path)
-
-    def create(
-        self, path: str, *, size: int | None = None, placement: int | None = None
-    ) -> AbstractAsyncContextManager[StoreWriter]:
-        del size, placement
-        raise self._read_only(path)
-
-    async def concat(self, path: str, parts: Sequence[str]) -> None:
-        del parts
-        raise self._read_only(path)
-
-    async def delete(self, path: str) -> None:
-        raise self._read_only(path)
 
     async def aclose(self) -> None:
         self._client.close()
@@ -188,19 +172,8 @@ class HttpStore:
         except BaseException:
             exchange.finish()
             raise
-        try:
-            while landing.have < expected:
-                step = min(STEP_BYTES, expected - landing.have)
-                if landing.receive(exchange.response.readinto, step) == 0:
-                    raise Unavailable(
-                        f"{exchange.shown}: the connection ended after {landing.have} of {expected} bytes"
-                    )
-        except BaseException as error:
-            exchange.drop()
-            ours = to_ours(error, exchange.shown, self._timeout_s)
-            if ours is error:
-                raise
-            raise ours from error
+        with exchange.reading():
+            exchange.land(landing, expected)
         exchange.finish()
         if expected < length:
             raise Unavailable(f"{exchange.shown}: the server sent {expected} of {length} bytes")
@@ -208,11 +181,6 @@ class HttpStore:
     def _url_of(self, path: str) -> str:
         check_path(self.url, path)
         return urlunsplit(self._parts._replace(path=f"{self._parts.path}/{quote(os.fsencode(path), safe='/~')}"))
-
-    def _read_only(self, path: str) -> StorageError:
-        return StorageError(
-            f"{self.url}: {path!r} cannot be written: a web server is only read, write to where its files are"
-        )
 
 
 def _check_answer(exchange: Exchange, offset: int, length: int, etag: str) -> int:

@@ -15,16 +15,19 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from bootseer.errors import ConfigError, NotFound, StorageError, StorageTimeout, Unavailable
 from bootseer.storage.counts import Counts
+from bootseer.storage.landing import Landing
 from bootseer.storage.os_errors import to_storage_error
 from bootseer.storage.paths import redact
 
 MAX_REDIRECTS = 5
 MOST_IDLE = 64  # connections
+STEP_BYTES = 256 << 10  # received at once; what the deadline counts for
 IDLE_S = 55.0  # servers and gateways close theirs after 60 s and more
 _DRAINED_BYTES = 64 << 10  # of a body that nobody wants: cheaper than a new connection
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -92,6 +95,27 @@ class Exchange:
             self._client.keep(self._key, self._connection)
         else:
             self._connection.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """The body is read in the block; after an error, which becomes one of ours, the connection is dropped."""
+        try:
+            yield
+        except BaseException as error:
+            self.drop()
+            ours = to_ours(error, self.shown, self._client._timeout_s)
+            if ours is error:
+                raise
+            raise ours from error
+
+    def land(self, landing: Landing, expected_bytes: int) -> None:
+        """Receives the body until the landing has so many bytes. For a block of `reading`."""
+        while landing.have < expected_bytes:
+            step = min(STEP_BYTES, expected_bytes - landing.have)
+            if landing.receive(self.response.readinto, step) == 0:
+                raise Unavailable(
+                    f"{self.shown}: the connection ended after {landing.have} of {expected_bytes} bytes"
+                )
 
     def drop(self) -> None:
         """Something is wrong, or the body is not wanted."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 
 from bootseer.errors import IntegrityError, NotFound, SourceChanged, StorageError, Truncated, Unavailable
-from bootseer.storage.http_client import Exchange, to_ours
+from bootseer.storage.http_client import STEP_BYTES, Exchange
 from bootseer.storage.landing import Landing
 from bootseer.storage.oci_client import RegistryClient
 from bootseer.storage.oci_headers import parse_content_range, parse_length
@@ -34,9 +33,9 @@ from bootseer.storage.oci_options import Place, read_options
 from bootseer.storage.oci_reference import parse_reference
 from bootseer.storage.oci_referrers import find_referrers, other_trees, read_tree
 from bootseer.storage.paths import check_offset, check_path
-from bootseer.storage.protocol import Entry, Features, Stat, StoreWriter
+from bootseer.storage.protocol import Entry, Features, Stat
+from bootseer.storage.read_only import ReadOnly
 
-STEP_BYTES = 256 << 10  # received at once
 MOST_SKIPPED_BYTES = 32 << 20  # of a blob, read for nothing where a registry does not know ranges: all of any pack
 TREE_JSON = "tree.json"
 _BY_CONTENT = re.compile(r"(index|packs)/([0-9a-f]{64})")
@@ -44,13 +43,15 @@ _KINDS = {"index": (TREE_INDEX, MOST_TREE_INDEX_BYTES), "packs": (TREE_PACK, MOS
 _NONE: Mapping[str, object] = {}
 
 
-class OciStore:
+class OciStore(ReadOnly):
     """Implements `Store`; what writes raises StorageError.
 
     A blob's etag is its digest, wherever it comes from. `tree.json` follows the tag whenever `stat` looks, and is
     compared with its digest. What is named by its content (index, packs) is found when the tag has moved on, too.
     `client`: of somebody who closes it; then the options are his.
     """
+
+    why_read_only = " here: a registry is only read; push a tree instead"
 
     def __init__(
         self,
@@ -123,23 +124,6 @@ class OciStore:
                 name, slash, _ = path[len(prefix) :].partition("/")
                 found[name] = Entry(name, 0 if slash else size, bool(slash), 0.0)
         return sorted(found.values())
-
-    async def publish(self, path: str, data: bytes, *, if_absent: bool = False) -> Stat:
-        del data, if_absent
-        raise self._read_only(path)
-
-    def create(
-        self, path: str, *, size: int | None = None, placement: int | None = None
-    ) -> AbstractAsyncContextManager[StoreWriter]:
-        del size, placement
-        raise self._read_only(path)
-
-    async def concat(self, path: str, parts: Sequence[str]) -> None:
-        del parts
-        raise self._read_only(path)
-
-    async def delete(self, path: str) -> None:
-        raise self._read_only(path)
 
     async def aclose(self) -> None:
         if self._is_owner:
@@ -250,20 +234,9 @@ class OciStore:
         except BaseException:
             exchange.drop()
             raise
-        try:
+        with exchange.reading():
             self._skip(exchange, skipped, call)
-            while landing.have < expected:
-                step = min(STEP_BYTES, expected - landing.have)
-                if landing.receive(exchange.response.readinto, step) == 0:
-                    raise Unavailable(
-                        f"{exchange.shown}: the connection ended after {landing.have} of {length} bytes"
-                    )
-        except BaseException as error:
-            exchange.drop()
-            ours = to_ours(error, exchange.shown, self.client.timeout_s)
-            if ours is error:
-                raise
-            raise ours from error
+            exchange.land(landing, expected)
         exchange.finish()
         if expected < length:
             raise Unavailable(f"{exchange.shown}: the registry sent {expected} of {length} bytes")
@@ -277,11 +250,6 @@ class OciStore:
             count -= came
             self._counts.add("skipped_bytes", came)
             call.touch()
-
-    def _read_only(self, path: str) -> StorageError:
-        return StorageError(
-            f"{self.url}: {path!r} cannot be written here: a registry is only read; push a tree instead"
-        )
 
 
 def _check_answer(exchange: Exchange, blob: Descriptor, offset: int, length: int) -> tuple[int, int]:

@@ -201,7 +201,7 @@ class RegistryClient:
     def get(
         self,
         place: Place,
-        path: str,
+        where: str,
         headers: Mapping[str, str],
         call: Call,
         *,
@@ -210,24 +210,14 @@ class RegistryClient:
         is_fresh: bool = False,
         note: tuple[str, str] | None = None,
     ) -> Exchange:
-        """GET or HEAD of something of the repository. `note`: remember by this where it was redirected to."""
-        url = f"{self.base_url(place, call)}/{path}"
-        return self.get_url(place, url, headers, call, method=method, scope=scope, is_fresh=is_fresh, note=note)
+        """GET or HEAD.
 
-    def get_url(
-        self,
-        place: Place,
-        url: str,
-        headers: Mapping[str, str],
-        call: Call,
-        *,
-        method: str = "GET",
-        scope: Scope | None = None,
-        is_fresh: bool = False,
-        note: tuple[str, str] | None = None,
-    ) -> Exchange:
-        """The same of any URL that the registry gave; its password goes to its own server only."""
-        is_own = is_same_server(url, self.base_url(place, call))
+        Args: where: a path of the repository, or a URL that the registry gave: its password goes to its own server
+            only; note: by this is remembered where it was redirected to.
+        """
+        base = self.base_url(place, call)
+        url = where if "://" in where else f"{base}/{where}"
+        is_own = is_same_server(url, base)
 
         def get(private: Mapping[str, str]) -> tuple[Exchange, bool]:
             mine = private if is_own else {}

@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from bootseer.errors import ConfigError, StorageError, Unavailable
 from bootseer.storage import http_client
 from bootseer.storage.counts import Counts
-from bootseer.storage.http_client import Exchange, HttpClient, Wire, to_ours
+from bootseer.storage.http_client import Exchange, HttpClient, Wire
 from bootseer.storage.oci_options import RegistryOptions
 from bootseer.storage.paths import redact
 
@@ -114,7 +114,7 @@ class RegistryHttp:
         Raises: StorageError when it is larger; Unavailable, StorageTimeout.
         """
         data = bytearray()
-        try:
+        with exchange.reading():
             while piece := exchange.response.read(min(SEND_BYTES, most_bytes + 1 - len(data))):
                 data += piece
                 call.touch()
@@ -122,12 +122,6 @@ class RegistryHttp:
                     raise StorageError(f"{exchange.shown}: the answer is larger than {most_bytes} bytes")
             if exchange.response.length:
                 raise Unavailable(f"{exchange.shown}: the connection ended within the answer")
-        except BaseException as error:
-            exchange.drop()
-            ours = to_ours(error, exchange.shown, self._timeout_s)
-            if ours is error:
-                raise
-            raise ours from error
         exchange.finish()
         return bytes(data)
 

@@ -137,7 +137,7 @@ def _ask_api(
     where = f"{place.name}: what refers to {digest}"
     url = f"{client.base_url(place, call)}/referrers/{digest}?{urlencode({'artifactType': artifact_type})}"
     for page in range(MOST_PAGES):
-        exchange = client.get_url(place, url, {"Accept": INDEX}, call)
+        exchange = client.get(place, url, {"Accept": INDEX}, call)
         content_type = exchange.headers.get("Content-Type", "").partition(";")[0].strip()
         if page == 0 and (exchange.status in _NO_API or (exchange.status == 200 and content_type != INDEX)):
             exchange.drop()  # some page for people

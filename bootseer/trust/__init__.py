@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bootseer.lazy import loader
+
 if TYPE_CHECKING:
     from bootseer.trust.dsse import Envelope as Envelope
     from bootseer.trust.dsse import parse as parse
@@ -30,12 +32,4 @@ _HOMES = {
     "seal": "dsse",
 }
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{home}"), name)
+__getattr__ = loader(__name__, _HOMES)

@@ -19,7 +19,7 @@ from bootseer.mounts import kernel
 from bootseer.mounts.erofs_mount import mount_erofs
 from bootseer.tree.erofs import metadata
 from tests.made_trees import file, make
-from tests.support import Program, Programs, find_process, wait_until
+from tests.support import Program, Programs, find_process, lacking, wait_until
 
 PARTS = os.path.join(os.path.dirname(__file__), "flat_parts.py")
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(PARTS)))
@@ -29,9 +29,9 @@ DATA_BYTES = 24 << 20
 def need_root() -> None:
     """Skips where nothing can be mounted; with CI set that is an error."""
     if os.geteuid() != 0:
-        _skip("mounts need root")
+        lacking("mounts need root")
     if not os.path.exists("/dev/fuse"):
-        _skip("/dev/fuse is missing")
+        lacking("/dev/fuse is missing")
 
 
 def need_erofs(folder: Path) -> None:
@@ -45,7 +45,7 @@ def need_erofs(folder: Path) -> None:
     try:
         mount_erofs(str(folder / "meta"), str(folder / "device"), str(shown))
     except BootseerError as error:
-        _skip(str(error))
+        lacking(str(error))
     kernel.unmount(str(shown))
 
 
@@ -53,12 +53,8 @@ def need_tool(name: str) -> str:
     """Path of a program of erofs-utils."""
     found = shutil.which(name)
     if found is None:
-        _skip(f"{name} is missing (erofs-utils)")
+        lacking(f"{name} is missing (erofs-utils)")
     return str(found)
-
-
-def _skip(reason: str) -> None:
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
 @pytest.fixture(scope="session")

@@ -47,8 +47,8 @@ from bootseer.trust import Trust, parse
 from tests.contract import servers
 from tests.integration.image_roots import make_root
 from tests.integration.mounted_trees import make_files, need_mounts
-from tests.integration.oci_layouts import SKOPEO, skopeo
-from tests.support import clean_environ, is_running, wait_until
+from tests.integration.oci_layouts import skopeo
+from tests.support import clean_environ, is_running, lacking, needs_program, wait_until
 
 BOOTSEER = os.path.join(os.path.dirname(sys.executable), "bootseer")
 MIB = 1 << 20
@@ -119,7 +119,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
     if reason := why_not():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+        lacking(reason)
     with RegistryServer(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
@@ -350,9 +350,7 @@ def test_gc_goes_on_when_an_unpacked_tree_cannot_be_taken_away(
     image: Commands, source: Path, tmp_path: Path
 ) -> None:
     if os.geteuid() != 0:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(
-            "a folder that cannot be removed needs a mount: root"
-        )
+        lacking("a folder that cannot be removed needs a mount: root")
     trust = Trust.load(image.environ)
     digests = []
     for number in range(2):
@@ -553,7 +551,7 @@ def test_a_layout_is_built(image: Commands, tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.skipif(SKOPEO is None and not os.environ.get("CI"), reason="skopeo is not installed")
+@needs_program("skopeo")
 def test_an_image_of_a_registry_becomes_a_tree_there(
     image: Commands, registry: RegistryServer, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ The image has a Python and this environment's torch; its link is slow, and share
 from __future__ import annotations
 
 import glob
+import importlib.util
 import json
 import os
 import shutil
@@ -31,13 +32,13 @@ from tests.integration.image_roots import Interpreter, libraries, link, make_roo
 from tests.integration.mounted_trees import make_files, need_mounts
 from tests.integration.test_image_commands import Commands
 from tests.integration.test_materialise_user import USER, User
-from tests.support import wait_until
+from tests.support import lacking, needs_program, wait_until
 from tests.support_trees import differences, walk
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(os.geteuid() != 0, reason="another user is made by root"),
-    pytest.mark.skipif(shutil.which("setpriv") is None and not os.environ.get("CI"), reason="no setpriv"),
+    needs_program("setpriv"),
 ]
 BYTES_PER_S = 12e6
 
@@ -130,7 +131,8 @@ def open_folder() -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_torch_can_be_imported_long_before_all_is_there(open_folder: Path) -> None:
-    pytest.importorskip("torch")
+    if importlib.util.find_spec("torch") is None:
+        lacking("torch is not installed")
     need_mounts()  # to record
     made = TorchImage(open_folder)
     (open_folder / "user").mkdir(mode=0o755)

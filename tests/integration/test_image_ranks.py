@@ -536,16 +536,7 @@ def test_nodes_with_different_images_are_refused(bootrun: support.Programs, root
     write(bootrun.dir, "tell.py", TELL)
     link = f"{bootrun.dir}/other"
     shutil.copytree(root, link, symlinks=True)
-    words = [
-        "--nnodes",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-id",
-        "x",
-        "--rdzv-endpoint",
-        f"localhost:{free_port}",
-    ]
+    words = [*NODES, f"localhost:{free_port}"]
     programs = [bootrun.start(*words, "--image", f"rootfs:{each}", "tell.py") for each in (root, link)]
     runs = [program.wait() for program in programs]
     assert [run.status for run in runs] == [1, 1]
@@ -554,16 +545,7 @@ def test_nodes_with_different_images_are_refused(bootrun: support.Programs, root
 
 def test_nodes_of_one_image(bootrun: support.Programs, root: str, free_port: int) -> None:
     write(bootrun.dir, "tell.py", TELL)
-    words = [
-        "--nnodes",
-        "2",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-id",
-        "x",
-        "--rdzv-endpoint",
-        f"localhost:{free_port}",
-    ]
+    words = [*NODES, f"localhost:{free_port}"]
     programs = [bootrun.start(*words, "--image", f"rootfs:{root}", "tell.py") for _ in range(2)]
     for program in programs:
         run = program.wait()

@@ -45,13 +45,13 @@ from bootseer.tree.head import Head
 from bootseer.tree.head import encode as encode_head
 from bootseer.tree.index import BLOCK_BYTES, BLOCK_UNITS, UNIT_BYTES
 from bootseer.trust import seal
-from tests.integration.oci_layouts import SKOPEO, make_layout, skopeo
-from tests.support import wait_until
+from tests.integration.oci_layouts import make_layout, skopeo
+from tests.support import lacking, needs_program, wait_until
 from tests.unit.bootseer.image.trees import SmallTree, make_tree
 
 pytestmark = pytest.mark.system
 numbers = itertools.count()
-needs_skopeo = pytest.mark.skipif(SKOPEO is None and not os.environ.get("CI"), reason="skopeo is not installed")
+needs_skopeo = needs_program("skopeo")
 PIECE = 1 << 20
 
 
@@ -66,7 +66,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def check_installed() -> None:
     if reason := why_not():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+        lacking(reason)
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,11 @@ import pytest
 
 from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.integration.mounted_trees import TOP, Built, make_files, need_mounts
-from tests.support import Program, Programs, is_running, wait_until
+from tests.support import Program, Programs, is_running, needs_program, wait_until
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.skipif(
-        shutil.which("setpriv") is None and not os.environ.get("CI"), reason="setpriv is not installed"
-    ),
+    needs_program("setpriv"),
 ]
 USER = os.path.join(os.path.dirname(__file__), "tree_user.py")
 ADA, BOB, ROOT = 65534, 65533, 0

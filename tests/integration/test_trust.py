@@ -20,7 +20,7 @@ import pytest
 from bootseer.testing.minihdfs import MiniHdfs
 from tests.contract import servers
 from tests.integration import hdfs_cluster
-from tests.support import clean_environ
+from tests.support import clean_environ, needs_program
 
 DRIVER = os.path.join(os.path.dirname(__file__), "trust_driver.py")
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -310,7 +310,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.mark.system
 @needs_root
-@pytest.mark.skipif(shutil.which("setpriv") is None and not os.environ.get("CI"), reason="no setpriv")
+@needs_program("setpriv")
 def test_folders_of_several_users(shared: Path) -> None:
     before = os.umask(0o022)
     try:

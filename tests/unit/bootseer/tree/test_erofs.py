@@ -10,17 +10,15 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 
 from bootseer.tree import erofs
 from bootseer.tree.index import UNIT_BYTES
 from tests.made_trees import Made, content, everything, file, folder, make, symlink, trees, whiteout
+from tests.support import needs_program
 
 FSCK = shutil.which("fsck.erofs")
-needs_fsck = pytest.mark.skipif(
-    FSCK is None and not os.environ.get("CI"), reason="fsck.erofs is missing (erofs-utils)"
-)
+needs_fsck = needs_program("fsck.erofs")
 ON_DISK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 
 

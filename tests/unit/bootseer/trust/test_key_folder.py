@@ -14,6 +14,7 @@ import pytest
 from bootseer.errors import ConfigError, NotFound
 from bootseer.trust import KeyFolder, PublicKey, SigningKey, Trust
 from bootseer.trust.key_folder import MOST_FILES
+from tests.support import needs_program
 
 OTHER = 65534
 
@@ -257,7 +258,7 @@ def test_a_folder_of_kubernetes(folder: KeyFolder) -> None:
     assert found is not None and found.public == key.public
 
 
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
+@needs_program("ssh-keygen")
 def test_keys_of_openssh_are_trusted(folder: KeyFolder, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ada", "-f", tmp_path / "id"], check=True)
     folder._make_folder(folder.trusted_path)

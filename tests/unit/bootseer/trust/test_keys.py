@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from bootseer.errors import ConfigError
 from bootseer.trust import ed25519
 from bootseer.trust.ed25519 import SigningKey, verify
 from bootseer.trust.keys import PublicKey, clean_name, parse_public, parse_publics
+from tests.support import needs_program
 
 # RFC 8032, 7.1: secret key, public key, message, signature.
 RFC = [
@@ -107,7 +107,7 @@ def test_lines_are_read_as_they_were_written(raw: bytes, name: str) -> None:
     assert len(key.line.splitlines()) == 1
 
 
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
+@needs_program("ssh-keygen")
 def test_keys_of_openssh(tmp_path: Path) -> None:
     def keygen(*words: object) -> str:
         return subprocess.run(["ssh-keygen", *map(str, words)], check=True, capture_output=True, text=True).stdout
