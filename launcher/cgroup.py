@@ -21,7 +21,9 @@ def make() -> str | None:
         path = _own_cgroup()
         if path is None:
             return None
-        path = _make_new(f"{path}/bootseer-{os.getpid()}")
+        # Our number alone is no name: in another PID namespace another job has it too, at the same time.
+        path = f"{path}/bootseer-{os.getpid()}-{os.urandom(4).hex()}"
+        os.mkdir(path)
     except (OSError, ValueError):
         return None
     if os.path.exists(f"{path}/cgroup.kill"):
@@ -50,22 +52,6 @@ def remove(path: str | None) -> None:
                 time.sleep(0.005)
                 continue
         return
-
-
-def _make_new(path: str) -> str:
-    """By this name or a like one: one of an ended process of our number may be there, empty or not."""
-    for name in (path, *(f"{path}-{number}" for number in range(1, 8))):
-        try:
-            os.mkdir(name)
-            return name
-        except FileExistsError:
-            try:
-                os.rmdir(name)
-                os.mkdir(name)
-                return name
-            except OSError:
-                continue  # somebody is in it
-    raise FileExistsError(path)
 
 
 def _own_cgroup() -> str | None:

@@ -1,4 +1,4 @@
-"""The job's own cgroup: made beside what ended jobs have left, and gone when it ends."""
+"""The job's own cgroup: of no other job, and gone when it ends."""
 
 from __future__ import annotations
 
@@ -23,16 +23,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     cgroup.remove(path)
 
 
-def test_one_of_an_ended_process_of_the_same_number_is_no_hindrance(made: str) -> None:
-    again = cgroup.make()
-    assert again == made and os.listdir(made)
-
-
-def test_one_that_is_in_use_is_left_alone(made: str) -> None:
+def test_another_job_of_the_same_number_has_one_of_its_own(made: str) -> None:
+    """In two PID namespaces two sentinels have the same number; neither guard may have entered yet."""
+    other = cgroup.make()
+    assert other is not None and other != made
     with subprocess.Popen(["sleep", "60"]) as process:
         assert cgroup._write(f"{made}/cgroup.procs", str(process.pid).encode())
-        other = cgroup.make()
-        assert other is not None and other != made
         cgroup.remove(other)
         assert not os.path.exists(other)
         assert process.poll() is None
