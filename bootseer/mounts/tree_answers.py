@@ -107,7 +107,8 @@ class Answers:
             ],
         }
         if daemon.parts is not None:
-            said["blocks"] = {"count": daemon.parts.index.block_count, **daemon.parts.fetcher.statistics()}
+            fetched = daemon.parts.fetcher.statistics() if daemon.hot is None else daemon.hot.block_statistics()
+            said["blocks"] = {"count": daemon.parts.index.block_count, **fetched}
             said["cache"] = await aio.run_io(daemon.parts.tree_cache.statistics)
             said["not_kept"] = daemon.parts.tree_cache.full_reason
         if daemon.hot is not None:

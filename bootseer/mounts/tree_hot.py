@@ -11,12 +11,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from bootseer import aio
 from bootseer.blocks import Prefetcher, Recorder
+from bootseer.blocks.prefetch import Phase
 from bootseer.blocks.trace import Trace
 from bootseer.errors import BootseerError
+from bootseer.mounts.bringing import Bringer
+from bootseer.mounts.tree_bringer import Order
 from bootseer.mounts.tree_parts import Parts
 from bootseer.mounts.tree_settings import Settings
 
+APART_BLOCKS = 256  # so many are worth another process
 WHOLE = "whole"  # the prefetch of everything; others are named after their workload
 
 
@@ -29,6 +34,7 @@ class HotBlocks:
         self.trace_where = ""  # of the trace that was found
         self._parts, self._settings, self._digest, self._log = parts, settings, digest, log
         self._prefetchers: dict[str, Prefetcher] = {}
+        self._bringers: dict[str, Bringer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._known: Trace | None = None
         self._has_looked = asyncio.Event()  # for the trace of our workload
@@ -92,11 +98,28 @@ class HotBlocks:
         recorder = self.recorder
         is_full = self.recording == "on" and not recorder.is_on
         return {
-            "prefetch": {name: each.statistics() for name, each in self._prefetchers.items()},
+            "prefetch": {name: self._progress(name) for name in self._prefetchers},
             "recording": "full" if is_full else self.recording,
             "touched_blocks": len(recorder.seen) - recorder.seen.count(0),
             "trace": self.trace_where,
         }
+
+    def block_statistics(self) -> dict[str, float]:
+        """As `BlockFetcher.statistics`, of all that fetches blocks for this mount."""
+        found = self._parts.fetcher.statistics()
+        for bringer in self._bringers.values():
+            for name, value in bringer.brought.blocks.items():
+                found[name] = found.get(name, 0.0) + value
+        return found
+
+    def _progress(self, name: str) -> dict[str, float | str]:
+        own = self._prefetchers[name].statistics()
+        bringer = self._bringers.get(name)
+        if bringer is None or not bringer.brought.prefetch:
+            return own
+        if own["phase"] == Phase.NEW.value:
+            return bringer.brought.prefetch
+        return {**own, "hot_s": float(own["hot_s"]) + float(bringer.brought.prefetch["hot_s"])}
 
     async def _begin_own(self) -> None:
         try:
@@ -106,15 +129,23 @@ class HotBlocks:
         finally:
             self._has_looked.set()
         if found is not None and self._settings.prefetches:
-            await self._run(self._settings.workload, self._prefetcher(found.trace))
+            await self._run_hot(self._settings.workload, found.trace)
 
     async def _prefetch(self, workload: str) -> None:
         found = await self._parts.traces.find(workload)
         if found is not None and workload not in self._prefetchers:
-            await self._run(workload, self._prefetcher(found.trace))
+            await self._run_hot(workload, found.trace)
 
-    def _prefetcher(self, trace: Trace) -> Prefetcher:
-        return Prefetcher(self._parts.fetcher, trace.hot(), log=self._log)
+    async def _run_hot(self, name: str, trace: Trace) -> None:
+        """Many blocks by another process; what that leaves, or few, by this one."""
+        parts, hot = self._parts, trace.hot()
+        prefetcher = self._prefetchers[name] = Prefetcher(parts.fetcher, hot, log=self._log)
+        missing = await aio.run_io(parts.tree_cache.missing, hot)
+        if len(missing) >= APART_BLOCKS and not parts.tree_cache.full_reason:
+            bringer = self._bringers[name] = Bringer(self._log)
+            order = Order(settings=self._settings, digest=self._digest, hot=hot, index=parts.index_bytes)
+            await bringer.run(order)
+        await prefetcher.run()
 
     async def _run(self, name: str, prefetcher: Prefetcher) -> None:
         self._prefetchers[name] = prefetcher

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from bootseer import aio
-from bootseer.blocks import BlockFetcher, Cache, TreeCache, open_cache
+from bootseer.blocks import BlockFetcher, Cache, TreeCache
+from bootseer.blocks import open_cache as open_named_cache
 from bootseer.blocks.cache import TREES
 from bootseer.blocks.donors import Donors
 from bootseer.blocks.folder import Limit
@@ -52,12 +53,18 @@ class Parts:
             self._metadata = await aio.run_io(erofs.metadata, full, self.tree_cache.tree)
         return self._metadata
 
+    @property
+    def index_bytes(self) -> bytes | None:
+        """The index object as it came from the store; None: it is in the cache."""
+        return self._index_bytes or None
+
     async def keep(self) -> None:
         """What the store does not have to be asked for at the next start."""
-        data, self._index_bytes = self._index_bytes, b""
+        data = self._index_bytes
         if data and not self.tree_cache.full_reason:
             digest = self.tree_cache.tree
             await aio.run_io(self.cache.write_index, digest, data)
+            self._index_bytes = b""
             await aio.run_io(tree_metadata.keep, _folder(self.cache, digest), digest, self._metadata, self._log)
 
 
@@ -68,7 +75,7 @@ async def open_parts(stack: AsyncExitStack, settings: Settings, digest: str, log
     """
     store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
     stack.push_async_callback(store.aclose)
-    cache = await aio.run_io(_open_cache, settings, log)
+    cache = await aio.run_io(open_cache, settings, log)
     folder = _folder(cache, digest)
     metadata = await aio.run_io(tree_metadata.read, folder, digest)
     index: Index | None = None
@@ -79,16 +86,30 @@ async def open_parts(stack: AsyncExitStack, settings: Settings, digest: str, log
     if index is None:
         full, index_bytes = await _open_index(settings, store, cache, digest)
         index = tree_metadata.slim(full)
+    fetcher = await open_fetcher(stack, settings, store, cache, index, digest, log)
+    trust = Trust([TrustedKey(parse_public(line, "a key"), "a key") for line in settings.keys])
+    traces = Traces(folder, digest, index.block_count, store, trust, log)
+    parts = Parts(cache, fetcher.cache, index, fetcher, traces, log)
+    parts._metadata, parts._full, parts._index_bytes = metadata or b"", full, index_bytes
+    return parts
+
+
+async def open_fetcher(
+    stack: AsyncExitStack,
+    settings: Settings,
+    store: Store,
+    cache: Cache,
+    index: Index,
+    digest: str,
+    log: Callable[[str], None],
+) -> BlockFetcher:
+    """Of a tree whose index is known, with the tree's cache. `stack` closes both. Raises: StorageError."""
     tree_cache = await aio.run_io(cache.open_tree, digest, index.block_count)
     stack.push_async_callback(aio.run_io, tree_cache.close)
     donors = Donors(cache, digest, index, log=log)
     fetcher = BlockFetcher(index, tree_cache, [store], donors=donors, deadline_s=settings.deadline_s)
     stack.push_async_callback(fetcher.aclose)
-    trust = Trust([TrustedKey(parse_public(line, "a key"), "a key") for line in settings.keys])
-    traces = Traces(folder, digest, index.block_count, store, trust, log)
-    parts = Parts(cache, tree_cache, index, fetcher, traces, log)
-    parts._metadata, parts._full, parts._index_bytes = metadata or b"", full, index_bytes
-    return parts
+    return fetcher
 
 
 def _read_known(cache: Cache, digest: str) -> Index | None:
@@ -102,9 +123,10 @@ async def _open_index(settings: Settings, store: Store, cache: Cache, digest: st
     return opened.index, opened.index_bytes
 
 
-def _open_cache(settings: Settings, log: Callable[[str], None]) -> Cache:
+def open_cache(settings: Settings, log: Callable[[str], None]) -> Cache:
+    """Blocks. Raises: ConfigError, StorageError."""
     if not settings.cache_folder:
-        return open_cache(os.environ, log=log)
+        return open_named_cache(os.environ, log=log)
     limit = Limit(settings.cache_bytes, settings.cache_share)
     return Cache(settings.cache_folder, limit=limit, log=log)
 

@@ -1,0 +1,115 @@
+"""Brings the hot blocks of a tree into its cache, for its daemon: `python -P -m bootseer.mounts.tree_bringer`.
+
+A process of its own: the daemon answers the kernel, each answer needs the interpreter's lock, and whoever unpacks
+blocks beside it makes each read of a starting program late. In: an Order by stdin, which stays open: its end is
+this one's. Out: by stdout a line of figures (`Brought`, JSON) a few times a second, the last one when all is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import struct
+import sys
+from contextlib import AsyncExitStack
+
+import msgspec
+
+from bootseer import aio
+from bootseer.blocks import Prefetcher
+from bootseer.errors import BootseerError, StorageError
+from bootseer.mounts import tree_metadata
+from bootseer.mounts.tree_parts import open_cache, open_fetcher
+from bootseer.mounts.tree_settings import Settings
+from bootseer.storage import open_store
+from bootseer.tree.index import MOST_INDEX_BYTES
+
+TELL_S = 0.25
+LENGTH = struct.Struct("<Q")  # of the order, before it
+MOST_ORDER_BYTES = MOST_INDEX_BYTES + (64 << 20)
+
+
+class Order(msgspec.Struct, kw_only=True):
+    """What is to be brought. As MessagePack."""
+
+    settings: Settings
+    digest: str
+    hot: list[int]
+    index: bytes | None = None  # the index object, which was checked; None: it is in the cache
+
+
+class Brought(msgspec.Struct, kw_only=True):
+    """Figures so far, as `Prefetcher` and `BlockFetcher` have them."""
+
+    prefetch: dict[str, float | str]
+    blocks: dict[str, float]
+
+
+def encode(order: Order) -> bytes:
+    """As it is written to stdin."""
+    data = msgspec.msgpack.encode(order)
+    return LENGTH.pack(len(data)) + data
+
+
+def main() -> int:
+    """The exit status: 1 when it could not begin."""
+    gc.disable()  # an index is many objects, none of them garbage
+    try:
+        order = _read_order()
+        asyncio.run(_bring(order))
+    except BootseerError as error:
+        _log(str(error))
+        return 1
+    return 0
+
+
+def _read_order() -> Order:
+    source = sys.stdin.buffer
+    (length,) = LENGTH.unpack(source.read(LENGTH.size).ljust(LENGTH.size, b"\0"))
+    data = source.read(min(length, MOST_ORDER_BYTES))
+    try:
+        return msgspec.msgpack.decode(data, type=Order)
+    except msgspec.MsgspecError as error:
+        raise StorageError(f"what is to be brought cannot be understood: {error}") from error
+
+
+async def _bring(order: Order) -> None:
+    settings = order.settings
+    asyncio.get_running_loop().add_reader(0, os._exit, 1)  # nothing more comes: whoever asked has gone
+    async with AsyncExitStack() as stack:
+        store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
+        stack.push_async_callback(store.aclose)
+        cache = await aio.run_io(open_cache, settings, _log)
+        data = order.index or await aio.run_io(cache.read_index, order.digest)
+        if data is None:
+            raise StorageError(f"the index of {order.digest} is no longer in the cache")
+        index = await aio.run_io(tree_metadata.decode_slim, data, order.digest)
+        fetcher = await open_fetcher(stack, settings, store, cache, index, order.digest, _log)
+        prefetcher = Prefetcher(fetcher, order.hot, log=_log)
+
+        async def tell() -> None:
+            while True:
+                _tell(Brought(prefetch=prefetcher.statistics(), blocks=fetcher.statistics()))
+                await asyncio.sleep(TELL_S)
+
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(tell())
+            await prefetcher.run()
+            telling.cancel()
+        _tell(Brought(prefetch=prefetcher.statistics(), blocks=fetcher.statistics()))
+
+
+def _tell(brought: Brought) -> None:
+    try:
+        os.write(1, msgspec.json.encode(brought) + b"\n")
+    except OSError:
+        os._exit(1)  # nobody reads it
+
+
+def _log(line: str) -> None:
+    print(f"bootseer tree: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
