@@ -89,3 +89,28 @@ class Untrusted(IntegrityError):
 
 class CheckpointError(BootseerError):
     """A checkpoint cannot be found, read or written."""
+
+
+class EnvError(BootseerError):
+    """An environment cannot be set up, captured or restored."""
+
+
+class SetupFailed(EnvError):
+    """A set-up command failed, or took too long.
+
+    `tail`: the last lines of what it wrote. `status`: exit status, or minus the number of the signal; None when it
+    was ended by us.
+    """
+
+    def __init__(self, message: str, *, tail: tuple[str, ...] = (), status: int | None = None) -> None:
+        super().__init__(message)
+        self.tail = tail
+        self.status = status
+
+
+class CaptureRefused(EnvError):
+    """What set-up commands did cannot be had on another node: nothing is published, and the job goes on."""
+
+
+class EditableRefused(CaptureRefused):
+    """A package is installed in place, and its source folder lies neither in a target nor among the inputs."""

@@ -15,6 +15,7 @@ examples:
   bootseer run --standalone --nproc-per-node 8 train.py     the same as: bootrun ...
   bootseer ckpt ls hdfs://namenode/run1/ckpt                which checkpoint a job would load
   bootseer image build docker://python:3.11 /data/python    an image as a tree, which starts before it is there
+  bootseer env list --env-store hdfs://namenode/envs        environments that jobs need not install
   bootseer keys make                                        a key to sign what this user publishes
   bootseer --version
 """
@@ -33,6 +34,7 @@ GROUPS = {
     "image": Group(
         "bootseer.cli.image", "image", "images as trees: build, push, pull, mount, run, prefetch, unpack"
     ),
+    "env": Group("bootseer.cli.env", "env", "environments: set up once, restored everywhere; first-step caches"),
     "keys": Group("bootseer.cli.keys", "image", "keys: who may publish what this user runs"),
 }
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.blocks import Cache, open_cache
 from bootseer.blocks.cache import TREES
-from bootseer.errors import BootseerError, ConfigError
+from bootseer.errors import BootseerError
 from bootseer.storage import Store, open_store, redact
 from bootseer.storage.paths import is_chained, scheme_of
 from bootseer.tree.head import split_pin
 from bootseer.tree.opening import OpenedTree, open_tree, read_head
-from bootseer.trust import SigningKey, Trust
-from bootseer.trust.key_folder import MOST_FILE_BYTES
-from bootseer.trust.owned_files import NotOwnedError, read_owned
+from bootseer.trust import Trust
+from bootseer.trust.signing import Signing as Signing
 
 Progress = Callable[[int, int], None]  # bytes done, and in all
 Say = Callable[[str], object]  # a line for people
@@ -28,28 +26,6 @@ REGISTRIES = ("oci", "docker")
 UNSIGNED = (
     "the tree is not signed: only who owns the folder that it is in can use it; `bootseer keys make` makes a key"
 )
-
-
-class Signing(NamedTuple):
-    """How what is published is signed."""
-
-    key_path: str = ""  # of a private key; "": this user's own, if there is one
-    is_unsigned: bool = False
-
-    def key(self, trust: Trust) -> SigningKey | None:
-        """Raises: ConfigError for a key that cannot be used."""
-        if self.is_unsigned:
-            return None
-        if not self.key_path:
-            return trust.signing_key()
-        path = os.path.abspath(self.key_path)
-        try:
-            data, _ = read_owned(path, most_bytes=MOST_FILE_BYTES, is_secret=True)
-        except FileNotFoundError as error:
-            raise ConfigError(f"{path}: there is no such key; `bootseer keys make` makes one") from error
-        except NotOwnedError as error:
-            raise ConfigError(f"the private key is not used: {error}") from error
-        return SigningKey.from_pem(data, path)
 
 
 def is_registry(url: str) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from bootseer import aio
 from bootseer.blocks.trace import Trace
-from bootseer.errors import AlreadyExists, ConfigError, NotFound, SourceChanged, StorageError
+from bootseer.errors import AlreadyExists, ConfigError, StorageError
 from bootseer.image.commands import (
     UNSIGNED,
     Say,
@@ -27,13 +27,14 @@ from bootseer.image.commands import (
     tree_url,
 )
 from bootseer.image.commands_traces import carry, hot_blocks, hot_files, known_traces, publish
-from bootseer.storage import RangeReader, RangeRequest, Store
+from bootseer.storage import Store
 from bootseer.storage.paths import scheme_of
 from bootseer.tree.building import BuiltTree, Source, Statistics
 from bootseer.tree.building import build as build_tree
 from bootseer.tree.head import IMAGE, Head, make_head, split_pin
 from bootseer.tree.index import Index
 from bootseer.tree.opening import OpenedTree, publish_tree
+from bootseer.tree.pack_folder import PackFolder
 from bootseer.trust import SigningKey, Trust
 
 ROOTFS = "rootfs:"
@@ -204,42 +205,15 @@ class StoreTarget:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-
-    def put(self, digest: str, data: bytes) -> None:
-        aio.run_sync(self._put(f"packs/{digest}", data))
+        self._packs = PackFolder(store)
+        self.put = self._packs.put
 
     def finish(self, built: BuiltTree, head: Head, key: SigningKey | None) -> None:
         aio.run_sync(self._finish(built, head, key))
 
     async def _finish(self, built: BuiltTree, head: Head, key: SigningKey | None) -> None:
-        if built.tree.packs:
-            there = {entry.name for entry in await self._store.list("packs")}
-            for digest, _ in built.tree.packs:
-                if digest.hex() not in there:
-                    raise SourceChanged(
-                        f"{self._store.url}: packs/{digest.hex()} was taken away during the build: build again,"
-                        " and not beside `bootseer image gc`"
-                    )
+        await self._packs.check(built.tree.packs)
         await publish_tree(self._store, built.index_bytes, head, key)
-
-    async def _put(self, path: str, data: bytes) -> None:
-        try:
-            async with self._store.create(path, size=len(data)) as writer:
-                await writer.write(data)
-        except AlreadyExists:
-            if not await self._is_same(path, data):
-                await self._store.publish(path, data)  # what has its name is not it
-
-    async def _is_same(self, path: str, data: bytes) -> bool:
-        """Whether an earlier build has written these bytes there."""
-        try:
-            if (await self._store.stat(path)).size != len(data):
-                return False
-            there = bytearray(len(data))
-            await RangeReader(self._store).read([RangeRequest(path, 0, memoryview(there))])
-            return there == data
-        except NotFound:
-            return False
 
 
 class RegistryTarget:

@@ -6,6 +6,7 @@ which could be exchanged, and no pid, which could be another's by then. It ends 
 goes on.
 
     in      {"do": "make", ...}  {"do": "look", "paths": [[path, device, inode]]}  {"do": "attach", "folder": path}
+            {"do": "lay", ...}: no root of its own, folders over those of the node (layers.py)
     out     {"ok": {...}}  {"error": line, "kind": class}
 """
 
@@ -20,7 +21,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from bootseer import errors
@@ -28,6 +29,7 @@ from bootseer.errors import BootseerError, StorageError, StorageTimeout
 from bootseer.mounts import enter, kernel, namespaces
 from bootseer.mounts.binds import Bind
 from bootseer.mounts.image_environ import LOADER
+from bootseer.mounts.layers import Layer, LayersSpec, make_layers
 from bootseer.mounts.root import MadeRoot, RootSpec, find_program, make_root
 
 MOST_MESSAGE_BYTES = 16 << 20
@@ -83,6 +85,14 @@ class Holder:
         })  # fmt: skip
         made = MadeRoot(found["has_overlay"], found["has_user_namespace"], tuple(found["notes"]))
         return HeldRoot(found["address"], made, found["program"])
+
+    def lay(self, spec: LayersSpec) -> str:
+        """Lays folders over folders of the node, for those who enter: the address, for enter.py.
+
+        Raises: ConfigError, StorageError.
+        """
+        address: str = self._ask({"do": "lay", "layers": spec.layers, "scratch": spec.scratch})["address"]
+        return address
 
     def look(self, paths: Sequence[str]) -> list[str]:
         """Those paths of the node that are not seen inside, or lead to something else there."""
@@ -203,6 +213,9 @@ class _Process:
         match request["do"]:
             case "make":
                 return self._make(request)
+            case "lay":
+                layers = [Layer(*each) for each in request["layers"]]
+                return {"address": self._open_door(lambda: make_layers(LayersSpec(layers, request["scratch"])))[0]}
             case "look":
                 return {"missing": [path for path, *place in request["paths"] if not _is_seen(path, tuple(place))]}
             case "attach":
@@ -216,33 +229,39 @@ class _Process:
 
     def _make(self, request: dict[str, Any]) -> dict[str, Any]:
         lowers, writable, binds, links, users, groups = request["spec"]
+        spec = RootSpec(
+            lowers,
+            writable,
+            [Bind(*each) for each in binds],
+            [(text, target) for text, target in links],
+            users,
+            groups,
+        )
+        address, made = self._open_door(lambda: make_root(spec), request["loader"])
+        program = find_program(request["programs"], request["path"])
+        return {**made._asdict(), "address": address, "program": program}
+
+    def _open_door(
+        self, make: Callable[[], MadeRoot], loader: Mapping[str, str] | None = None
+    ) -> tuple[str, MadeRoot]:
+        """Has this process move into what is made, and lets others in. Returns: where they ask."""
         address = f"bootseer-root-{os.urandom(16).hex()}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(b"\0" + address.encode())
-        made = make_root(
-            RootSpec(
-                lowers,
-                writable,
-                [Bind(*each) for each in binds],
-                [(text, target) for text, target in links],
-                users,
-                groups,
-            )
-        )
+        made = make()
         self._fds = [
             os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC),
             os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC),
         ]
         if made.has_user_namespace:
             self._fds.append(os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC))
-        self._frame = _make_frame(made.has_user_namespace, request["loader"])
+        self._frame = _make_frame(made.has_user_namespace, loader)
         listener.listen(BACKLOG)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._listener = listener
         _let_go((2,))
-        program = find_program(request["programs"], request["path"])
-        return {**made._asdict(), "address": address, "program": program}
+        return address, made
 
     def _give(self) -> None:
         """To one program that wants to enter."""
@@ -262,9 +281,11 @@ class _Process:
                 pass  # it has gone
 
 
-def _make_frame(has_user_namespace: bool, loader: Mapping[str, str]) -> bytes:
+def _make_frame(has_user_namespace: bool, loader: Mapping[str, str] | None) -> bytes:
+    """`loader`: variables of LOADER inside, without the others; None: the caller's stay."""
     fields = [enter.NEEDS_USER if has_user_namespace else enter.NO_USER]
-    for name in LOADER:
+    for name in LOADER if loader is not None else ():
+        assert loader is not None
         fields.append(os.fsencode(f"{name}={loader[name]}" if name in loader else name))
     data = b"\0".join(fields)
     if 4 + len(data) > enter.MOST_FRAME_BYTES:

@@ -55,7 +55,7 @@ class OpenImage:
         self.has_user_namespace = held.made.has_user_namespace
         self.made_s = made_s  # what the root took, without the source
         # -I and -S: nothing of the caller's Python settings counts, and nothing is looked for.
-        self.prefix = (sys.executable, "-I", "-S", _enter_path(), held.address)
+        self.prefix = (sys.executable, "-I", "-S", enter_path(), held.address)
 
     def environ(self, caller: Mapping[str, str]) -> dict[str, str]:
         """The environment for a program that is started by `prefix`."""
@@ -85,7 +85,7 @@ class OpenImage:
         self.source.close()
 
 
-def _enter_path() -> str:
+def enter_path() -> str:
     """The compiled form if there is one, which this interpreter has just looked at: 3 ms of each rank's start."""
     compiled = getattr(enter, "__cached__", None)
     return os.path.abspath(compiled if compiled and os.path.exists(compiled) else enter.__file__)

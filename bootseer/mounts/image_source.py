@@ -77,7 +77,7 @@ def open_source(
     from bootseer.trust import Trust
 
     trust, key = Trust.load(), workload_key(*workload)
-    why = "" if _may_mount() else "mounts need root (CAP_SYS_ADMIN)"
+    why = "" if may_mount() else "mounts need root (CAP_SYS_ADMIN)"
     if not why:
         try:
             tree = mount_tree(url, trust=trust, name=name, digest=digest, workload=key)
@@ -95,7 +95,7 @@ def open_source(
     return UnpackedSource(url, trust, name, digest, key, say, began_s)
 
 
-def _may_mount() -> bool:
+def may_mount() -> bool:
     """Whether it is worth trying: without the capability the kernel refuses in any case."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:

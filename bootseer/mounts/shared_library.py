@@ -1,7 +1,8 @@
-"""PURE: the name by which programs ask for a shared library, read from its ELF file.
+"""PURE: the name by which programs ask for a shared library, and what its ELF file says beside it.
 
 The loader's own tool (ldconfig) makes a link of that name beside the file; where a library comes by a bind, we do.
-In: a function that reads bytes at an offset. Out: the name, "" for files that are no library.
+In: a function that reads bytes at an offset. Out: the name, "" for files that are no library; or where the loader
+is told to look for other libraries.
 
 Source: System V ABI, chapters 4 and 5; elf(5).
 """
@@ -9,18 +10,19 @@ Source: System V ABI, chapters 4 and 5; elf(5).
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM = struct.Struct("<IIQQQQQQ")
 _DYNAMIC = struct.Struct("<qQ")
 _ELF64_LITTLE = b"\x7fELF\x02\x01"
-_LIBRARY = 3  # ET_DYN
+_PROGRAM_TYPE, _LIBRARY = 2, 3  # ET_EXEC, ET_DYN
 _PT_LOAD, _PT_DYNAMIC = 1, 2
-_DT_NULL, _DT_STRTAB, _DT_SONAME = 0, 5, 14
+_DT_NULL, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 5, 14, 15, 29
 _MOST_PROGRAMS = 256
 _MOST_DYNAMIC_BYTES = 64 << 10
 _MOST_NAME_BYTES = 255
+_MOST_PATHS_BYTES = 64 << 10
 
 Read = Callable[[int, int], bytes]  # offset, size: as much as there is of it
 
@@ -28,23 +30,34 @@ Read = Callable[[int, int], bytes]  # offset, size: as much as there is of it
 def find_soname(read: Read) -> str:
     """DT_SONAME of a 64-bit little-endian library; "" where there is none, or it could not be a file's name."""
     try:
-        name = _find(read)
+        names = _find(read, (_DT_SONAME,), (_LIBRARY,), _MOST_NAME_BYTES)
     except struct.error:
         return ""
-    text = name.decode("ascii", "replace")
+    text = names[0].decode("ascii", "replace") if names else ""
     return text if text.isprintable() and text.isascii() and "/" not in text and text not in (".", "..") else ""
 
 
-def _find(read: Read) -> bytes:
+def find_run_paths(read: Read) -> list[bytes]:
+    """Where a 64-bit little-endian program or library has others looked for (DT_RPATH, DT_RUNPATH)."""
+    try:
+        found = _find(read, (_DT_RPATH, _DT_RUNPATH), (_PROGRAM_TYPE, _LIBRARY), _MOST_PATHS_BYTES)
+    except struct.error:
+        return []
+    return [path for each in found for path in each.split(b":") if path]
+
+
+def _find(read: Read, wanted: Sequence[int], types: Sequence[int], most_bytes: int) -> list[bytes]:
+    """The strings that these entries of the dynamic section name."""
     header = _HEADER.unpack(read(0, _HEADER.size))
-    if not header[0].startswith(_ELF64_LITTLE) or header[1] != _LIBRARY:
-        return b""
+    if not header[0].startswith(_ELF64_LITTLE) or header[1] not in types:
+        return []
     table, size, count = header[5], header[9], header[10]
     if size != _PROGRAM.size or not 0 < count <= _MOST_PROGRAMS:
-        return b""
+        return []
     programs = list(_PROGRAM.iter_unpack(read(table, size * count)))
     loads = [(address, length, offset) for kind, _, offset, address, _, length, *_ in programs if kind == _PT_LOAD]
-    strings = name = -1
+    strings = -1
+    names = []
     for kind, _, offset, _, _, length, *_ in programs:
         if kind != _PT_DYNAMIC:
             continue
@@ -54,11 +67,10 @@ def _find(read: Read) -> bytes:
                 break
             if tag == _DT_STRTAB:
                 strings = value
-            elif tag == _DT_SONAME:
-                name = value
+            elif tag in wanted:
+                names.append(value)
     for address, length, offset in loads:
-        if name >= 0 and address <= strings < address + length:
-            place = strings - address + offset + name
-            text, end, _ = read(place, _MOST_NAME_BYTES + 1).partition(b"\0")
-            return text if end else b""
-    return b""
+        if address <= strings < address + length:
+            texts = [read(strings - address + offset + name, most_bytes + 1).partition(b"\0") for name in names]
+            return [text for text, end, _ in texts if end]
+    return []

@@ -147,6 +147,7 @@ def lay_out(contents: Contents, packed: Packed, source: str) -> Index:
         links=links,
         rdevs={entry: inode.rdev for entry, inode in enumerate(inodes) if inode.rdev is not None},
         xattrs={entry: inode.xattrs for entry, inode in enumerate(inodes) if inode.xattrs and links[entry] == -1},
+        opaque=[entry for entry, inode in enumerate(inodes) if inode.is_opaque],
     )
 
 

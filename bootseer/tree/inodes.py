@@ -11,7 +11,9 @@ from bootseer.tree.index import BLOCK_UNITS, HOLE
 class Inode:
     """A file of any kind. One with several names (hard links) is the same object under each."""
 
-    __slots__ = ("children", "extents", "gid", "mode", "mtime_ns", "rdev", "size", "target", "uid", "xattrs")
+    __slots__ = (
+        "children", "extents", "gid", "is_opaque", "mode", "mtime_ns", "rdev", "size", "target", "uid", "xattrs",
+    )  # fmt: skip
 
     def __init__(self, mode: int, uid: int = 0, gid: int = 0, mtime_ns: int = 0) -> None:
         self.mode = mode  # as st_mode
@@ -23,6 +25,7 @@ class Inode:
         self.target = b""  # of a symbolic link
         self.rdev: tuple[int, int] | None = None  # of a device
         self.xattrs: list[tuple[bytes, bytes]] = []  # sorted by name
+        self.is_opaque = False  # a folder that hides what lies below it in lower trees
         self.children: dict[bytes, Inode] | None = {} if stat.S_ISDIR(mode) else None
 
     def add_pieces(self, first: int, count: int) -> None:

@@ -27,8 +27,9 @@ from bootseer.tree.index import Index
 from bootseer.tree.materialise_attributes import Attributes
 from bootseer.tree.materialise_files import FileWriter, link_names, remove, run_batches
 from bootseer.tree.materialise_plan import files_of, plan
+from bootseer.tree.materialise_private import PrivateWriter
 from bootseer.tree.reading import BlockSource
-from bootseer.tree.safe_folders import LastFolder, open_root
+from bootseer.tree.safe_folders import LastFolder, OpenFolders, open_root
 
 THREADS = 8  # wait for a store or a disk most of the time
 TEMPORARY = b".bootseer-tmp-"
@@ -56,6 +57,7 @@ def materialise(
     on_hot_done: Callable[[], object] | None = None,
     owners: Literal["as stored", "mine"] = "as stored",
     resume: bool = False,
+    is_private: bool = False,
     threads: int = THREADS,
     on_progress: Progress | None = None,
     boot_s: float | None = None,
@@ -68,6 +70,8 @@ def materialise(
         owners: "as stored" keeps owners, devices, setuid bits and all extended attributes, for root; "mine", and
             for other users, everything belongs to whoever calls, and what goes with an owner is left out.
         resume: the folder has what an interrupted run of the same tree left.
+        is_private: nobody looks into the folder before this returns, and after an error or a kill it is thrown
+            away as it is: files get their names when they are begun. That is the fastest.
         boot_s: when this machine was started, since the epoch; tests say another time.
     Raises: StorageError, also when the disk is full; IntegrityError; ConfigError. What has its name then is whole.
     """
@@ -82,7 +86,9 @@ def materialise(
             keeps_owners=keeps_owners,
             threads=threads,
             boot_s=_read_boot_s() if boot_s is None else boot_s,
+            is_private=is_private,
         )
+        assert not (resume and is_private), "what is thrown away is not resumed"
         if resume:
             unpacking.look()
         elif os.listdir(root_fd):
@@ -95,8 +101,17 @@ class _Unpacking:
     """One run."""
 
     def __init__(
-        self, index: Index, folder: str, root_fd: int, *, keeps_owners: bool, threads: int, boot_s: float
+        self,
+        index: Index,
+        folder: str,
+        root_fd: int,
+        *,
+        keeps_owners: bool,
+        threads: int,
+        boot_s: float,
+        is_private: bool,
     ) -> None:
+        self._is_private = is_private
         self._boot_s = boot_s
         self._index = index
         self._folder = folder
@@ -128,12 +143,14 @@ class _Unpacking:
     ) -> Materialised:
         index = self._index
         self._make_folders()
+        if self._is_private:
+            self._attributes.expect_plain(self._root_fd)
         if resume:
             self.look()  # also into those that could not be entered before
         files = [entry for entry in files_of(index) if entry not in self._kept]
         todo = plan(index, files, hot)
         self._make_others()
-        writer = FileWriter(
+        writer = (PrivateWriter if self._is_private else FileWriter)(
             index,
             self._folder,
             self._root_fd,
@@ -160,6 +177,8 @@ class _Unpacking:
         except BaseException:
             writer.take_away_unfinished()
             raise
+        finally:
+            writer.close()
         self._finish_folders()
         if not hot and on_hot_done is not None:
             on_hot_done()
@@ -206,7 +225,7 @@ class _Unpacking:
 
     def _finish_folders(self) -> None:
         """From the leaves to the root: what is done needs not be entered any more."""
-        with LastFolder(self._root_fd) as folders:
+        with (OpenFolders if self._is_private else LastFolder)(self._root_fd) as folders:
             for entry, names in reversed(self._folders.items()):
                 with self._errors(entry):
                     self._attributes.set_open(entry, folders.open(names))

@@ -31,6 +31,8 @@ class Attributes:
         self._opaque = frozenset(index.opaque)
         self._lock = threading.Lock()
         self._skipped: Counter[str] = Counter()
+        self._umask = 0o777  # nothing is plain
+        self._uid, self._gid = os.geteuid(), os.getegid()
 
     @property
     def skipped(self) -> dict[str, int]:
@@ -41,6 +43,28 @@ class Attributes:
     def skip(self, what: str) -> None:
         with self._lock:
             self._skipped[what] += 1
+
+    def expect_plain(self, root_fd: int) -> None:
+        """Looks once what a new file gets by itself below a folder that was just made: see `plain_modes`."""
+        found = os.fstat(root_fd)
+        try:
+            has_list = "system.posix_acl_default" in os.listxattr(root_fd)
+        except OSError:
+            has_list = True
+        if not has_list and not found.st_mode & stat.S_ISGID:
+            self._umask = _read_umask()
+
+    def plain_modes(self) -> list[int]:
+        """By entry, the mode with which a file is created that then has all but its time; -1 where it has not."""
+        index, mask = self._index, self._umask | 0o7000
+        modes = [-1 if mode & mask else mode & 0o777 for mode in index.modes]
+        for entry in index.xattrs:
+            modes[entry] = -1
+        if self.keeps_owners:
+            for entry, uid in enumerate(index.uids):
+                if uid != self._uid or index.gids[entry] != self._gid:
+                    modes[entry] = -1
+        return modes
 
     def set_open(self, entry: int, fd: int) -> None:
         """All, of an open file or folder. Raises: OSError."""
@@ -122,3 +146,12 @@ class Attributes:
                 if error.errno not in _REFUSED:
                     raise
                 self.skip("extended attributes")
+
+
+def _read_umask() -> int:
+    """Of this process, without changing it for a moment; 0o777 where the system does not say."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0o777

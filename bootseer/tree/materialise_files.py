@@ -12,7 +12,7 @@ from bootseer.errors import IntegrityError
 from bootseer.storage.os_errors import to_storage_error
 from bootseer.tree.index import BLOCK_BYTES, Index
 from bootseer.tree.materialise_attributes import Attributes
-from bootseer.tree.materialise_plan import Plan, Write, batches
+from bootseer.tree.materialise_plan import Plan, Write, apart, batches
 from bootseer.tree.reading import BlockSource
 from bootseer.tree.safe_folders import LastFolder
 
@@ -21,6 +21,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _AGAIN = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Folders = Mapping[int, tuple[bytes, ...]]  # names on the way to each folder
+Part = tuple[Write, memoryview]  # a piece of a file, and the block that it is in
 
 
 class FileWriter:
@@ -53,6 +54,8 @@ class FileWriter:
         self._begun: dict[int, tuple[int, int] | None] = {}  # entry -> its file by device and number, once made
         self._stopped = threading.Event()
 
+    is_apart = False  # threads do not work side by side
+
     def write_empty(self, entries: Sequence[int]) -> None:
         """Files without data."""
         with LastFolder(self._root_fd) as folders:
@@ -64,13 +67,7 @@ class FileWriter:
         """Fetches blocks and writes all that lies in them; bytes written and files that got whole by it."""
         if self._stopped.is_set():
             return 0, 0
-        raws = dict(self._blocks.read_blocks(numbers))
-        if raws.keys() != set(numbers):
-            raise IntegrityError(f"{self._folder}: other blocks came than those that were asked for")
-        parts: dict[int, list[tuple[Write, bytes | memoryview]]] = {}
-        for number in numbers:
-            for write in self._writes[number]:
-                parts.setdefault(write.entry, []).append((write, raws[number]))
+        parts = self._read(numbers)
         done = written_bytes = 0
         with LastFolder(self._root_fd) as folders:
             for entry in sorted(parts):
@@ -80,6 +77,21 @@ class FileWriter:
                     done += self._write(entry, folders, parts[entry])
                 written_bytes += sum(write.length for write, _ in parts[entry])
         return written_bytes, done
+
+    def _read(self, numbers: Sequence[int]) -> dict[int, list[Part]]:
+        """What lies in these blocks, by file."""
+        raws = dict(self._blocks.read_blocks(numbers))
+        if raws.keys() != set(numbers):
+            raise self._other_blocks()
+        parts: dict[int, list[Part]] = {}
+        for number in numbers:
+            raw = memoryview(raws[number])
+            for write in self._writes[number]:
+                parts.setdefault(write.entry, []).append((write, raw))
+        return parts
+
+    def _other_blocks(self) -> IntegrityError:
+        return IntegrityError(f"{self._folder}: other blocks came than those that were asked for")
 
     def stop(self) -> None:
         """Nothing more is begun."""
@@ -100,16 +112,19 @@ class FileWriter:
                 except OSError:
                     pass
 
+    def close(self) -> None:
+        """When no thread writes any more."""
+
     # ---- one file ------------------------------------------------------------------------------------------
 
-    def _write(self, entry: int, folders: LastFolder, parts: Sequence[tuple[Write, bytes | memoryview]]) -> bool:
+    def _write(self, entry: int, folders: LastFolder, parts: Sequence[Part]) -> bool:
         """Whether the file is whole now."""
         folder_fd = self._open_folder(folders, entry)
         temporary = self._temporary(entry)
         fd = self._open(entry, folder_fd, temporary, is_all=len(parts) == self._pieces[entry])
         try:
             for write, raw in parts:
-                _write_all(fd, memoryview(raw)[write.begin : write.begin + write.length], write.offset)
+                write_all(fd, raw[write.begin : write.begin + write.length], write.offset)
             is_whole = self._is_whole(entry, len(parts))
             if is_whole:
                 self._attributes.set_open(entry, fd)
@@ -181,6 +196,8 @@ class FileWriter:
 def run_batches(writer: FileWriter, blocks: Sequence[int], threads: int) -> Generator[tuple[int, int], None, None]:
     """Writes what lies in these blocks; (bytes, files) of each batch. All threads have ended when it ends."""
     todo = list(batches(blocks, BATCH_BLOCKS))
+    if writer.is_apart:
+        todo = apart(todo, threads)
     if not todo:
         return
     with ThreadPoolExecutor(min(threads, len(todo)), "tree-unpack") as pool:
@@ -226,7 +243,8 @@ def _write_or_stop(writer: FileWriter, batch: Sequence[int]) -> tuple[int, int]:
         raise
 
 
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Raises: OSError."""
     while data:
         count = os.pwrite(fd, data, offset)
         data, offset = data[count:], offset + count

@@ -45,6 +45,19 @@ def plan(index: Index, files: Iterable[int], hot: Sequence[int] = ()) -> Plan:
     was_touched = set(hot)
     hot_files: set[int] = set()
     for entry in files:
+        runs = index.runs[entry]
+        if len(runs) == 2 and runs[1] == 1 and runs[0] != HOLE:  # nearly all files
+            block, inside = divmod(runs[0], BLOCK_UNITS)
+            write = Write(entry, 0, inside * UNIT_BYTES, index.sizes[entry])
+            if block in writes:
+                writes[block].append(write)
+            else:
+                writes[block] = [write]
+            blocks_of[entry] = [block]
+            pieces[entry] = 1
+            if block in was_touched:
+                hot_files.add(entry)
+            continue
         blocks = blocks_of[entry] = []
         own_blocks = []
         for write, block in _writes(index, entry):
@@ -66,6 +79,12 @@ def batches(blocks: Sequence[int], most: int) -> Iterator[list[int]]:
     """So many at a time, neighbours together as far as they come together."""
     for begin in range(0, len(blocks), most):
         yield sorted(blocks[begin : begin + most])
+
+
+def apart(batches: Sequence[list[int]], count: int) -> list[list[int]]:
+    """The same in another order: who takes them one by one, `count` at once, gets them from different parts."""
+    length = -(-len(batches) // max(1, count))
+    return [batches[place] for offset in range(length) for place in range(offset, len(batches), length)]
 
 
 def _writes(index: Index, entry: int) -> Iterator[tuple[Write, int]]:

@@ -72,6 +72,41 @@ class LastFolder:
             os.close(self._fd)
 
 
+class OpenFolders:
+    """Folders that were opened stay open, so many of them, and those below are opened from them. For one thread.
+
+    For trees that nobody else changes: a folder that is moved meanwhile is still the one that is written to.
+    """
+
+    def __init__(self, root_fd: int, most: int = 64) -> None:
+        self._root_fd = root_fd
+        self._most = most
+        self._fds: dict[Sequence[bytes], int] = {}  # the one that was used last comes last
+
+    def __enter__(self) -> OpenFolders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self, names: Sequence[bytes]) -> int:
+        """Good until the next call."""
+        fd = self._fds.pop(names, None)
+        if fd is None:
+            if not names:
+                return self._root_fd
+            fd = os.open(names[-1], FOLDER, dir_fd=self.open(names[:-1]))
+        self._fds[names] = fd
+        if len(self._fds) > self._most:
+            os.close(self._fds.pop(next(iter(self._fds))))
+        return fd
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+
 def attribute_path(folder_fd: int, name: bytes) -> bytes:
     """A path of a name in an open folder, for calls that take no descriptor of a folder; /proc is needed."""
     return b"/proc/self/fd/%d/%s" % (folder_fd, name)

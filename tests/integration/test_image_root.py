@@ -18,7 +18,7 @@ from bootseer.errors import BootseerError, ConfigError, StorageError, StorageTim
 from bootseer.mounts.binds import Bind, plan_binds
 from bootseer.mounts.cdi_files import LIBRARIES
 from bootseer.mounts.holder import HeldRoot, Holder
-from bootseer.mounts.image_root import ImageRequest, _enter_path
+from bootseer.mounts.image_root import ImageRequest, enter_path
 from bootseer.mounts.image_run import run_in_image
 from bootseer.mounts.root import RootSpec
 from bootseer.mounts.tree_mount import mount_tree, unmount_tree
@@ -58,7 +58,7 @@ def make(holder: Holder, root: str, *binds: Bind, **more: object) -> HeldRoot:
 
 
 def inside(held: HeldRoot, *argv: str, cwd: str = "/", **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", "-S", _enter_path(), held.address, *argv]
+    command = [sys.executable, "-I", "-S", enter_path(), held.address, *argv]
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", **more}
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environ)
 
@@ -102,7 +102,7 @@ def test_what_a_program_keeps(holder: Holder, root: str, tmp_path: Path) -> None
         sys.executable,
         "-I",
         "-S",
-        _enter_path(),
+        enter_path(),
         held.address,
         "python3",
         "-c",
@@ -161,7 +161,7 @@ def test_the_loaders_variables_are_the_images(holder: Holder, root: str) -> None
 
 def test_many_at_once(holder: Holder, root: str) -> None:
     held = make(holder, root)
-    command = [sys.executable, "-I", "-S", _enter_path(), held.address, "/bin/cat", "/etc/os-release"]
+    command = [sys.executable, "-I", "-S", enter_path(), held.address, "/bin/cat", "/etc/os-release"]
     programs = [subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/") for _ in range(16)]
     assert [program.communicate()[0] for program in programs] == [b"ID=made\n"] * 16
 

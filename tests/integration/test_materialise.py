@@ -87,8 +87,8 @@ def plain_tree(tmp_path) -> Path:
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 1 << 32), entries=st.integers(0, 80))
-def test_made_trees_come_out_as_they_went_in(tmp_path_factory, seed: int, entries: int) -> None:
+@given(seed=st.integers(0, 1 << 32), entries=st.integers(0, 80), is_private=st.booleans())
+def test_made_trees_come_out_as_they_went_in(tmp_path_factory, seed: int, entries: int, is_private: bool) -> None:
     if not IS_ROOT:
         pytest.skip("only root may read files without any rights; for others see the next test")
     base = tmp_path_factory.mktemp("made")
@@ -97,7 +97,7 @@ def test_made_trees_come_out_as_they_went_in(tmp_path_factory, seed: int, entrie
     packs = packed(base / "source")
     assert packs.index is not None
     hot = random.Random(seed).sample(range(packs.index.block_count), packs.index.block_count // 3)
-    done = unpack(packs, base / "target", hot=hot, threads=3)
+    done = unpack(packs, base / "target", hot=hot, threads=3, is_private=is_private)
     assert snapshot(os.fspath(base / "target")) == snapshot(os.fspath(base / "source"))
     assert done.skipped == {}
     assert sorted(packs.asked) == sorted(set(packs.asked)), "each block once"

@@ -1,0 +1,222 @@
+"""`bootseer env ...`: snapshot, restore, key. Others are in env_look.py and env_caches.py.
+
+In: a command line; flags have the names that bootrun gives them. Out: results on stdout (`--json` for scripts),
+progress, the output of set-up commands and errors on stderr, an exit status (docs/errors.md). What the commands do
+is in bootseer.env.commands_*.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from bootseer.cli import env_caches, env_look, running
+from bootseer.cli.env_words import (
+    SETUP,
+    URL,
+    Config,
+    EnvKey,
+    MaxAge,
+    Python,
+    Setup,
+    SetupInput,
+    SetupTarget,
+    SetupTimeout,
+    SetupVariable,
+    SetupWait,
+    Store,
+    facts_of,
+    format_expiry,
+    format_time,
+    store_url,
+    to_flags,
+)
+from bootseer.cli.image_words import (
+    CountLine,
+    Json,
+    Key,
+    Quiet,
+    Unsigned,
+    new_app,
+    report,
+    say,
+    short,
+)
+from bootseer.cli.progress import format_bytes
+from bootseer.errors import UsageError
+
+app = new_app("env", "Environments: installed once, restored everywhere.")
+
+
+@app.command(epilog=f"bootseer env snapshot {SETUP} --env-store {URL}")
+def snapshot(
+    setup: Setup = None,
+    setup_input: SetupInput = None,
+    setup_target: SetupTarget = None,
+    setup_variable: SetupVariable = None,
+    setup_timeout: SetupTimeout = None,
+    setup_wait: SetupWait = None,
+    env_store: Store = "",
+    env_key: EnvKey = "",
+    env_max_age: MaxAge = None,
+    python: Python = "",
+    config: Config = "",
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="although the store has it")] = False,
+    log: Annotated[str, typer.Option("--log", metavar="FILE", help="the commands' output is added to it")] = "",
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="that compress (default one a core)")
+    ] = None,
+    key: Key = "",
+    unsigned: Unsigned = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run set-up commands here and now and publish what they did, for CI or a login node: starts then find it."""
+    from bootseer.env.commands_snapshot import SnapshotOptions
+    from bootseer.env.commands_snapshot import snapshot as make
+    from bootseer.env.commands_spec import make_spec
+    from bootseer.trust.signing import Signing
+
+    flags = to_flags(
+        setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config,
+        timeout_s=setup_timeout, wait_s=setup_wait,
+    )  # fmt: skip
+    spec = make_spec(flags, os.environ, os.getcwd())
+    options = SnapshotOptions(Signing(key, unsigned), rebuild, os.path.abspath(log) if log else "", threads)
+    line = CountLine("bootseer env snapshot", is_quiet=quiet)
+    with line:
+        made = make(spec, options, os.environ, say=say, on_line=_ignore if quiet else _show_line, count=line.count)
+    found = made.found.snapshot
+    record = _record_of(made.found.snapshot) | {
+        "is_ours": made.is_ours, "setup_here_s": made.setup_s, "capture_s": made.capture_s,
+        "stored_bytes": made.stored_bytes, "because": made.found.because, "generation": made.found.generation,
+    }  # fmt: skip
+    expiry = format_expiry(found.expires_s, time.time())
+    if made.is_ours:
+        text = (
+            f"{found.key}\n{found.files:,} files, {format_bytes(found.bytes)} became"
+            f" {format_bytes(made.stored_bytes)}; set-up took {format_time(made.setup_s)},"
+            f" publishing {format_time(made.capture_s)}; {expiry}"
+        )
+    elif made.setup_s:
+        text = f"{found.key}\nwas made by somebody else meanwhile, and that one counts; {expiry}"
+    else:
+        text = f"{found.key}\nis there already ({made.found.because}); {expiry}; --rebuild makes another one"
+    report(record, as_json, text)
+
+
+@app.command(epilog=f"bootseer env restore {SETUP} --env-store {URL}")
+def restore(
+    key: Annotated[
+        str,
+        typer.Argument(metavar="[KEY]", help="of the environment, or its first letters; else that of the flags"),
+    ] = "",
+    to: Annotated[
+        list[str] | None, typer.Option("--to", metavar="DIR", help="instead of a target; one for each, in order")
+    ] = None,
+    setup: Setup = None,
+    setup_input: SetupInput = None,
+    setup_target: SetupTarget = None,
+    setup_variable: SetupVariable = None,
+    env_store: Store = "",
+    env_key: EnvKey = "",
+    env_max_age: MaxAge = None,
+    python: Python = "",
+    config: Config = "",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Put an environment into its targets, or into other folders. Needs no root; nothing is seen half."""
+    from bootseer.env.commands_restore import restore_key, restore_spec
+    from bootseer.env.commands_spec import has_commands, make_spec
+
+    flags = to_flags(
+        setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config
+    )
+    folders = [os.path.abspath(each) for each in to or ()]
+    if key and setup:
+        raise UsageError("a key and --setup: give one of them")
+    if not key and not has_commands(flags, os.environ, os.getcwd()):
+        raise UsageError("which environment? give its key (`bootseer env list`), or --setup as the job has it")
+    line = CountLine("bootseer env restore", is_quiet=quiet)
+    with line:
+        if key:
+            done = restore_key(store_url(env_store, config), key, folders, os.environ, say=say, count=line.count)
+        else:
+            spec = make_spec(flags, os.environ, os.getcwd())
+            done = restore_spec(spec, folders, os.environ, say=say, count=line.count)
+    for what, count in sorted(done.skipped.items()):
+        say(f"not restored, as it cannot be here: {count} {what}")
+    where = ", ".join(done.targets)
+    found = done.found.snapshot
+    text = (
+        f"{where}: has the environment {short(done.key)} already"
+        if done.how == "there"
+        else f"{where}: has the environment {short(done.key)} now: {found.files:,} files,"
+        f" {format_bytes(found.bytes)} in {format_time(done.seconds)} ({done.found.because})"
+    )
+    record = _record_of(found) | {
+        "how": done.how, "seconds": done.seconds, "restored_to": done.targets, "because": done.found.because,
+        "skipped": done.skipped,
+    }  # fmt: skip
+    report(record, as_json, text)
+
+
+@app.command("key", epilog=f"bootseer env key {SETUP} --json")
+def key_(
+    setup: Setup = None,
+    setup_input: SetupInput = None,
+    setup_target: SetupTarget = None,
+    setup_variable: SetupVariable = None,
+    env_store: Store = "",
+    env_key: EnvKey = "",
+    env_max_age: MaxAge = None,
+    python: Python = "",
+    config: Config = "",
+    as_json: Json = False,
+) -> None:
+    """Print the key of the environment that a start here and now would ask for; --json has all that is in it."""
+    import msgspec
+
+    from bootseer.env.commands import key_here
+    from bootseer.env.commands_spec import make_spec
+
+    flags = to_flags(
+        setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config
+    )
+    keyed = key_here(make_spec(flags, os.environ, os.getcwd()), os.environ, say).keyed
+    record = {"key": keyed.key, "document": msgspec.to_builtins(keyed.document), **facts_of(keyed)}
+    report(record, as_json, keyed.key)
+
+
+for command, name, epilog in env_look.COMMANDS:
+    app.command(name, epilog=epilog)(command)
+app.add_typer(env_caches.app, name="caches", help="First-step caches: what a store or this node has of them.")
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command; returns the exit status."""
+    return running.run(app, "bootseer env", argv)
+
+
+# ---- words ---------------------------------------------------------------------------------------------------
+
+
+def _show_line(line: str) -> None:
+    sys.stderr.write(f"[setup] {line}\n")
+    sys.stderr.flush()
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def _record_of(snapshot: Any) -> dict[str, Any]:
+    import msgspec
+
+    record: dict[str, Any] = msgspec.to_builtins(snapshot)
+    return record

@@ -1,0 +1,80 @@
+"""`bootseer env caches ...`: what first training steps left, in a store or on this node."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated
+
+import typer
+
+from bootseer.cli.env_words import Config, Store, format_time, store_url
+from bootseer.cli.image_words import Json, new_app, report, say, short
+from bootseer.cli.progress import format_bytes
+from bootseer.errors import UsageError
+
+app = new_app()
+
+DAY_S = 86_400.0
+Node = Annotated[bool, typer.Option("--node", help="those of this node, not of the store")]
+
+
+@app.command("list", epilog="bootseer env caches list --env-store hdfs://namenode/environments")
+def list_(env_store: Store = "", node: Node = False, config: Config = "", as_json: Json = False) -> None:
+    """List first-step caches: of the store, or (--node, or where no store is named) of this node."""
+    from bootseer.env import commands_caches as commands
+
+    url = _url(env_store, node, config)
+    if not url:
+        there = commands.list_node(os.environ)
+        lines = [
+            f"{each.path}  {each.files:,} files, {format_bytes(each.size)},"
+            f" {'in use' if each.is_used else f'unused for {format_time(each.unused_s)}'}"
+            for each in there
+        ]
+        record = {"caches": [each._asdict() for each in there]}
+        report(record, as_json, "\n".join(lines or ["this node has no first-step caches"]))
+        return
+    found = commands.list_store(url, os.environ, say=say)
+    now_s = time.time()
+    lines = []
+    for each in found:
+        if each.generation:
+            lines.append(
+                f"{short(each.key)}  generation {each.generation}, {each.files:,} files,"
+                f" {format_bytes(each.size)}, made {format_time(now_s - each.made_s)} ago, {each.because}"
+            )
+        lines += [f"{short(each.key)}  not used: {why}" for why in each.refused]
+    record = {"caches": [each._asdict() for each in found]}
+    report(record, as_json, "\n".join(lines or ["the store has no first-step caches"]))
+
+
+@app.command(epilog="bootseer env caches gc --env-store hdfs://namenode/environments --older 60 --dry-run")
+def gc(
+    env_store: Store = "",
+    node: Node = False,
+    older: Annotated[float, typer.Option(min=0, metavar="DAYS", help="unused for so long")] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would go")] = False,
+    config: Config = "",
+    as_json: Json = False,
+) -> None:
+    """Take away first-step caches that no job has used for a while, of the store or of this node."""
+    from bootseer.env import commands_caches as commands
+
+    url = _url(env_store, node, config)
+    if url:
+        done = commands.collect_store(url, os.environ, unused_s=older * DAY_S, is_dry=dry_run, say=say)
+    else:
+        done = commands.collect_node(os.environ, unused_s=older * DAY_S, is_dry=dry_run)
+    would = "would go" if dry_run else "gone"
+    lines = [*done.removed, f"{len(done.removed)} {would}, {format_bytes(done.freed_bytes)}"]
+    if done.generations:
+        lines.append(f"{done.generations} files of replaced generations gone")
+    report(done._asdict() | {"is_dry_run": dry_run}, as_json, "\n".join(lines))
+
+
+def _url(env_store: str, node: bool, config: str) -> str:
+    """Of the store; empty for this node."""
+    if node and env_store:
+        raise UsageError("--node is this node, --env-store another place: give one of them")
+    return "" if node else store_url(env_store, config)

@@ -1,0 +1,115 @@
+"""What is being done to a target, written down before it is begun: a run that was killed is completed, or undone.
+
+One JSON file in the staging folder. Each step can be seen to be done or not by what lies where, so nothing is
+written between steps. After another boot of the machine the new files may be empty (nothing was synced): then the
+steps are undone. Only this user's own journals are read, and still with bounds: paths stay below the target.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+import msgspec
+
+from bootseer.blocks.tree_files import write_at
+from bootseer.env.apply_plan import Kind
+from bootseer.env.markers import Marker
+from bootseer.errors import IntegrityError
+
+NAME = b"journal"
+FORMAT = "bootseer-env-journal/1"
+MOST_BYTES = 256 << 20
+_TEMPORARY = b"journal.new"
+
+
+class Attributes(msgspec.Struct, frozen=True, array_like=True):
+    """Of a folder."""
+
+    mode: int  # permissions
+    uid: int
+    gid: int
+    mtime_ns: int
+
+
+class Move(msgspec.Struct, frozen=True, array_like=True):
+    """A step, and how to know what has become of it."""
+
+    kind: Kind
+    path: bytes
+    device: int = 0  # of what comes, when it replaces something: its identity
+    inode: int = 0
+
+
+class Folder(msgspec.Struct, frozen=True, array_like=True):
+    """A folder that is merged."""
+
+    path: bytes
+    before: Attributes
+    after: Attributes
+
+
+class Journal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The moves of one target."""
+
+    format: str = FORMAT
+    target: str
+    boot: str  # in which it was written
+    is_fresh: bool = False  # there was no target: one rename makes it
+    has_owners: bool  # owners are set, not only modes and times
+    moves: list[Move]
+    folders: list[Folder]  # parents first; the target itself first of all
+    marker: Marker  # that is written when all is done
+    paths: list[bytes]  # that it answers for, "" for the target itself
+
+
+def write(fd: int, journal: Journal) -> None:
+    """Into an open staging folder, whole or not at all. Raises: OSError."""
+    data = msgspec.json.encode(journal)
+    file = os.open(
+        _TEMPORARY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd
+    )
+    try:
+        write_at(file, data, 0)
+    finally:
+        os.close(file)
+    os.rename(_TEMPORARY, NAME, src_dir_fd=fd, dst_dir_fd=fd)
+
+
+def read(fd: int, where: str) -> Journal | None:
+    """None when there is none: nothing was moved. Raises: IntegrityError; OSError."""
+    try:
+        file = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+    except FileNotFoundError:
+        return None
+    with open(file, "rb") as opened:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            raise IntegrityError(f"{where}: is no journal")
+        data = opened.read(MOST_BYTES)
+    try:
+        journal = msgspec.json.decode(data, type=Journal)
+    except msgspec.MsgspecError as error:
+        raise IntegrityError(f"{where}: cannot be understood: {error}") from error
+    paths = [move.path for move in journal.moves] + [folder.path for folder in journal.folders if folder.path]
+    if journal.format != FORMAT or not all(map(_is_inside, paths)):
+        raise IntegrityError(f"{where}: is no journal of this version")
+    return journal
+
+
+def remove(fd: int) -> None:
+    """With it gone the target is as it should be. Raises: OSError."""
+    try:
+        os.unlink(NAME, dir_fd=fd)
+    except FileNotFoundError:
+        pass
+
+
+def attributes_of(status: Any) -> Attributes:
+    """Of a stat result."""
+    return Attributes(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns)
+
+
+def _is_inside(path: bytes) -> bool:
+    return all(name not in (b"", b".", b"..") and b"\0" not in name for name in path.split(b"/"))

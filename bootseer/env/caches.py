@@ -1,0 +1,288 @@
+"""First-step caches of a job on one node: seeded before its ranks start, captured after its first step and later.
+
+    caches = FirstStepCaches(key, environ, url="s3://bucket/environments")
+    with closing(caches):
+        say(caches.seed().line)             # before ranks start; again before each attempt
+        environ.update(caches.variables)
+        ...                                 # ranks run
+        say(caches.capture().line)          # after the first step, at checkpoints, at the end, after a crash
+
+Nothing here fails a job: what goes wrong is one line, and a start without caches. Plain code, for a thread or a
+process of its own; capturing reads and compresses, so it is for one with low priority.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from bootseer import aio
+from bootseer.env.caches_collect import SETTLE_S, Sum, collect
+from bootseer.env.caches_document import Generation
+from bootseer.env.caches_folders import KeyFolder, choose, shows_reads, topology_variables
+from bootseer.env.caches_kinds import NCCL
+from bootseer.env.caches_merge import LIMIT_BYTES, Found, merge, unit_of_path
+from bootseer.env.caches_seed import choose as choose_missing
+from bootseer.env.caches_seed import unpack
+from bootseer.env.caches_store import CacheStore, Newest, open_caches
+from bootseer.env.caches_tidy import make_room, mark_all, tidy
+from bootseer.env.caches_tree import LastTree, MergedFiles
+from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound, SourceChanged
+from bootseer.storage import Store
+from bootseer.tree.building import build
+from bootseer.tree.head import is_digest
+from bootseer.trust import SigningKey, Trust
+
+SEED_S = 30.0
+TRIES = 6  # of a generation that another node was faster with
+_MIB = 1 << 20
+_REPLACED = "the last first-step caches are replaced by those of this node"
+
+
+class Seeded(NamedTuple):
+    """What a start found."""
+
+    files: int  # that were put there; those that were there already are not counted
+    size: int  # bytes of these
+    generation: int  # 0: none
+    took_s: float
+    line: str  # for people
+    is_cold: bool  # nothing could be had from the store
+
+
+class Captured(NamedTuple):
+    """What a start gave."""
+
+    generation: int  # that was published, 0 if there was nothing to publish
+    files: int  # of this node that are new in it
+    evicted: int  # that are in it no more
+    size: int  # bytes of all its files
+    took_s: float
+    line: str  # for people
+
+
+class FirstStepCaches:
+    """The caches of one key on this node. It holds the folder as long as it is open."""
+
+    def __init__(
+        self,
+        key: str,
+        environ: Mapping[str, str],
+        *,
+        url: str = "",
+        trust: Trust | None = None,
+        signing_key: SigningKey | None = None,
+        own: Mapping[str, str] | None = None,
+        only: Collection[str] = (),
+        limit_bytes: int = LIMIT_BYTES,
+        node_type: str = "",
+        store: Callable[[], Store] | None = None,
+    ) -> None:
+        """
+        Args:
+            key: of `caches_key.make_key`. environ: that ranks will have.
+            url: of the environment store; "": caches are kept on this node alone.
+            trust: who is believed; by default this user's. signing_key: by default that of `trust`.
+            own: further folders to be kept, by a name for each (--cache-dir NAME=DIR).
+            only: names of kinds, by default all but "nccl". node_type: of `caches_key.read_node_type`.
+            store: gives the store of this key instead of `url`; called on aio's loop.
+        Raises: ConfigError, StorageError: there is no place for caches.
+        """
+        if not is_digest(key):
+            raise ValueError(f"{key[:80]!r} is no key")
+        self._key, self._url, self._limit_bytes = key, url, limit_bytes
+        self._trust = Trust.load(environ) if trust is None else trust
+        self._signing_key = signing_key
+        self._open_store = store or ((lambda: open_caches(url, key)) if url else None)
+        self._environ, self._node_type = dict(environ), node_type
+        self._sums: dict[str, Sum] = {}
+        self._folder = KeyFolder(key, environ)
+        try:
+            chosen = choose(self._folder.path, environ, own or {}, only=only)
+            self.places, self.notes = chosen.places, chosen.notes
+            self._variables = chosen.variables
+            self._folder.make([place for place in self.places if place.kind.name not in (own or {})])
+            if not shows_reads(self._folder.path):
+                self.notes.append(
+                    f"{self._folder.path}: the file system does not tell which files are read:"
+                    " of first-step caches the oldest go first"
+                )
+        except BaseException:
+            self._folder.close()
+            raise
+        self._own = frozenset(own or {})
+
+    @property
+    def path(self) -> str:
+        """The folder of this key on this node."""
+        return self._folder.path
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For ranks; to be asked for after `seed`. Never one that the user has set."""
+        found = dict(self._variables)
+        for place in self.places:
+            if place.kind is NCCL:
+                found.update(topology_variables(place, self._node_type, self._environ))
+        return found
+
+    def close(self) -> None:
+        """Other jobs are alone with the folder from now on."""
+        self._folder.close()
+
+    # ---- before ranks start --------------------------------------------------------------------------------
+
+    def seed(self, *, timeout_s: float = SEED_S) -> Seeded:
+        """Brings the folders in order and fills them from the store; no rank of this job may run."""
+        started_s = time.monotonic()
+        ours = [place for place in self.places if place.kind.name not in self._own]
+        with self._folder.alone() as is_alone:
+            if is_alone:
+                tidy(ours)
+                make_room(ours, self._limit_bytes)
+                mark_all(ours)
+        if self._open_store is None:
+            return _seeded(started_s, 0, 0, 0, "first-step caches are kept on this node alone", is_cold=False)
+
+        def has_time() -> bool:
+            return time.monotonic() - started_s < timeout_s
+
+        number = 0
+        try:
+            with _opened(self._open_store) as store:
+                caches = CacheStore(store, self._key, self._trust)
+                newest = aio.run_sync(caches.newest())
+                self._note(newest)
+                generation = newest.generation
+                if generation is None:
+                    why = f": {newest.notes[0]}" if newest.notes else ""
+                    return _seeded(started_s, 0, 0, 0, f"there are no first-step caches yet{why}", is_cold=True)
+                number = generation.number
+                wanted = choose_missing(generation.files, self.places)
+                if not wanted:
+                    return _seeded(started_s, 0, 0, number, "first-step caches are all there", is_cold=False)
+                tree = aio.run_sync(caches.open(generation))
+                done = unpack(wanted, tree, self._folder.path, has_time=has_time)
+        except BootseerError as error:
+            return _seeded(started_s, 0, 0, number, f"first-step caches are not used: {error}", is_cold=True)
+        line = f"first-step caches: {done.files} files, {done.size / _MIB:.1f} MiB ({newest.because})"
+        return _seeded(started_s, done.files, done.size, number, line, is_cold=False)
+
+    # ---- while ranks run, and after ------------------------------------------------------------------------
+
+    def capture(self, *, settle_s: float = SETTLE_S, pause: Callable[[float], object] = time.sleep) -> Captured:
+        """Publishes what this node has made, with what others have, if that is worth it."""
+        started_s = time.monotonic()
+        if self._open_store is None:
+            return _captured(started_s, "first-step caches are kept on this node alone")
+        found = collect(self.places, self._sums, settle_s=settle_s, pause=pause).found
+        if not found:
+            return _captured(started_s, "there is nothing of a first step to keep")
+        try:
+            with _opened(self._open_store) as store:
+                return self._publish(CacheStore(store, self._key, self._trust), found, started_s)
+        except BootseerError as error:
+            return _captured(started_s, f"first-step caches are not kept: {error}")
+
+    def _publish(self, caches: CacheStore, found: list[Found], started_s: float) -> Captured:
+        damaged = 0  # a generation whose tree cannot be read
+        for attempt in range(TRIES):
+            newest = aio.run_sync(caches.newest())
+            self._note(newest)
+            last, tree = newest.generation, None
+            if last is not None:
+                last, tree = (None, None) if last.number == damaged else self._open_last(caches, last)
+            merged = merge(last, found, int(time.time()), number=newest.next, limit_bytes=self._limit_bytes)
+            if not merged.is_worth_it:
+                return _captured(started_s, "first-step caches have nothing new")
+            mine = {each.path: each for each in found if each.path in merged.ours}
+            try:
+                built = build(MergedFiles(merged.files, mine, tree), caches.put)
+                generation = Generation(
+                    key=self._key,
+                    number=newest.next,
+                    tree=built.digest,
+                    index_bytes=len(built.index_bytes),
+                    made_s=int(time.time()),
+                    files=merged.files,
+                )
+                packs = [digest.hex() for digest, _ in built.tree.packs]
+                aio.run_sync(caches.publish(generation, built.index_bytes, packs, self._key_to_sign()))
+            except (AlreadyExists, SourceChanged):
+                if attempt == TRIES - 1:
+                    raise
+                found = _unchanged(found)
+                continue
+            except (NotFound, IntegrityError) as error:
+                if last is None or attempt == TRIES - 1:
+                    raise
+                damaged = last.number
+                self._say(f"{_REPLACED}: {error}")
+                continue
+            with suppress(BootseerError):
+                aio.run_sync(caches.collect_garbage())  # the next one does it otherwise
+            line = (
+                f"first-step caches: {merged.added} new files, {len(merged.files)} in all,"
+                f" {merged.size / _MIB:.1f} MiB, generation {newest.next}"
+            )
+            return _captured(started_s, line, newest.next, merged.added, merged.evicted, merged.size)
+        raise AssertionError("the last try returns or raises")
+
+    def _open_last(self, caches: CacheStore, last: Generation) -> tuple[Generation | None, LastTree | None]:
+        """The last generation; none where its tree is gone or damaged: what this node has replaces it."""
+        try:
+            return last, aio.run_sync(caches.open(last))
+        except (NotFound, IntegrityError) as error:
+            self._say(f"{_REPLACED}: {error}")
+            return None, None
+
+    def _key_to_sign(self) -> SigningKey | None:
+        return self._signing_key or self._trust.signing_key()
+
+    def _note(self, newest: Newest) -> None:
+        for line in newest.notes:
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
+
+
+@contextmanager
+def _opened(make: Callable[[], Store]) -> Iterator[Store]:
+    """The store, for any number of calls of `aio.run_sync`."""
+
+    async def begin() -> Store:
+        return make()
+
+    store = aio.run_sync(begin())
+    try:
+        yield store
+    finally:
+        aio.run_sync(store.aclose())
+
+
+def _unchanged(found: list[Found]) -> list[Found]:
+    """Without what is another file by now, and what is only whole with it."""
+    changed = {unit_of_path(each.path) for each in found if not _is_as_found(each)}
+    return [each for each in found if unit_of_path(each.path) not in changed]
+
+
+def _is_as_found(each: Found) -> bool:
+    try:
+        return os.lstat(each.source).st_mtime_ns == each.mtime_ns
+    except OSError:
+        return False
+
+
+def _seeded(started_s: float, files: int, size: int, generation: int, line: str, *, is_cold: bool) -> Seeded:
+    return Seeded(files, size, generation, time.monotonic() - started_s, line, is_cold)
+
+
+def _captured(
+    started_s: float, line: str, generation: int = 0, files: int = 0, evicted: int = 0, size: int = 0
+) -> Captured:
+    return Captured(generation, files, evicted, size, time.monotonic() - started_s, line)

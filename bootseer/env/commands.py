@@ -1,0 +1,138 @@
+"""What the commands of `bootseer env` share: the store, the key of a start here and now, keys by their beginnings.
+
+The commands themselves are in commands_*.py, plain functions with plain results; bootseer.cli.env is their face.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from bootseer import aio
+from bootseer.env.document import KeyDocument, decode
+from bootseer.env.keying import Keyed, make_key
+from bootseer.env.layout import document_path, is_key
+from bootseer.env.restore import recover
+from bootseer.env.setup_keeper_look import There, find_there, is_current, unpinned_line
+from bootseer.env.spec import SetupSpec
+from bootseer.env.store import MOST_DOCUMENT_BYTES, EnvStore
+from bootseer.errors import ConfigError, IntegrityError, NotFound, StorageError, UsageError
+from bootseer.storage import open_store, redact
+from bootseer.tree.head import split_pin
+from bootseer.trust import Trust
+from bootseer.trust.reading import read_whole
+
+Say = Callable[[str], object]  # a line for people
+Progress = Callable[[int, int], object]  # bytes done, and in all
+LEAST_LETTERS = 6  # of a key that is given by its beginning
+
+
+@contextmanager
+def opened(url: str, say: Say, *, trust: Trust | None = None) -> Iterator[EnvStore]:
+    """The environment store at a URL, for any number of calls of `aio.run_sync`.
+
+    Raises: UsageError without a URL; ConfigError.
+    """
+    if not url:
+        raise UsageError("no environment store is named: give --env-store URL, or set BOOTSEER_ENV_STORE")
+    believed = Trust.load() if trust is None else trust
+
+    async def begin() -> EnvStore:
+        return EnvStore(open_store(split_pin(url)[0]), url, believed, say=say)
+
+    envs = aio.run_sync(begin())
+    try:
+        yield envs
+    finally:
+        aio.run_sync(envs.store.aclose())
+
+
+class Here(NamedTuple):
+    """A start here and now."""
+
+    keyed: Keyed
+    there: There | None  # the environment of this key, in its place already
+
+
+def key_here(spec: SetupSpec, environ: Mapping[str, str], say: Say, *, recovers: bool = False) -> Here:
+    """The key of a start here and now: of targets that have its environment already it is that of before set-up.
+
+    Args: say: also gets what the key cannot know. recovers: what a killed run has left at the targets is
+    completed, or undone, before.
+    Raises: as `make_key` and `recover`.
+    """
+    fresh = make_key(spec, environ)
+    if recovers:
+        lines = recover(fresh.targets, environ=environ)
+        for line in lines:
+            say(line)
+        if lines:
+            fresh = make_key(spec, environ)
+    here = Here(fresh, None)
+    there = find_there(fresh.targets, environ)
+    if there is not None:
+        # Set-up of something else would begin with what is there: then that counts.
+        known = make_key(spec, environ, known_base=there.base)
+        if is_current(there, known, time.time()):
+            here = Here(known, there)
+    for note in here.keyed.notes:
+        say(note)
+    if here.keyed.unpinned:
+        say(unpinned_line(here.keyed))
+    return here
+
+
+def find_key(envs: EnvStore, text: str) -> str:
+    """The key that a user means: all of it, or its first letters.
+
+    Raises: ConfigError; NotFound when no key of the store begins so.
+    """
+    if is_key(text):
+        return text
+    if re.fullmatch(f"[0-9a-f]{{{LEAST_LETTERS},63}}", text) is None:
+        raise ConfigError(
+            f"{text[:80]!r} is no key of an environment: 64 hex digits, or at least the first {LEAST_LETTERS}"
+        )
+    found = sorted(entry.name for entry in aio.run_sync(envs.keys()) if entry.name.startswith(text))
+    if not found:
+        raise NotFound(f"{shown(envs.url)}: has no key that begins with {text}; `bootseer env list` shows them")
+    if len(found) > 1:
+        raise ConfigError(f"{text}: {len(found)} keys of {shown(envs.url)} begin so: give more of it")
+    return found[0]
+
+
+def read_document(envs: EnvStore, key: str, say: Say) -> KeyDocument | None:
+    """The document of a key, which binds it by its sum; None when it is not there, or is another one."""
+    try:
+        return load_document(envs, key)
+    except (StorageError, IntegrityError) as error:
+        say(f"the document of the key is not used: {error}")
+        return None
+
+
+def load_document(envs: EnvStore, key: str) -> KeyDocument:
+    """Raises: NotFound; IntegrityError; StorageError."""
+    data = aio.run_sync(read_whole(envs.store, document_path(key), MOST_DOCUMENT_BYTES))
+    return check_document(key, data, f"{shown(envs.url)}: {document_path(key)}")
+
+
+def check_document(key: str, data: bytes, where: str) -> KeyDocument:
+    """Raises: IntegrityError."""
+    if hashlib.sha256(data).hexdigest() != key:
+        raise IntegrityError(f"{where}: is not the document of this key")
+    return decode(data, where)
+
+
+def shown(url: str) -> str:
+    """For messages."""
+    return redact(url)
+
+
+def owner() -> str:
+    """Of a lease: host and process, for people."""
+    return f"{os.uname().nodename} (bootseer env, process {os.getpid()})"

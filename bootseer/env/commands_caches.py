@@ -1,0 +1,219 @@
+"""`bootseer env caches`: first-step caches of a store, and those of this node; what of them goes.
+
+A store has the newest generation of each key and, for an hour, what came before. What no start of the last weeks
+read is of an old stack: its whole key goes. On a node a folder goes that no job has used for so long.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from bootseer import aio
+from bootseer.blocks.folder import locate, prepare
+from bootseer.blocks.locks import try_lock
+from bootseer.env.caches_document import number_of
+from bootseer.env.caches_folders import FOLDER as NODE_FOLDER
+from bootseer.env.caches_folders import KEY_LETTERS, LOCK, remove_old
+from bootseer.env.caches_store import FOLDER, CacheStore, open_caches
+from bootseer.env.commands import Say, opened
+from bootseer.env.links import refuse_links
+from bootseer.env.store import EnvStore
+from bootseer.errors import BootseerError, ConfigError, NotFound, Untrusted
+from bootseer.storage import Entry, Store
+from bootseer.storage.paths import scheme_of
+from bootseer.tree.head import is_digest
+from bootseer.trust import Trust
+
+AT_ONCE = 8
+_USE_BYTE = 0  # of the lock: bootseer.env.caches_folders
+
+
+class StoredCaches(NamedTuple):
+    """First-step caches of a key in a store."""
+
+    key: str
+    generation: int  # the newest that is believed; 0: none
+    files: int
+    size: int  # bytes of its files
+    made_s: float  # since the epoch
+    used_s: float  # when a start read one of its files last; 0 if nothing is known
+    because: str  # why it is believed
+    refused: list[str]  # what is there and is not used
+    newest_s: float  # time of the newest file of a generation; 0 if the store does not tell
+
+
+class NodeCaches(NamedTuple):
+    """A folder of them on this node."""
+
+    path: str
+    files: int
+    size: int  # bytes
+    unused_s: float
+    is_used: bool  # by a job that runs
+
+
+class CachesCollected(NamedTuple):
+    """What went, or would: paths on a node, keys in a store."""
+
+    removed: list[str]
+    freed_bytes: int
+    generations: int  # files of replaced generations that went as well; in a store
+
+
+# ---- of a store ----------------------------------------------------------------------------------------------
+
+
+def list_store(url: str, environ: Mapping[str, str], *, say: Say) -> list[StoredCaches]:
+    """Every key, the one that was used last first. Raises: StorageError."""
+    trust = Trust.load(environ)
+    with opened(url, say, trust=trust) as envs:
+        found = aio.run_sync(_look(envs, trust, say))
+    return sorted(found, key=lambda each: (-max(each.used_s, each.made_s), each.key))
+
+
+def collect_store(
+    url: str, environ: Mapping[str, str], *, unused_s: float, is_dry: bool, say: Say
+) -> CachesCollected:
+    """Takes away keys that no start has used for `unused_s`, and what generations before the newest ones had.
+
+    A key stays whose age is not known. Dry, replaced generations are not counted.
+    Raises: ConfigError for a store that is only read; StorageError.
+    """
+    trust = Trust.load(environ)
+    with opened(url, say, trust=trust) as envs:
+        if scheme_of(envs.store.url) in ("http", "https"):
+            raise ConfigError(
+                f"{envs.store.url}: is a web server, which is only read: collect where its files are"
+            )
+        return aio.run_sync(_collect(envs, trust, unused_s, is_dry, say))
+
+
+async def _look(envs: EnvStore, trust: Trust, say: Say) -> list[StoredCaches]:
+    await refuse_links(envs.store, FOLDER)
+    try:
+        entries = await envs.store.list(FOLDER)
+    except NotFound:
+        return []
+
+    async def look(entry: Entry) -> StoredCaches | None:
+        folder = f"{FOLDER}/{entry.name}"
+        try:
+            await refuse_links(envs.store, folder)
+        except Untrusted as error:
+            say(str(error))
+            return None
+        async with _of_key(envs, entry.name) as place:
+            newest = await CacheStore(place, entry.name, trust).newest()
+            names = await place.list("")
+        newest_s = max((each.mtime_s for each in names if number_of(each.name)), default=0.0)
+        generation = newest.generation
+        if generation is None:
+            return StoredCaches(entry.name, 0, 0, 0, 0.0, 0.0, "", newest.notes, newest_s)
+        used_s = max((fact.used_s for fact in generation.files), default=0)
+        return StoredCaches(
+            entry.name,
+            generation.number,
+            len(generation.files),
+            generation.size,
+            float(generation.made_s),
+            float(used_s),
+            newest.because,
+            newest.notes,
+            newest_s,
+        )
+
+    keys = [entry for entry in entries if entry.is_folder and is_digest(entry.name)]
+    return [each for each in await aio.map_bounded(look, keys, width=AT_ONCE) if each is not None]
+
+
+@asynccontextmanager
+async def _of_key(envs: EnvStore, key: str) -> AsyncIterator[Store]:
+    """Whose files are asked of the store itself: a part of one does not tell who wrote them."""
+    store = open_caches(envs.url, key)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+async def _collect(envs: EnvStore, trust: Trust, unused_s: float, is_dry: bool, say: Say) -> CachesCollected:
+    now_s = time.time()
+    removed: list[str] = []
+    freed_bytes = generations = 0
+    for each in sorted(await _look(envs, trust, say)):
+        if is_old(each, now_s, unused_s):
+            removed.append(each.key)
+            freed_bytes += each.size
+            if not is_dry:
+                # From above: who cannot list finds no gap; and none whose tree goes.
+                folder = f"{FOLDER}/{each.key}"
+                names = [entry.name for entry in await envs.store.list(folder) if number_of(entry.name)]
+                for name in sorted(names, reverse=True):
+                    await envs.store.delete(f"{folder}/{name}")
+                await envs.store.delete(folder)
+        elif not is_dry:
+            try:
+                async with _of_key(envs, each.key) as place:
+                    generations += await CacheStore(place, each.key, trust).collect_garbage()
+            except BootseerError as error:
+                say(f"{each.key}: what was replaced is left: {error}")
+    return CachesCollected(removed, freed_bytes, generations)
+
+
+def is_old(caches: StoredCaches, now_s: float, unused_s: float) -> bool:
+    """PURE: whether nobody has used them for so long, as far as anybody knows."""
+    last_s = max(caches.used_s, caches.made_s, caches.newest_s)
+    return last_s > 0 and now_s - last_s >= unused_s
+
+
+# ---- of a node -----------------------------------------------------------------------------------------------
+
+
+def list_node(environ: Mapping[str, str]) -> list[NodeCaches]:
+    """Folders of this user on this node, the one that was used last first. Raises: ConfigError, StorageError."""
+    above = os.path.join(prepare(locate(environ, os.geteuid())), NODE_FOLDER)
+    try:
+        names = sorted(os.listdir(above))
+    except FileNotFoundError:
+        return []
+    paths = [os.path.join(above, name) for name in names if re.fullmatch(f"[0-9a-f]{{{KEY_LETTERS}}}", name)]
+    found = [each for each in map(_look_at, paths) if each is not None]
+    return sorted(found, key=lambda each: (each.unused_s, each.path))
+
+
+def collect_node(environ: Mapping[str, str], *, unused_s: float, is_dry: bool) -> CachesCollected:
+    """Takes away folders that no job has used for `unused_s`. Raises: ConfigError, StorageError."""
+    before = list_node(environ)
+    if is_dry:
+        gone = [each.path for each in before if each.unused_s >= unused_s and not each.is_used]
+    else:
+        gone = remove_old(environ, unused_s)
+    return CachesCollected(gone, sum(each.size for each in before if each.path in gone), 0)
+
+
+def _look_at(path: str) -> NodeCaches | None:
+    try:
+        fd = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None  # it goes, or is not ours
+    unused_s = max(0.0, time.time() - os.fstat(fd).st_mtime)
+    try:
+        is_used = not try_lock(fd, _USE_BYTE)
+    except OSError:
+        is_used = True  # no locks: nobody knows
+    finally:
+        os.close(fd)
+    files = size = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                size += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+            files += name != LOCK
+    return NodeCaches(path, files, size, unused_s, is_used)

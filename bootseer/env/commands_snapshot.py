@@ -1,0 +1,240 @@
+"""`bootseer env snapshot`: set-up commands are run here and now, and what they did is published for later starts.
+
+One builder a key: who finds another one at work waits for it. What cannot be published is told before anything is
+run. The targets of this node are marked, so that a start here finds them set up.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from bootseer import aio
+from bootseer.env.capture import Built, Capture
+from bootseer.env.commands import Say, key_here, opened, owner
+from bootseer.env.document import encode
+from bootseer.env.keying import Keyed
+from bootseer.env.lease import BuilderLease, Lease, Ready, kept
+from bootseer.env.restore import alone_at
+from bootseer.env.settling import settle_later
+from bootseer.env.setup_keeper_look import mark
+from bootseer.env.setup_run import run_setup, setup_environ
+from bootseer.env.snapshot import Snapshot, listed
+from bootseer.env.spec import SetupSpec
+from bootseer.env.store import EnvStore, Found, Published
+from bootseer.errors import BootseerError, EnvError, SetupFailed
+from bootseer.trust import SigningKey, Trust
+from bootseer.trust.signing import Signing
+
+Count = Callable[[int, int], None]  # more bytes and files
+
+
+class SnapshotOptions(NamedTuple):
+    """How it is made."""
+
+    signing: Signing = Signing()
+    rebuilds: bool = False  # although there is one
+    log_path: str = ""  # of the commands' output; "": a new file, which goes when all went well
+    threads: int | None = None  # that compress
+
+
+class Made(NamedTuple):
+    """What there is in the store now."""
+
+    keyed: Keyed
+    found: Found
+    is_ours: bool  # False: it was there, or somebody else made it meanwhile
+    setup_s: float  # how long the commands took here, 0 if they were not run
+    capture_s: float  # from their end to the published snapshot
+    stored_bytes: int  # of its tree, as compressed; 0 of one that was there
+
+
+def snapshot(
+    spec: SetupSpec,
+    options: SnapshotOptions,
+    environ: Mapping[str, str],
+    *,
+    say: Say,
+    on_line: Callable[[str], object],
+    count: Count,
+) -> Made:
+    """Args: on_line: gets what the commands write.
+
+    Raises: SetupFailed; CaptureRefused; EnvError when nothing can be published; ConfigError; StorageError.
+    """
+    trust = Trust.load(environ)
+    signing = options.signing.key(trust)
+    with opened(spec.store, say, trust=trust) as envs:
+        keyed, there = key_here(spec, environ, say, recovers=True)
+        known = aio.run_sync(envs.find(keyed.key, time.time()))
+        if known is not None and not options.rebuilds:
+            return Made(keyed, known, False, 0.0, 0.0, 0)
+        if there is not None:
+            raise EnvError(
+                f"{', '.join(keyed.targets)}: has this environment already, so it cannot be told what set-up did:"
+                " make the folder anew, and run this again"
+            )
+        replaces = 0 if known is None else known.generation
+        cannot = aio.run_sync(envs.prepare(keyed.key, encode(keyed.document), signing))
+        if cannot is not None:
+            raise EnvError(cannot.why)
+
+        async def until() -> Found | None:
+            found = await envs.find(keyed.key, time.time())
+            return found if found is not None and found.generation > replaces else None
+
+        leases = BuilderLease(envs.store, owner=owner(), say=say)
+        seen = aio.run_sync(leases.look(keyed.key))
+        if seen is not None and seen.is_working:
+            say(f"{seen.holder.owner} builds it: waiting for that, at most {spec.wait_s:g} s")
+        taken = aio.run_sync(leases.acquire(keyed.key, until, spec.wait_s))
+        if isinstance(taken, Ready):
+            return Made(keyed, taken.found, False, 0.0, 0.0, 0)
+        if not isinstance(taken, Lease):
+            raise EnvError(taken.why)
+        with kept(taken) as lease, alone_at(keyed.targets, environ=environ, wait_s=spec.wait_s):
+            now = key_here(spec, environ, lambda _: None)
+            if now.keyed.key != keyed.key or now.there is not None:
+                raise EnvError(f"{', '.join(keyed.targets)}: was changed by another job meanwhile: run this again")
+            making = _Making(spec, keyed, environ, envs, lease, say)
+            return making.run(options, signing, replaces, on_line, count)
+
+
+class _Making:
+    """One set-up and its capture, with the lease."""
+
+    def __init__(
+        self,
+        spec: SetupSpec,
+        keyed: Keyed,
+        environ: Mapping[str, str],
+        envs: EnvStore,
+        lease: Lease,
+        say: Say,
+    ) -> None:
+        self._spec, self._keyed, self._environ = spec, keyed, environ
+        self._envs, self._lease, self._say = envs, lease, say
+
+    def run(
+        self,
+        options: SnapshotOptions,
+        signing: SigningKey | None,
+        replaces: int,
+        on_line: Callable[[str], object],
+        count: Count,
+    ) -> Made:
+        spec, keyed = self._spec, self._keyed
+        log_path = options.log_path or _new_log()
+        capture = Capture(
+            keyed.targets,
+            self._environ,
+            inputs=[*spec.inputs, *keyed.editables],
+            python=spec.python,
+            cwd=spec.cwd,
+            without=[log_path],
+        )
+        self._lease.tell("looks at the targets")
+        capture.begin()
+        self._lease.tell("runs set-up commands")
+        environ = setup_environ(self._environ, keyed.targets)
+        try:
+            ran = run_setup(
+                spec.commands,
+                environ=environ,
+                cwd=spec.cwd,
+                log_path=log_path,
+                timeout_s=spec.timeout_s,
+                on_line=on_line,
+            )
+        except SetupFailed:
+            raise  # its message names the log, which stays
+        except BaseException:
+            _throw_away(log_path, options)
+            raise
+        _throw_away(log_path, options)
+        ended_s = time.monotonic()
+        if ran.left_running:
+            self._say(f"set-up left processes running, which were ended: {', '.join(ran.left_running[:5])}")
+        changes = capture.end()
+        if changes.is_empty:
+            self._say(
+                f"set-up changed nothing in {', '.join(keyed.targets)}: if it installs elsewhere, name that folder"
+                " by --setup-target"
+            )
+        self._lease.tell("compresses and stores")
+        built = capture.build(self._envs.packs(keyed.key).put, threads=options.threads, on_progress=count)
+        document = encode(keyed.document)
+        made = self._describe(built, ran.took_s)
+        done = aio.run_sync(self._envs.publish(made, document, built.tree.index_bytes, signing, replaces=replaces))
+        if not isinstance(done, Published):
+            raise EnvError(done.why)
+        self._tell(built)
+        if done.is_ours:
+            self._mark(done.found, capture)
+        took_s = time.monotonic() - ended_s
+        return Made(keyed, done.found, done.is_ours, ran.took_s, took_s, built.tree.statistics.stored_bytes)
+
+    def _describe(self, built: Built, setup_s: float) -> Snapshot:
+        keyed, facts = self._keyed, built.facts
+        now_s = time.time()
+        base = keyed.document.base
+        return Snapshot(
+            key=keyed.key,
+            tree=built.tree.digest,
+            index_bytes=len(built.tree.index_bytes),
+            targets=keyed.targets,
+            created_s=now_s,
+            expires_s=None if keyed.max_age_s is None else now_s + keyed.max_age_s,
+            setup_s=setup_s,
+            distributions="",
+            python=base.get("version") or base.get("target:version", ""),
+            files=facts.files,
+            bytes=facts.bytes,
+            deleted=facts.deleted,
+            left_out=listed(facts.left_out),
+            outside=listed(facts.outside),
+            relocatable=True,
+        )
+
+    def _tell(self, built: Built) -> None:
+        facts = built.facts
+        for line in facts.notes:
+            self._say(line)
+        if facts.left_out:
+            self._say(f"left out, as everybody could read it: {_few(facts.left_out)}")
+        if facts.outside:
+            self._say(f"written outside the targets, so not in the snapshot: {_few(facts.outside)}")
+        if facts.required:
+            self._say(f"other nodes need this at the same path: {_few(facts.required)}")
+
+    def _mark(self, found: Found, capture: Capture) -> None:
+        """So that the next start here sees that the targets are set up. Without it set-up is only keyed anew."""
+        keyed = self._keyed
+        try:
+            mark(capture.left(), keyed.key, found.snapshot.tree, keyed.document.base, self._environ)
+        except BootseerError as error:
+            self._say(f"this node does not know that it is set up: {error}")
+            return
+        settle_later(keyed.targets, self._environ)
+
+
+def _few(paths: list[str], most: int = 5) -> str:
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(paths[:most]) + more
+
+
+def _new_log() -> str:
+    fd, path = tempfile.mkstemp(prefix="bootseer-setup-", suffix=".log")
+    os.close(fd)
+    return path
+
+
+def _throw_away(log_path: str, options: SnapshotOptions) -> None:
+    if not options.log_path:
+        try:
+            os.unlink(log_path)
+        except FileNotFoundError:
+            pass

@@ -1,0 +1,197 @@
+"""What `bootseer env` is asked for: the flags that bootrun has too, its variables, and bootseer.toml, as one spec.
+
+What the command line says counts more than a BOOTSEER_ variable, and that more than the file. So the key of a
+command is that of a start of bootrun with the same flags in the same folder.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bootseer.env.spec import SetupSpec
+from bootseer.errors import ConfigError, UsageError
+
+CONFIG = "bootseer.toml"
+MOST_CONFIG_BYTES = 1 << 20
+NO_PYTHON = "none"
+# Of the tables that say something about environments: flag by key.
+_SETUP = {
+    "commands": "--setup",
+    "inputs": "--setup-input",
+    "targets": "--setup-target",
+    "variables": "--setup-variable",
+    "timeout_s": "--setup-timeout",
+    "wait_s": "--setup-wait",
+    "max_age_s": "--env-max-age",
+    "key": "--env-key",
+    "ways": "--env-way",  # bootrun's alone
+}
+_ENV = {"store": "--env-store"}
+
+
+class Flags(NamedTuple):
+    """As they were given; None and "" and () where they were not."""
+
+    commands: Sequence[str] = ()
+    inputs: Sequence[str] = ()
+    targets: Sequence[str] = ()
+    variables: Sequence[str] = ()
+    store: str = ""
+    salt: str = ""
+    max_age_s: float | None = None
+    timeout_s: float | None = None
+    wait_s: float | None = None
+    python: str = ""
+    config: str = ""  # path of a file like bootseer.toml
+
+
+def make_spec(flags: Flags, environ: Mapping[str, str], cwd: str) -> SetupSpec:
+    """Raises: UsageError; ConfigError for what cannot be."""
+    table = read_config(_config(flags, environ), cwd)
+
+    def many(name: str, given: Sequence[str]) -> tuple[str, ...]:
+        if given:
+            return tuple(given)
+        value = environ.get(_variable(name), "")
+        if value:
+            # A command may have commas in it.
+            return (value,) if name == "--setup" else tuple(_comma_list(value))
+        return tuple(table.get(name, ()))
+
+    def one(name: str, given: str) -> str:
+        return given or environ.get(_variable(name), "") or str(table.get(name, ""))
+
+    def seconds(name: str, given: float | None) -> float | None:
+        if given is not None:
+            return given
+        value = environ.get(_variable(name), "")
+        return _seconds(value, _variable(name)) if value else table.get(name)
+
+    timeout_s, wait_s = seconds("--setup-timeout", flags.timeout_s), seconds("--setup-wait", flags.wait_s)
+    return SetupSpec(
+        commands=many("--setup", flags.commands),
+        inputs=tuple(os.path.join(cwd, path) for path in many("--setup-input", flags.inputs)),
+        targets=tuple(os.path.join(cwd, path) for path in many("--setup-target", flags.targets)),
+        variables=many("--setup-variable", flags.variables),
+        store=absolute_store(one("--env-store", flags.store), cwd),
+        salt=one("--env-key", flags.salt),
+        max_age_s=seconds("--env-max-age", flags.max_age_s),
+        timeout_s=3600.0 if timeout_s is None else timeout_s,
+        wait_s=600.0 if wait_s is None else wait_s,
+        python=find_python(flags.python, environ, cwd),
+        cwd=cwd,
+    )
+
+
+def find_store(flags: Flags, environ: Mapping[str, str], cwd: str) -> str:
+    """The URL of the environment store, "" where nobody names one. Raises: ConfigError."""
+    given = flags.store or environ.get(_variable("--env-store"), "")
+    return absolute_store(given or str(read_config(_config(flags, environ), cwd).get("--env-store", "")), cwd)
+
+
+def has_commands(flags: Flags, environ: Mapping[str, str], cwd: str) -> bool:
+    """Whether set-up commands are named anywhere."""
+    given = flags.commands or environ.get(_variable("--setup"), "")
+    return bool(given or read_config(_config(flags, environ), cwd).get("--setup"))
+
+
+def absolute_store(url: str, cwd: str) -> str:
+    """A path is meant from the working folder; URLs are as they are."""
+    if not url or "://" in url or "::" in url:
+        return url
+    return os.path.normpath(os.path.join(cwd, url))
+
+
+def find_python(name: str, environ: Mapping[str, str], cwd: str) -> str:
+    """The ranks' interpreter, absolute, its links left as they are: they lead out of a virtual environment.
+
+    Raises: ConfigError when there is no such program.
+    """
+    name = name or environ.get("PYTHON_EXEC") or sys.executable
+    if name == NO_PYTHON:
+        return ""
+    if "/" in name:
+        return os.path.normpath(os.path.join(cwd, name))
+    found = shutil.which(name, path=environ.get("PATH"))
+    if found is None:
+        raise ConfigError(
+            f"{name}: there is no such program on PATH: name the ranks' interpreter by --python PATH"
+        )
+    return os.path.join(cwd, found)
+
+
+def read_config(path: str, cwd: str) -> dict[str, Any]:
+    """Values by flag, from the tables [setup] and [env]; other tables are bootrun's own.
+
+    Args: path: "" for ./bootseer.toml, which need not be there.
+    Raises: ConfigError.
+    """
+    name = os.path.join(cwd, path or CONFIG)
+    try:
+        with open(name, "rb") as file:
+            data = file.read(MOST_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        if not path:
+            return {}
+        raise ConfigError(f"{name}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from error
+    if len(data) > MOST_CONFIG_BYTES:
+        raise ConfigError(f"{name}: more than {MOST_CONFIG_BYTES} bytes")
+    try:
+        tables = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{name}: is no TOML: {error}") from error
+    found: dict[str, Any] = {}
+    for table, known in (("setup", _SETUP), ("env", _ENV)):
+        values = tables.get(table, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name}: {table} has to be a table: [{table}]")
+        for key, value in values.items():
+            if key not in known:
+                raise ConfigError(f"{name}: [{table}] has no key {key!r}: one of {', '.join(known)}")
+            found[known[key]] = _checked(value, known[key], f"{name}: [{table}] {key}")
+    return found
+
+
+def _checked(value: object, flag: str, where: str) -> Any:
+    if flag in ("--setup", "--setup-input", "--setup-target", "--setup-variable", "--env-way"):
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return value
+        raise ConfigError(f"{where}: has to be a list of strings")
+    if flag in ("--env-key", "--env-store"):
+        if isinstance(value, str):
+            return value
+        raise ConfigError(f"{where}: has to be a string")
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise ConfigError(f"{where}: has to be a number of seconds")
+
+
+def _config(flags: Flags, environ: Mapping[str, str]) -> str:
+    return flags.config or environ.get(_variable("--config"), "")
+
+
+def _variable(flag: str) -> str:
+    return "BOOTSEER_" + flag[2:].replace("-", "_").upper()
+
+
+def _seconds(text: str, name: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise UsageError(f"{name}={text[:80]!r}: has to be a number of seconds")
+    return found
+
+
+def _comma_list(value: str) -> list[str]:
+    """As bootrun reads such variables: `a,b`; a doubled comma is a comma."""
+    return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]

@@ -1,0 +1,130 @@
+"""PURE: the key document of an environment: all that decides what set-up commands make, and the key of it.
+
+In: facts that keying.py collected. Out: canonical JSON, its SHA-256 (the key), and the differences of two
+documents, entry by entry. The document is stored in clear beside the snapshot, for `explain` only; whoever reads
+one from a store does not trust it.
+
+Secrets never enter (redaction.py): each is the constant "(secret)", so two that differ only in a secret are one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+import msgspec
+
+from bootseer.errors import ConfigError, FormatVersion, IntegrityError
+
+FORMAT = "bootseer-env-key/1"
+MOST_DOCUMENT_BYTES = 1 << 20
+ABSENT = "absent"  # an input that is not there
+
+_LISTS = ("commands", "targets")
+_TABLES = ("inputs", "base", "variables")
+
+
+class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Text is UTF-8; bytes of names that are none stand as \\xNN (`plain`)."""
+
+    format: str = FORMAT
+    commands: list[str]  # in order, without secrets
+    targets: list[str]  # absolute, resolved
+    # Path -> SHA-256 in hex, `folder SHA-256`, or ABSENT. Paths below the working folder are relative to it, so
+    # that a job that runs elsewhere with the same files has the same key.
+    inputs: dict[str, str]
+    base: dict[str, str]  # what set-up starts from; `target:...` are those that lie in a target
+    variables: dict[str, str]  # those that decide the result and are set
+    salt: str
+    cwd: str = ""  # the working folder, where the result depends on it (keying.py says when); else ""
+
+
+class Change(NamedTuple):
+    """One entry that two documents do not share; None where it is not there."""
+
+    field: str  # as `inputs:requirements.txt`, `base:dist:numpy`, `commands:1`, `salt`
+    was: str | None
+    now: str | None
+
+
+class _Family(msgspec.Struct):
+    format: str
+
+
+def plain(text: str) -> str:
+    """Text from the operating system as JSON can hold it."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def encode(document: KeyDocument) -> bytes:
+    """Canonical JSON: sorted names, no spaces, UTF-8. Raises: ConfigError when it is too large."""
+    data = msgspec.json.encode(document, order="sorted")
+    if len(data) > MOST_DOCUMENT_BYTES:
+        sizes = {name: len(msgspec.json.encode(getattr(document, name))) for name in document.__struct_fields__}
+        name = max(sizes, key=lambda name: sizes[name])
+        raise ConfigError(
+            f"the key of this environment has {len(data)} bytes, at most {MOST_DOCUMENT_BYTES}: "
+            f"{sizes[name]} of them are {name}: use fewer, or a folder or a script in their place"
+        )
+    return data
+
+
+def key_of(document: KeyDocument) -> str:
+    """The key: SHA-256 of the canonical JSON, in hex."""
+    return hashlib.sha256(encode(document)).hexdigest()
+
+
+def decode(data: bytes, where: str) -> KeyDocument:
+    """Of a store, so untrusted. Raises: FormatVersion for another format; IntegrityError for everything else."""
+    if len(data) > MOST_DOCUMENT_BYTES:
+        raise IntegrityError(f"{where}: {len(data)} bytes; at most {MOST_DOCUMENT_BYTES}")
+    try:
+        found = msgspec.json.decode(data, type=_Family).format
+        if found != FORMAT:
+            raise FormatVersion(f"{where}: has format {found[:80]!r}; this Bootseer reads {FORMAT}")
+        return msgspec.json.decode(data, type=KeyDocument)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise IntegrityError(f"{where}: is no key of an environment, or damaged: {error}") from error
+
+
+def differences(old: KeyDocument, new: KeyDocument) -> list[Change]:
+    """What would have to change to make `new` of `old`; empty for documents of one key."""
+    changes: list[Change] = []
+    for name in _LISTS:
+        changes += _list_changes(name, getattr(old, name), getattr(new, name))
+    for name in _TABLES:
+        changes += _table_changes(name, getattr(old, name), getattr(new, name))
+    for name in ("salt", "cwd"):
+        was, now = getattr(old, name), getattr(new, name)
+        if was != now:
+            changes.append(Change(name, was, now))
+    return changes
+
+
+def _table_changes(name: str, old: dict[str, str], new: dict[str, str]) -> list[Change]:
+    both = sorted(old.keys() | new.keys())
+    return [Change(f"{name}:{key}", old.get(key), new.get(key)) for key in both if old.get(key) != new.get(key)]
+
+
+def _list_changes(name: str, old: Sequence[str], new: Sequence[str]) -> list[Change]:
+    if sorted(old) == sorted(new):
+        if list(old) == list(new):
+            return []
+        return [Change(f"{name}:order", "; ".join(old), "; ".join(new))]
+    changes: list[Change] = []
+    for tag, old_from, old_to, new_from, new_to in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal":
+            continue
+        was, now = old[old_from:old_to], new[new_from:new_to]
+        for place in range(max(len(was), len(now))):
+            number = (new_from if now else old_from) + place + 1
+            changes.append(
+                Change(
+                    f"{name}:{number}",
+                    was[place] if place < len(was) else None,
+                    now[place] if place < len(now) else None,
+                )
+            )
+    return changes

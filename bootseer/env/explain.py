@@ -1,0 +1,105 @@
+"""PURE: why there is no environment of this key: what differs from the nearest one that is stored.
+
+In: the document of this start, and documents of the store, which nobody answers for. Out: lines for people and
+rows for machines; every text from a document is cut short and shown without control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bootseer.env.document import ABSENT, Change, KeyDocument, differences
+
+MOST_LINES = 10
+MOST_TEXT = 60  # letters of a value
+MOST_ROW_TEXT = 1000
+_WORDS = {
+    "inputs": "{name}",
+    "base": "the base's {name}",
+    "variables": "the variable {name}",
+    "commands": "set-up command {name}",
+    "targets": "set-up target {name}",
+    "salt": "--env-key",
+    "cwd": "the working folder",
+}
+
+
+class Explanation(NamedTuple):
+    """The nearest stored environment and all that differs; `key` "" where nothing is stored."""
+
+    key: str
+    changes: tuple[Change, ...]
+
+
+def explain(document: KeyDocument, stored: Iterable[tuple[str, KeyDocument]]) -> Explanation:
+    """`stored`: keys with their documents, the newest first. The nearest is that with the fewest changes."""
+    nearest: Explanation | None = None
+    for key, other in stored:
+        changes = tuple(differences(other, document))
+        if nearest is None or len(changes) < len(nearest.changes):
+            nearest = Explanation(key, changes)
+    return nearest or Explanation("", ())
+
+
+def lines(found: Explanation, most: int = MOST_LINES) -> list[str]:
+    """For people, at most `most` of them (1 or more)."""
+    if not found.key:
+        return ["missed because the store has no environment yet"]
+    if not found.changes:
+        return [f"missed although {shown(found.key[:12])} is this key: it has expired, or is not believed"]
+    few = found.changes if len(found.changes) <= most else found.changes[: most - 1]
+    text = [f"missed because {_sentence(change)}" for change in few]
+    if len(few) < len(found.changes):
+        more = len(found.changes) - len(few)
+        text.append(
+            f"missed because {more} {'more things' if few else 'things'} changed since {shown(found.key[:12])}"
+        )
+    return text
+
+
+def rows(found: Explanation) -> list[dict[str, str | None]]:
+    """For JSON: `field`, `was`, `now`; None for what is not there."""
+    return [
+        {"field": shown(change.field, MOST_ROW_TEXT), "was": _row(change.was), "now": _row(change.now)}
+        for change in found.changes
+    ]
+
+
+def shown(text: str, most: int = MOST_TEXT) -> str:
+    """Untrusted text as a terminal may have it."""
+    clean = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
+    return clean if len(clean) <= most else clean[: most - 3] + "..."
+
+
+def _sentence(change: Change) -> str:
+    table, _, name = change.field.partition(":")
+    if change.field.endswith(":order") and table in ("commands", "targets"):
+        return f"the order of set-up {table} changed"
+    what = _WORDS.get(table, "{name}").format(name=shown(name, 120))
+    if table in ("commands", "targets") and change.was is not None and change.now is not None:
+        return f"{what} changed (was {shown(change.was)}, is {shown(change.now)})"
+    if change.was is None:
+        return f"{what} is new ({_value(change.now or '')})"
+    if change.now is None:
+        return f"{what} is gone (was {_value(change.was)})"
+    if change.was == ABSENT:
+        return f"{what} is there now ({_value(change.now)})"
+    if change.now == ABSENT:
+        return f"{what} is not there (was {_value(change.was)})"
+    return f"{what} changed (was {_value(change.was)}, is {_value(change.now)})"
+
+
+def _value(text: str) -> str:
+    """Sums are cut to what tells them apart."""
+    words = [_short(word) for word in text.split(" ")]
+    return shown(" ".join(words)) or "empty"
+
+
+def _short(word: str) -> str:
+    is_sum = len(word) == 64 and all(letter in "0123456789abcdef" for letter in word)
+    return word[:8] + ".." if is_sum else word
+
+
+def _row(text: str | None) -> str | None:
+    return None if text is None else shown(text, MOST_ROW_TEXT)

@@ -1,0 +1,243 @@
+"""SHA-256 of files and folders that decide what set-up makes.
+
+A folder's digest is that of the sorted list of what is in it: relative path, kind, whether it may be executed,
+SHA-256 of the content or the target of a link. Times, owners and the other mode bits do not count: they differ
+between two checkouts of the same files. Left out is what tools make and nobody installs.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import subprocess
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from bootseer.errors import ConfigError
+from bootseer.storage.os_errors import to_storage_error
+
+MOST_FILES = 100_000
+MOST_BYTES = 10_000_000_000
+GIT_S = 20.0
+END_BYTES = 64 << 10  # of an archive
+
+_SKIPPED_FOLDERS = {
+    *(b".git", b".hg", b".svn", b"__pycache__", b"build", b".eggs", b"node_modules"),
+    *(b".tox", b".nox", b".mypy_cache", b".ruff_cache", b".pytest_cache", b".ipynb_checkpoints"),
+}
+_SKIPPED_ENDS = (b".pyc", b".pyo", b".egg-info", b".dist-info")
+_ARCHIVES = (b".whl", b".zip", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".conda", b".egg", b".html")
+# What the build of a package reads; the rest of an editable install is used where it lies.
+_BUILD_NAMES = {
+    *(b"makefile", b"cmakelists.txt", b"meson.build", b"meson.options", b"manifest.in", b"cargo.lock", b"build"),
+    *(b"__init__.py", b"__about__.py", b"__version__.py", b"_version.py", b"version.py", b"version"),
+}
+_BUILD_ENDS = (
+    *(b".toml", b".cfg", b".in", b".txt", b".cmake", b".mk", b".c", b".cc", b".cpp", b".cxx", b".cu", b".cuh"),
+    *(
+        b".h",
+        b".hh",
+        b".hpp",
+        b".hxx",
+        b".pyx",
+        b".pxd",
+        b".pxi",
+        b".rs",
+        b".f",
+        b".f90",
+        b".s",
+        b".proto",
+        b".bazel",
+    ),
+)
+
+
+class _Entry(NamedTuple):
+    path: bytes  # relative
+    info: os.stat_result
+
+
+def digest_file(path: str) -> str:
+    """SHA-256 in hex. Raises: ConfigError for what is no regular file, or cannot be read."""
+    try:
+        return _digest_open(os.fsencode(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read as an input of set-up: {error.strerror}") from error
+
+
+def digest_folder(path: str, excluded: Collection[str] = ()) -> str:
+    """Of everything in a folder. `excluded`: resolved paths of folders that do not belong to it, as targets.
+
+    Raises: ConfigError for more than MOST_FILES or MOST_BYTES, and for what cannot be read.
+    """
+    return _digest(path, _walk(path, excluded))
+
+
+def digest_archives(path: str) -> str:
+    """Of the archives that lie in a folder itself, where an installer looks for packages.
+
+    Of each the name, the size and the SHA-256 of its end, where zip and the compressions have the sums of all that
+    is in it (a wheel also that of its RECORD): gigabytes of wheels on a slow disk are not read at each start.
+    """
+    entries = (each for each in _walk(path, (), is_deep=False) if each.path.endswith(_ARCHIVES))
+    return _digest(path, entries, end_bytes=END_BYTES)
+
+
+def digest_project(path: str, excluded: Collection[str] = (), *, is_editable: bool = False) -> str:
+    """Of a folder that is installed: of what git has of it, or does not ignore; without git, of everything.
+
+    Of an editable one only what its build reads, and the names of its modules: their content is used where it
+    lies, so that an edited line of the user's own code makes no other environment.
+    """
+    entries: Iterable[_Entry] | None = _list_by_git(path, excluded)
+    if entries is None:
+        entries = _walk(path, excluded)
+    return _digest(path, entries, is_editable=is_editable)
+
+
+def _digest(folder: str, entries: Iterable[_Entry], *, is_editable: bool = False, end_bytes: int = 0) -> str:
+    lines: list[bytes] = []
+    left_bytes = MOST_BYTES
+    top = os.fsencode(folder)
+    for path, info in entries:
+        if len(lines) >= MOST_FILES:
+            raise ConfigError(f"{folder}: has more than {MOST_FILES} files: {_WAY_OUT}")
+        kind, content = b"", ""
+        if stat.S_ISLNK(info.st_mode):
+            kind, target = b"l", os.readlink(os.path.join(top, path))
+            content = hashlib.sha256(target).hexdigest()
+        elif stat.S_ISREG(info.st_mode):
+            kind = b"x" if info.st_mode & 0o100 else b"f"
+            if is_editable and not _is_of_build(path):
+                if not path.endswith(b".py"):
+                    continue
+                kind = b"n"
+            else:
+                left_bytes -= min(info.st_size, end_bytes) if end_bytes else info.st_size
+                if left_bytes < 0:
+                    raise ConfigError(f"{folder}: has more than {MOST_BYTES} bytes: {_WAY_OUT}")
+                try:
+                    content = _digest_open(os.path.join(top, path), end_bytes)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    shown = os.fsdecode(os.path.join(top, path))
+                    raise ConfigError(
+                        f"{shown}: cannot be read as an input of set-up: {error.strerror}"
+                    ) from error
+        else:
+            continue  # sockets, fifos, devices: nothing that is installed
+        lines.append(b"%s %s %d %s\n" % (kind, content.encode(), len(path), path))
+    return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
+
+
+_WAY_OUT = (
+    "it cannot be hashed at each start; declare only what decides by --setup-input, or install a wheel of it"
+)
+
+
+def _digest_open(path: bytes, end_bytes: int = 0) -> str:
+    """Of all of a file, or of its size and its end."""
+    # Without blocking: it may have become a fifo.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(fd, "rb", buffering=0) as file:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        if info.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes")
+        if end_bytes:
+            file.seek(max(0, info.st_size - end_bytes))
+            return hashlib.sha256(b"%d\n" % info.st_size + file.read(end_bytes)).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_of_build(path: bytes) -> bool:
+    folder, _, name = path.rpartition(b"/")
+    name = name.lower()
+    is_top = not folder and name.endswith((b".py", b".lock", b".sh"))
+    return is_top or name in _BUILD_NAMES or name.endswith(_BUILD_ENDS)
+
+
+def _walk(path: str, excluded: Collection[str], *, is_deep: bool = True) -> Iterator[_Entry]:
+    top = os.fsencode(path)
+    left_out = {os.fsencode(each) for each in excluded}
+    folders = [b""]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(os.path.join(top, folder) if folder else top) as found:
+                entries = list(found)
+        except FileNotFoundError:
+            if not folder:
+                raise ConfigError(f"{path}: there is no such folder") from None
+            continue
+        except OSError as error:
+            raise ConfigError(str(to_storage_error(error, os.fsdecode(os.path.join(top, folder))))) from error
+        for entry in entries:
+            below = folder + b"/" + entry.name if folder else entry.name
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                if is_deep and not _is_skipped(entry.name) and not _is_foreign(entry.path, left_out):
+                    folders.append(below)
+            elif not entry.name.endswith(_SKIPPED_ENDS) or (stat.S_ISLNK(info.st_mode)):
+                yield _Entry(below, info)
+
+
+def _is_skipped(name: bytes) -> bool:
+    return name in _SKIPPED_FOLDERS or name.endswith(_SKIPPED_ENDS)
+
+
+def _is_foreign(path: bytes, left_out: Collection[bytes]) -> bool:
+    """A target, the store, or another environment: no input."""
+    return os.path.realpath(path) in left_out or os.path.lexists(os.path.join(path, b"pyvenv.cfg"))
+
+
+def _list_by_git(path: str, excluded: Collection[str]) -> list[_Entry] | None:
+    """None where git knows nothing of it."""
+    # Nothing that a repository configures is run.
+    words = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", path]
+    words += ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environ["GIT_OPTIONAL_LOCKS"] = "0"
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_S, env=environ, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0 or not done.stdout:
+        return None
+    top = os.fsencode(path)
+    left_out = {os.fsencode(each) for each in excluded}
+    known_folders: dict[bytes, bool] = {b"": True}
+
+    def belongs(folder: bytes) -> bool:
+        if folder not in known_folders:
+            above, _, name = folder.rpartition(b"/")
+            known_folders[folder] = (
+                belongs(above) and not _is_skipped(name) and not _is_foreign(os.path.join(top, folder), left_out)
+            )
+        return known_folders[folder]
+
+    found: list[_Entry] = []
+    for below in sorted({name.rstrip(b"/") for name in done.stdout.split(b"\0") if name}):
+        folder, _, name = below.rpartition(b"/")
+        try:
+            info = os.lstat(os.path.join(top, below))
+        except OSError:
+            continue  # deleted, and git was not told
+        if name.endswith(_SKIPPED_ENDS) or not belongs(folder):
+            continue
+        if stat.S_ISDIR(info.st_mode):  # a submodule, or a repository within
+            if belongs(below):
+                inner = os.fsdecode(os.path.join(top, below))
+                found += (_Entry(below + b"/" + each.path, each.info) for each in _walk(inner, excluded))
+        else:
+            found.append(_Entry(below, info))
+    return found

@@ -1,0 +1,86 @@
+"""Where an environment store keeps what: names of folders and files below its root. Pure.
+
+    keys/KEY/key.json, env-NNNNNN.json, lease-NNNNNN.json, used
+    trees/KEY/index, packs, traces
+
+In: keys and numbers. Out: paths, and the numbers that names of files stand for.
+"""
+
+from __future__ import annotations
+
+import re
+
+from bootseer.errors import ConfigError
+from bootseer.storage.paths import is_chained
+from bootseer.tree.head import is_digest
+
+KEYS, TREES = "keys", "trees"
+DOCUMENT, USED = "key.json", "used"
+MOST_NUMBER = 999_999
+_NUMBERED = re.compile(r"(env|lease)-([0-9]{6})\.json")
+
+
+def is_key(text: str) -> bool:
+    """Whether it can be the key of an environment: 64 lower-case hex digits."""
+    return is_digest(text)
+
+
+def check_key(key: str) -> str:
+    """The key itself. Raises: ConfigError."""
+    if not is_key(key):
+        raise ConfigError(f"{key[:80]!r} is no key of an environment: 64 hex digits")
+    return key
+
+
+def key_folder(key: str) -> str:
+    return f"{KEYS}/{check_key(key)}"
+
+
+def tree_folder(key: str) -> str:
+    return f"{TREES}/{check_key(key)}"
+
+
+def document_path(key: str) -> str:
+    return f"{key_folder(key)}/{DOCUMENT}"
+
+
+def used_path(key: str) -> str:
+    return f"{key_folder(key)}/{USED}"
+
+
+def env_path(key: str, number: int) -> str:
+    return f"{key_folder(key)}/env-{_check_number(key, number):06d}.json"
+
+
+def lease_path(key: str, number: int) -> str:
+    return f"{key_folder(key)}/lease-{_check_number(key, number):06d}.json"
+
+
+def generation_of(name: str) -> int:
+    """The number of env-NNNNNN.json; 0 for every other name."""
+    return _number_of(name, "env")
+
+
+def lease_number_of(name: str) -> int:
+    """The number of lease-NNNNNN.json; 0 for every other name."""
+    return _number_of(name, "lease")
+
+
+def below(url: str, folder: str) -> str:
+    """The URL of a folder below the one that `url` names; a query stays at its end, a chain keeps its tail."""
+    if is_chained(url):
+        first, mark, rest = url.partition("::")
+        return f"{below(first, folder)}{mark}{rest}"
+    path, mark, query = url.partition("?") if url.startswith(("http://", "https://")) else (url, "", "")
+    return f"{path.rstrip('/')}/{folder}{mark}{query}"
+
+
+def _check_number(key: str, number: int) -> int:
+    if not 1 <= number <= MOST_NUMBER:
+        raise ConfigError(f"{KEYS}/{key}: number {number}; 1 to {MOST_NUMBER}: delete this folder to begin again")
+    return number
+
+
+def _number_of(name: str, kind: str) -> int:
+    found = _NUMBERED.fullmatch(name)
+    return int(found[2]) if found is not None and found[1] == kind else 0

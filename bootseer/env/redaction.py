@@ -1,0 +1,142 @@
+"""PURE: takes secrets out of what is stored or shown: commands, URLs, values of variables.
+
+Every secret becomes the same constant, "(secret)". A keyed hash would tell two secrets apart, but its key would
+have to be public, as any node computes the document, and a weak password could be guessed from it at leisure. So
+two runs that differ in nothing but a secret have the same key. What is hidden: user and password of URLs; values
+in their queries and fragments, but for names that say what is fetched; values of variables and options whose
+names speak of secrets; headers that authorise; tokens of well-known shapes; and, wherever it stands, the value of
+each variable of the environment that holds a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+SECRET = "(secret)"  # noqa: S105
+LEAST_VALUE = 6  # letters; a shorter value of a variable is not looked for in other text: it may be any word
+
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!I[SZ])|PASSW|PASSPHRASE|SECRET|CREDENTIAL|KEY(?!RING|BOARD|WORD)"
+    r"|(?<![A-Z])(?:AUTH|PASS|PAT|PWD|NETRC|COOKIE|SIG|SIGNATURE)(?![A-Z])"
+)
+_NO_SECRETS = {"PWD", "OLDPWD"}
+_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.\-]*)://[^\s\"'<>`]+")
+_USER = re.compile(r"://[^/]*@")
+# The same where a password has a slash in it: up to the last @.
+_ODD_USER = re.compile(r"://.*@(?=[\w\[$.-])")
+_PARAMETER = re.compile(r"([?&#;])([A-Za-z0-9_.\-]+)=([^&#;]+)")
+# Parameters that say what is fetched, so that other values must give other keys.
+_SPEAKING = {
+    *("version", "ref", "rev", "revision", "at", "branch", "tag", "commit", "path", "file", "filename", "name"),
+    *("format", "raw", "dl", "download", "api-version", "egg", "subdirectory"),
+    *("sha1", "sha224", "sha256", "sha384", "sha512", "md5", "blake2b"),
+}
+_WORD = r"(?:\"[^\"]*\"|'[^']*'|\\.|[^\s\"'\\;&|])+"
+_ASSIGNED = re.compile(rf"(?<![\w$-])([A-Za-z_][A-Za-z0-9_]*)=(?!=)({_WORD})")
+_OPTION = re.compile(rf"(?<![\w-])(--?[A-Za-z][A-Za-z0-9_-]*)(=|\s+)({_WORD})")
+_USER_OPTION = re.compile(rf"(?<![\w-])(-u|--user|--proxy-user)(=|\s+)?({_WORD})")
+_HEADER = re.compile(
+    r"((?:Proxy-)?Authorization|X-[A-Za-z-]*(?:Token|Key|Auth)|Private-Token|Cookie)\s*:\s*[^\"'\n]+",
+    re.IGNORECASE,
+)
+_NETRC = re.compile(r"(\bpassword\s+)([^\s\"'\\]+)")
+_SHAPES = re.compile(
+    r"\b(?:gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|pypi-[\w-]{32,}"
+    r"|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|sk-[\w-]{20,}|npm_[A-Za-z0-9]{30,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+)
+_VARIABLE = re.compile(r"\"?\$\{?\w+\}?\"?")
+_USER_TEXT = re.compile(r"://([^\s/@\"'<>`]*)@")
+_EXPANSION = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_VERSION = re.compile(r"[\"']?\d+(\.[\w*+]+)*(=[\w.*]+)?[\"']?")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or an option of this name holds a secret."""
+    plain = name.upper().replace("-", "_").strip("_")
+    return plain not in _NO_SECRETS and _SECRET_NAME.search(plain) is not None
+
+
+def secret_values(environ: Mapping[str, str], names: Iterable[str] = ()) -> list[str]:
+    """Values of variables that hold secrets, the longest first; `names`: of further such variables."""
+    further = set(names)
+    found = {
+        value
+        for name, value in environ.items()
+        if len(value) >= LEAST_VALUE and (name in further or is_secret_name(name))
+    }
+    return sorted(found, key=lambda value: (-len(value), value))
+
+
+def user_variables(text: str) -> list[str]:
+    """Names of variables that stand as user or password in a URL: `https://$NAME:${WORD}@host`."""
+    found = (name for user in _USER_TEXT.findall(text) for name in _EXPANSION.findall(user))
+    return list(dict.fromkeys(found))
+
+
+def redact_text(text: str, values: Iterable[str] = ()) -> str:
+    """A command or any other text; `values`: secrets that are hidden wherever they stand (`secret_values`)."""
+    for value in values:
+        text = text.replace(value, SECRET)
+    text = _SHAPES.sub(SECRET, text)
+    text = redact_urls(text)
+    text = _HEADER.sub(lambda found: f"{found[1]}: {SECRET}", text)
+    text = _NETRC.sub(lambda found: found[1] + SECRET, text)
+    text = _USER_OPTION.sub(_hide_user, text)
+    text = _OPTION.sub(_hide_option, text)
+    return _ASSIGNED.sub(_hide_assigned, text)
+
+
+def redact_variable(name: str, value: str, values: Iterable[str] = ()) -> str:
+    """The value of a variable as the document has it."""
+    return SECRET if value and is_secret_name(name) else redact_text(value, values)
+
+
+def redact_urls(text: str) -> str:
+    """Every URL in it without user and password, and without the values that it sends along."""
+    return _URL.sub(lambda found: _redact_url(found[0]), text)
+
+
+def _redact_url(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    server = rest.partition("/")[0]
+    # An @ behind the first slash is that of a revision (git+https://host/repository@v1), unless a colon before it
+    # says that a password with a slash in it has begun.
+    if "@" in server:
+        url = _USER.sub(f"://{SECRET}@", url, count=1)
+    elif ":" in server and "@" in rest and not _has_port(server):
+        url = _ODD_USER.sub(f"://{SECRET}@", url, count=1)
+    return url if scheme.lower() == "file" else _PARAMETER.sub(_hide_parameter, url)
+
+
+def _has_port(server: str) -> bool:
+    port = server.partition(":")[2]
+    return server.startswith("[") or port.isdigit() or port.startswith("$")
+
+
+def _hide_parameter(found: re.Match[str]) -> str:
+    return found[0] if found[2].lower() in _SPEAKING else f"{found[1]}{found[2]}={SECRET}"
+
+
+def _hide_user(found: re.Match[str]) -> str:
+    """curl's `-u name:password`; other programs' -u is something else, and has no colon."""
+    user = found[3].strip("\"'")
+    return found[0] if ":" not in user or "://" in user else f"{found[1]}{found[2] or ' '}{SECRET}"
+
+
+def _hide_option(found: re.Match[str]) -> str:
+    name, mark, value = found[1], found[2], found[3]
+    if not is_secret_name(name.lstrip("-")) or _VARIABLE.fullmatch(value) or (mark != "=" and value[0] == "-"):
+        return found[0]
+    return f"{name}{mark}{SECRET}"
+
+
+def _hide_assigned(found: re.Match[str]) -> str:
+    name, value = found[1], found[2]
+    # `$NAME` is treated as that variable is. And `some_key=1.2` is a package for conda, in whose command no
+    # two versions may look the same.
+    is_package = name.islower() and _VERSION.fullmatch(value) is not None
+    if not is_secret_name(name) or is_package or _VARIABLE.fullmatch(value):
+        return found[0]
+    return f"{name}={SECRET}"

@@ -1,0 +1,285 @@
+"""Runs set-up commands, one after the other, each by `/bin/sh -e -c`, and leaves no process behind.
+
+In: command lines as the user wrote them. Out: how long they took; or SetupFailed with the last lines of their
+output. That goes to a file, never through a pipe of ours, and is followed from there. They run below a process
+that collects whatever they start (setup_supervisor.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bootseer.env.redaction import redact_text, secret_values
+from bootseer.errors import SetupFailed
+from bootseer.storage.os_errors import map_os_errors
+
+TAIL_LINES = 20
+MOST_LINE_BYTES = 4096  # of a line that is shown
+MOST_LOG_BYTES = 1 << 30  # more is a command that has gone wild
+MOST_READS = 64  # at once: there are deadlines to be kept
+LOOK_S = 0.1  # between looks into the log
+END_S = 10.0  # for the supervisor to end everything
+_SUPERVISOR = os.path.join(os.path.dirname(__file__), "setup_supervisor.py")
+
+# What a rank is told about its place in the job: set-up is no rank, and its result may not depend on one.
+_OF_RANKS = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+}
+_OF_RANKS_PREFIXES = ("TORCHELASTIC_", "BOOTSEER_CHECKPOINT", "BOOTSEER_ARENA", "BOOTSEER_SAVE_ARENA")
+_ASKS = re.compile(
+    r"\bEOFError\b|EOF when reading a line|\[y/n\]|\(y/n\)|proceed \(\[y\]|could not read (username|password)"
+    r"|terminal prompts disabled|no input was expected|not a terminal|not a tty",
+    re.IGNORECASE,
+)
+
+
+class SetupResult(NamedTuple):
+    """Of commands that all succeeded."""
+
+    took_s: float
+    left_running: list[str]  # names of processes that were still there, and were ended
+
+
+def run_setup(
+    commands: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    cwd: str,
+    log_path: str,
+    timeout_s: float,
+    on_line: Callable[[str], object] | None = None,
+) -> SetupResult:
+    """Runs the commands until the first that fails.
+
+    Args:
+        environ: all of their environment; see `setup_environ`.
+        log_path: a file that stdout and stderr are appended to; this user's alone if it is made.
+        timeout_s: for all commands together.
+        on_line: called with each line that they write, from this thread. What it raises ends them.
+    Raises: SetupFailed; StorageError when the log cannot be written.
+    """
+    started_s = time.monotonic()
+    with map_os_errors(log_path):
+        log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = _Log(log_path, on_line)
+    ours, theirs = socket.socketpair()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-X", "utf8", _SUPERVISOR],
+            stdin=theirs.fileno(),
+            stdout=log_fd,
+            stderr=log_fd,
+            cwd="/",
+            env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+            start_new_session=True,
+        )
+    except OSError as error:
+        ours.close()
+        log.close()
+        raise SetupFailed(f"{sys.executable}: {error.strerror}: set-up commands could not be started") from error
+    finally:
+        theirs.close()
+        os.close(log_fd)
+    try:
+        with ours:
+            followed = _Followed(commands, environ, ours, log, started_s + timeout_s)
+            left_running = followed.run(cwd)
+    finally:
+        _end(process)
+        log.close()
+    followed.judge(timeout_s, log_path, cwd)
+    return SetupResult(time.monotonic() - started_s, left_running)
+
+
+def setup_environ(environ: Mapping[str, str], targets: Sequence[str]) -> dict[str, str]:
+    """Of set-up commands, from that of the ranks: a bare `pip` is that of the first target that has a `bin`."""
+    made = {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_RANKS and not name.startswith(_OF_RANKS_PREFIXES)
+    }
+    for target in targets:
+        folder = os.path.join(target, "bin")
+        if not os.path.isdir(folder):
+            continue
+        made["PATH"] = os.pathsep.join((folder, made.get("PATH") or os.defpath))
+        if os.path.isfile(os.path.join(target, "pyvenv.cfg")):
+            made["VIRTUAL_ENV"] = target
+            made.pop("PYTHONHOME", None)
+        elif os.path.isdir(os.path.join(target, "conda-meta")):
+            made["CONDA_PREFIX"] = target
+        break
+    return made
+
+
+class _Followed:
+    """Commands that run, and what became of them."""
+
+    def __init__(
+        self,
+        commands: Sequence[str],
+        environ: Mapping[str, str],
+        connection: socket.socket,
+        log: _Log,
+        end_s: float,
+    ) -> None:
+        self._commands = commands
+        self._environ = environ
+        self._connection = connection
+        self._log = log
+        self._end_s = end_s
+        self._done = 0  # commands that succeeded
+        self._status: int | None = None  # of the one that failed
+        self._why_ended = ""  # by us
+
+    def run(self, cwd: str) -> list[str]:
+        """Until all is ended; what was left running."""
+        received = bytearray()
+        order = {"commands": list(self._commands), "cwd": cwd, "environ": dict(self._environ)}
+        try:
+            self._connection.sendall(json.dumps(order).encode() + b"\n")
+        except OSError:
+            return []  # it died at once; `judge` tells
+        answers = select.poll()  # `select` takes no descriptor from 1024 on
+        answers.register(self._connection, select.POLLIN)
+        last_s = float("inf")
+        while time.monotonic() < last_s:
+            is_answered = bool(answers.poll(LOOK_S * 1000))
+            self._log.follow()
+            if is_answered:
+                try:
+                    data = self._connection.recv(1 << 16)
+                except OSError:
+                    return []
+                if not data:
+                    return []
+                received += data
+                while (end := received.find(b"\n")) >= 0:
+                    answer = json.loads(received[:end])
+                    del received[: end + 1]
+                    if "ended" in answer:
+                        self._log.follow(is_last=True)
+                        return [str(name) for name in answer["ended"]]
+                    self._take(answer)
+            elif not self._why_ended and (why := self._why_end()):
+                self._why_ended = why
+                self._connection.shutdown(socket.SHUT_WR)  # everything is ended, and that is told
+                last_s = time.monotonic() + END_S
+        return []
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        if answer["status"]:
+            self._status = int(answer["status"])
+        else:
+            self._done += 1
+
+    def _why_end(self) -> str:
+        if time.monotonic() > self._end_s:
+            return "too long"
+        return "too much" if self._log.size > MOST_LOG_BYTES else ""
+
+    def judge(self, timeout_s: float, log_path: str, cwd: str) -> None:
+        """Raises: SetupFailed unless all commands succeeded."""
+        if self._done == len(self._commands):
+            return
+        secrets = secret_values(self._environ)
+        tail = tuple(redact_text(line, secrets) for line in self._log.tail())
+        command = _shorten(redact_text(self._commands[self._done], secrets))
+        which = f"set-up command {self._done + 1} of {len(self._commands)} ({command})"
+        if self._why_ended == "too long":
+            what = f"was ended: all of them together may take {timeout_s:g} s (--setup-timeout)"
+        elif self._why_ended:
+            what = f"was ended: it wrote more than {MOST_LOG_BYTES >> 20} MiB"
+        elif self._status is None:
+            what = "was ended from outside, with all that it had started"
+        elif self._status < 0:
+            what = f"was killed by {_signal_name(-self._status)}"
+        else:
+            what = f"ended with status {self._status}"
+        last = f": {tail[-1][:300]}" if tail else ""
+        hint = ""
+        if any(_ASKS.search(line) for line in tail):
+            hint = "; it asked for input, and nobody can answer: give it --yes, -y or --no-input"
+        elif not os.path.isdir(cwd):
+            hint = f"; the folder {cwd} does not exist"
+        raise SetupFailed(f"{which} {what}{last}{hint} (all of it: {log_path})", tail=tail, status=self._status)
+
+
+class _Log:
+    """What commands wrote, read from the file that they write to."""
+
+    def __init__(self, path: str, on_line: Callable[[str], object] | None) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._start = self._file.seek(0, os.SEEK_END)  # what was there before is not of these commands
+        self._on_line = on_line
+        self._rest = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes that these commands wrote."""
+        return os.fstat(self._file.fileno()).st_size - self._start
+
+    def follow(self, *, is_last: bool = False) -> None:
+        """Gives on what is new, line by line."""
+        if self._on_line is None:
+            return
+        for _ in range(MOST_READS):
+            data = self._file.read(1 << 16)
+            if not data:
+                break
+            *lines, rest = (self._rest + data).split(b"\n")
+            self._rest = rest[-MOST_LINE_BYTES:]
+            for line in lines:
+                self._on_line(_to_text(line))
+        if is_last and self._rest:
+            self._on_line(_to_text(self._rest))
+            self._rest = b""
+
+    def tail(self) -> list[str]:
+        """The last lines that hold something."""
+        size = TAIL_LINES * MOST_LINE_BYTES
+        with open(self._file.name, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._start, end - size))
+            lines = [_to_text(line) for line in file.read(size).split(b"\n")]
+        return [line for line in lines if line.strip()][-TAIL_LINES:]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _to_text(line: bytes) -> str:
+    """As a terminal would show it: of a progress bar the last state."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2][:MOST_LINE_BYTES].decode(errors="replace")
+
+
+def _shorten(command: str) -> str:
+    one_line = " ".join(command.split())
+    return one_line if len(one_line) <= 100 else one_line[:97] + "..."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The supervisor: with the socket closed it ends everything, then itself."""
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,188 @@
+"""Runs set-up commands and ends all that they leave: `python -I -S -X utf8 setup_supervisor.py`. Stdlib only.
+
+A process of its own, so that it can be the subreaper of everything that the commands start, daemons in sessions of
+their own too. Its standard input is a socket: first an order, a JSON line, then nothing; when the other end is
+closed or shut down, everything is ended. Its answers are JSON lines: `done` (number of a command) and `status` of
+each, then `ended`: names of processes that were still there. Output of the commands goes to its own output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import time
+
+GRACE_S = 1.0  # between SIGTERM and SIGKILL
+KILLED_S = 5.0  # who is still there then waits in the kernel
+LOOK_S = 0.02
+MOST_ORDER_BYTES = 16 << 20
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    """See the module's docstring."""
+    connection = socket.socket(fileno=0)
+    os.set_inheritable(0, False)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(signum, signal.SIG_IGN)  # the other end decides; it closes the socket
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    order = json.loads(_read_line(connection))
+    environ = {os.fsencode(name): os.fsencode(value) for name, value in order["environ"].items()}
+    for number, command in enumerate(order["commands"]):
+        status = _run(connection, command, order["cwd"], environ)
+        if status is None:
+            break
+        _say(connection, {"done": number, "status": status})
+        if status:
+            break
+    _say(connection, {"ended": _end_all()})
+
+
+def _run(connection: socket.socket, command: str, cwd: str, environ: dict[bytes, bytes]) -> int | None:
+    """Exit status of a command; None when everything is to end."""
+    pid = os.fork()
+    if not pid:
+        _become(command, cwd, environ)
+    pidfd = os.pidfd_open(pid)
+    try:
+        while True:
+            # Orphans are reaped now and then, so that a long command does not fill the process table.
+            ready, _, _ = select.select([connection.fileno(), pidfd], [], [], 1.0)
+            if pidfd in ready:
+                return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if connection.fileno() in ready:
+                return None
+            _reap(but=pid)
+    finally:
+        os.close(pidfd)
+
+
+def _become(command: str, cwd: str, environ: dict[bytes, bytes]) -> None:
+    """In the child. Never returns."""
+    try:
+        os.setsid()  # no terminal that a password could be asked on
+        for signum in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+            signal.SIGTTIN,
+            signal.SIGTTOU,
+            signal.SIGPIPE,
+        ):
+            signal.signal(signum, signal.SIG_DFL)
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0, inheritable=True)
+        os.chdir(cwd)
+        os.execve("/bin/sh", [b"/bin/sh", b"-e", b"-c", os.fsencode(command)], environ)
+    except OSError as error:
+        os.write(2, os.fsencode(f"{error.filename or '/bin/sh'}: {error.strerror}\n"))
+    finally:
+        os._exit(127)
+
+
+def _end_all() -> list[str]:
+    """Ends every descendant; the names of those that were there."""
+    names: dict[int, str] = {}
+    started_s = time.monotonic()
+    told: set[int] = set()
+    while True:
+        _reap()
+        left = _descendants()
+        passed_s = time.monotonic() - started_s
+        if not left or passed_s > GRACE_S + KILLED_S:
+            return sorted(names.values())
+        for pid, (name, ticks) in left.items():
+            names.setdefault(pid, name)
+            if passed_s > GRACE_S:
+                _send(pid, ticks, signal.SIGKILL)
+            elif pid not in told:
+                told.add(pid)
+                _send(pid, ticks, signal.SIGTERM)
+                _send(pid, ticks, signal.SIGCONT)  # a stopped one could not act on it
+        time.sleep(LOOK_S)
+
+
+def _reap(but: int = 0) -> None:
+    """Collects ended children, but for one."""
+    try:
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if found.si_pid == but:
+                return
+            os.waitpid(found.si_pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+
+
+def _descendants() -> dict[int, tuple[str, int]]:
+    """Living processes below this one: name and start time by pid."""
+    children: dict[int, list[int]] = {}
+    found: dict[int, tuple[str, int, str]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := _stat(int(entry))) is not None:
+            name, state, parent, ticks = fields
+            found[int(entry)] = (name, ticks, state)
+            children.setdefault(parent, []).append(int(entry))
+    below: dict[int, tuple[str, int]] = {}
+    todo = [os.getpid()]
+    while todo:
+        for pid in children.pop(todo.pop(), ()):
+            todo.append(pid)
+            name, ticks, state = found[pid]
+            if state not in "ZX":
+                below[pid] = (name, ticks)
+    return below
+
+
+def _stat(pid: int) -> tuple[str, str, int, int] | None:
+    """Name, state, parent and start time; None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            head, _, tail = file.read().rpartition(b")")
+    except OSError:
+        return None
+    fields = tail.split()
+    if len(fields) < 20:
+        return None
+    return head.partition(b"(")[2].decode(errors="replace"), fields[0].decode(), int(fields[1]), int(fields[19])
+
+
+def _send(pid: int, ticks: int, signum: int) -> None:
+    """Signals a process, never another one that has its number by now."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        now = _stat(pid)
+        if now is not None and now[3] == ticks:
+            signal.pidfd_send_signal(pidfd, signum)
+    except OSError:
+        pass
+    finally:
+        os.close(pidfd)
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    received = bytearray()
+    while not received.endswith(b"\n") and len(received) < MOST_ORDER_BYTES:
+        data = connection.recv(1 << 16)
+        if not data:
+            raise SystemExit(1)  # whoever wanted something is gone
+        received += data
+    return bytes(received)
+
+
+def _say(connection: socket.socket, answer: dict[str, object]) -> None:
+    try:
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+    except OSError:
+        pass  # nobody listens any more
+
+
+if __name__ == "__main__":
+    main()

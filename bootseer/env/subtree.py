@@ -1,0 +1,77 @@
+"""PURE: the part of an environment's tree that belongs to one target, as a tree of its own.
+
+In: the checked index of the whole tree, the name of a folder in its root. Out: an index of what is to be made
+there, with the same blocks; and, apart from it, what is to be taken away, as no file stands for that in a folder
+where nothing lies below.
+"""
+
+from __future__ import annotations
+
+import stat
+from typing import NamedTuple
+
+import msgspec
+
+from bootseer.errors import IntegrityError
+from bootseer.tree.index import Index
+
+
+class Subtree(NamedTuple):
+    """Paths are relative to the target, "" for itself."""
+
+    tree: Index  # without whiteouts and opaque folders
+    deleted: list[bytes]  # paths that are not to be there any more
+    opaque: set[int]  # entries of folders that hide what was there before
+
+
+def subtree(index: Index, name: bytes) -> Subtree:
+    """What is below the folder `name` of the root. Raises: IntegrityError when there is none."""
+    parents, names, modes, rdevs = index.parents, index.names, index.modes, index.rdevs
+    roots = [entry for entry in range(1, len(index)) if parents[entry] == 0 and names[entry] == name]
+    if not roots or not stat.S_ISDIR(modes[roots[0]]):
+        raise IntegrityError(f"the tree has no folder {name.decode(errors='replace')!r} for that target")
+    places = {roots[0]: 0}  # entry there -> entry here
+    kept = [roots[0]]
+    gone = []
+    for entry in range(roots[0] + 1, len(index)):
+        if parents[entry] not in places:
+            continue
+        if stat.S_ISCHR(modes[entry]) and rdevs.get(entry) == (0, 0):
+            gone.append(entry)
+            continue
+        places[entry] = len(kept)
+        kept.append(entry)
+    links = []
+    owners = []  # entries there that have the data
+    first_of: dict[int, int] = {}  # file there -> entry here of its first name here
+    for here, entry in enumerate(kept):
+        first = entry if index.links[entry] == -1 else index.links[entry]
+        known = first_of.setdefault(first, here)
+        links.append(-1 if known == here else known)
+        owners.append(first if known == here else entry)
+    below = msgspec.structs.replace(
+        index,
+        parents=[0, *(places[parents[entry]] for entry in kept[1:])],
+        names=[b"", *(names[entry] for entry in kept[1:])],
+        modes=[modes[entry] for entry in kept],
+        uids=[index.uids[entry] for entry in kept],
+        gids=[index.gids[entry] for entry in kept],
+        mtimes_ns=[index.mtimes_ns[entry] for entry in kept],
+        sizes=[index.sizes[entry] for entry in kept],
+        runs=[index.runs[entry] for entry in owners],
+        targets=[index.targets[entry] for entry in kept],
+        links=links,
+        rdevs={here: rdevs[entry] for here, entry in enumerate(kept) if entry in rdevs},
+        xattrs={here: index.xattrs[entry] for here, entry in enumerate(owners) if entry in index.xattrs},
+        opaque=[],
+    )
+    return Subtree(
+        below,
+        [_path(below, places[parents[entry]], names[entry]) for entry in gone],
+        {places[entry] for entry in index.opaque if entry in places},
+    )
+
+
+def _path(index: Index, folder: int, name: bytes) -> bytes:
+    above = index.path(folder)
+    return above + b"/" + name if above else name

@@ -1,0 +1,388 @@
+"""What may be a target, what a base is made of, how folders are hashed, what a spec may say. No interpreter."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer.env import folder_digest
+from bootseer.env.base import Folder, Interpreter, of_image, of_interpreter, of_node, with_known
+from bootseer.env.folder_digest import digest_archives, digest_file, digest_folder, digest_project
+from bootseer.env.keying import make_key
+from bootseer.env.spec import SetupSpec
+from bootseer.env.targets import check_target, resolve_targets
+from bootseer.errors import ConfigError
+from tests.made_wheels import make_wheel
+from tests.support import needs_program
+
+ENVIRON = {"HOME": "/home/me"}
+
+
+def interpreter(*folders: Folder, prefix: str = "/venv", is_venv: bool = True, **more: object) -> Interpreter:
+    values: dict[str, object] = {
+        "version": "3.11.7",
+        "implementation": "cpython",
+        "build": "3.11.7 (main)",
+        "abi": "cpython-311",
+        "platform": "linux-x86_64",
+        "libc": "glibc 2.36",
+        "arch": "x86_64",
+        "prefix": prefix,
+        "base_prefix": "/usr",
+        "is_venv": is_venv,
+        "is_conda": False,
+        "purelib": prefix + "/lib/python3.11/site-packages",
+        "platlib": prefix + "/lib/python3.11/site-packages",
+        "scripts": prefix + "/bin",
+        "folders": list(folders),
+        "conda": [],
+    }
+    return Interpreter(**{**values, **more})  # type: ignore[arg-type]
+
+
+# ---- the spec ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"commands": ()}, "--setup"),
+        ({"commands": ("a", " ")}, "command 2"),
+        ({"commands": ("hunter22\0",)}, "NUL"),
+        ({"commands": ("hunter22" * 10_000,)}, "longer"),
+        ({"inputs": ("relative",)}, "--setup-input"),
+        ({"targets": ("relative",)}, "--setup-target"),
+        ({"cwd": ""}, "working directory"),
+        ({"python": "python3"}, "interpreter"),
+        ({"variables": ("A=hunter",)}, "--setup-variable"),
+        ({"max_age_s": 0.0}, "--env-max-age"),
+        ({"max_age_s": float("nan")}, "--env-max-age"),
+        ({"timeout_s": -1.0}, "--setup-timeout"),
+        ({"salt": "x" * 2000}, "--env-key"),
+    ],
+)
+def test_a_spec_that_cannot_be(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        SetupSpec(**{"commands": ("true",), **fields})  # type: ignore[arg-type]
+    assert "hunter22" not in str(caught.value), "commands may hold secrets"
+    assert "\n" not in str(caught.value)
+
+
+# ---- targets -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/",
+            "/usr",
+            "/usr/bin",
+            "/usr/lib",
+            "/usr/share/x",
+            "/etc",
+            "/etc/venv",
+            "/bin",
+            "/lib/x",
+            "/proc/self",
+        ),
+        *(
+            "/sys",
+            "/dev",
+            "/dev/shm",
+            "/boot",
+            "/home",
+            "/home/me",
+            "/home/other",
+            "/root",
+            "/opt",
+            "/tmp",
+            "/var",
+        ),
+        *("/work/x/.git", "/work/.git/venv", "/usr/local/bin", "/run/x", "//", "/opt/.."),
+    ],
+)
+def test_what_is_no_target(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--setup-target: "):
+        check_target(path, ENVIRON)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/opt/venv", "/usr/local", "/usr/local/lib/python3.11/site-packages", "/usr/lib/python3/dist-packages"),
+        *("/home/me/venv", "/root/venv", "/tmp/venv", "/dev/shm/venv", "/data/x/y", "/opt/conda"),
+    ],
+)
+def test_what_is_a_target(path: str) -> None:
+    assert check_target(path, ENVIRON) == os.path.realpath(path)
+
+
+def test_targets_are_resolved_and_need_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "file").write_text("")
+    assert check_target(f"{tmp_path}/link/new", ENVIRON) == f"{tmp_path}/real/new"
+    with pytest.raises(ConfigError, match="is no folder"):
+        check_target(f"{tmp_path}/file", ENVIRON)
+    with pytest.raises(ConfigError, match="belongs to the system"):
+        (tmp_path / "etc").symlink_to("/etc")
+        check_target(f"{tmp_path}/etc", ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("/a/b", "/a/b/c"), ("/a/b/c", "/a/b"), ("/a/b", "/a/b"), ("/a/b", "/a/c/../b")]
+)
+def test_targets_do_not_nest(one: str, other: str) -> None:
+    with pytest.raises(ConfigError, match="one lies in the other"):
+        resolve_targets([one, other], None, "", ENVIRON)
+
+
+def test_targets_beside_each_other() -> None:
+    assert resolve_targets(["/a/b", "/a/bc"], None, "", ENVIRON) == ["/a/b", "/a/bc"]
+
+
+@pytest.mark.parametrize("store", ["/a/store", "file:///a/store", "local:///a", "/a/store/x"])
+def test_the_store_is_in_no_target(store: str) -> None:
+    with pytest.raises(ConfigError, match="environment store"):
+        resolve_targets(["/a/store" if store != "local:///a" else "/a/x"], None, "", ENVIRON, store)
+    assert resolve_targets(["/a/x"], None, "", ENVIRON, "s3://a/x") == ["/a/x"]
+
+
+def test_the_default_target() -> None:
+    assert resolve_targets([], interpreter(), "/venv/bin/python", ENVIRON) == ["/venv"]
+    conda = interpreter(prefix="/opt/conda", is_venv=False, is_conda=True)
+    assert resolve_targets([], conda, "/opt/conda/bin/python", ENVIRON) == ["/opt/conda"]
+    system = interpreter(prefix="/usr", is_venv=False)
+    with pytest.raises(
+        ConfigError, match=r"/usr/bin/python3 has no environment of its own .*--setup-target /usr/lib"
+    ):
+        resolve_targets([], system, "/usr/bin/python3", ENVIRON)
+    with pytest.raises(ConfigError, match="--setup-target FOLDER"):
+        resolve_targets([], None, "", ENVIRON)
+
+
+# ---- the base ----------------------------------------------------------------------------------------------
+
+SITE = "/venv/lib/python3.11/site-packages"
+
+
+def test_a_base_has_two_parts() -> None:
+    inner = Folder(SITE, [("a", "1", "aa"), ("pip", "23", "bb")], ["/src/editable"])
+    outer = Folder("/usr/lib/python3/dist-packages", [("a", "0", "cc"), ("b", "1", "")], [])
+    editable = Folder("/src/editable", [("e", "1", "dd")], [])
+    base = of_interpreter(interpreter(inner, outer, editable), "/nowhere/python", ["/venv"])
+    assert base["target:dist:a"] == "1 aa"
+    assert base["dist:a"] == "0 cc", "one in a target hides none outside"
+    assert base["dist:b"] == "1"
+    assert base["target:dist:e"] == "1 dd", "a .pth file of the target brought it"
+    assert base["version"] == "3.11.7"
+
+
+def test_an_interpreter_in_a_target_is_the_targets(tmp_path: Path) -> None:
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text("")
+    found = interpreter(prefix=str(tmp_path), is_venv=False, is_conda=True, conda=[("numpy", "1.0 py_0")])
+    base = of_interpreter(found, str(python), [str(tmp_path)])
+    assert base["target:version"] == "3.11.7"
+    assert base["target:conda:numpy"] == "1.0 py_0"
+    assert "version" not in base
+    assert of_interpreter(found, str(python), ["/elsewhere"])["conda:numpy"] == "1.0 py_0"
+
+
+def test_what_is_known_counts_for_the_target_only() -> None:
+    before = {"kind": "python", "version": "3.11", "dist:o": "1", "target:dist:a": "1"}
+    after = {"kind": "python", "version": "3.11", "dist:o": "1", "target:dist:a": "2", "target:dist:new": "1"}
+    assert with_known(after, before) == before
+    assert with_known({**after, "version": "3.12"}, before) == {**before, "version": "3.12"}
+    assert with_known({**after, "dist:o": "2"}, before) == {**before, "dist:o": "2"}
+    assert with_known(of_image("sha256:x"), before) == of_image("sha256:x")
+    assert with_known(after, of_image("sha256:x")) == after
+    assert with_known(after, of_node()) == of_node(), "set-up made the interpreter"
+
+
+tables = st.dictionaries(
+    st.sampled_from(["version", "dist:a", "target:dist:a", "target:dist:b"]), st.sampled_from("12")
+)
+
+
+@given(tables, tables)
+def test_known_bases_hold_until_something_outside_changes(before: dict[str, str], after: dict[str, str]) -> None:
+    before["kind"] = after["kind"] = "python"
+    merged = with_known(after, before)
+    outside = [
+        {key: text for key, text in each.items() if not key.startswith("target:")} for each in (before, after)
+    ]
+    assert (merged == before) == (outside[0] == outside[1])
+    assert with_known(after, merged) == merged
+
+
+# ---- folders -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    top = tmp_path / "folder"
+    (top / "pkg").mkdir(parents=True)
+    (top / "pkg/__init__.py").write_text("A = 1\n")
+    (top / "pkg/module.py").write_text("B = 1\n")
+    (top / "pkg/code.c").write_text("int x;\n")
+    (top / "setup.py").write_text("pass\n")
+    (top / "link").symlink_to("pkg/module.py")
+    return top
+
+
+def write(path: str, text: str = "other\n") -> Callable[[Path], object]:
+    def act(top: Path) -> None:
+        (top / path).parent.mkdir(parents=True, exist_ok=True)
+        (top / path).write_text(text)
+
+    return act
+
+
+def relink(top: Path) -> None:
+    (top / "link").unlink()
+    (top / "link").symlink_to("setup.py")
+
+
+def listen(top: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = os.getcwd()
+        os.chdir(top)  # names of sockets are short
+        try:
+            made.bind("socket")
+        finally:
+            os.chdir(here)
+
+
+@pytest.mark.parametrize(
+    ("act", "counts", "counts_editable"),
+    [
+        pytest.param(write("pkg/module.py"), True, False, id="a module"),
+        pytest.param(write("pkg/__init__.py"), True, True, id="where versions stand"),
+        pytest.param(write("pkg/code.c"), True, True, id="a source that is compiled"),
+        pytest.param(write("setup.py"), True, True, id="the build"),
+        pytest.param(write("pkg/new.py"), True, True, id="a new module"),
+        pytest.param(write("data/model.bin"), True, False, id="data"),
+        pytest.param(write("pkg/__pycache__/x.py"), False, False, id="bytecode folder"),
+        pytest.param(write("pkg/x.pyc"), False, False, id="bytecode"),
+        pytest.param(write("build/lib/x.py"), False, False, id="build"),
+        pytest.param(write("a.egg-info/SOURCES.txt"), False, False, id="egg-info"),
+        pytest.param(write(".git/index"), False, False, id="git"),
+        pytest.param(write("env/pyvenv.cfg"), False, False, id="an environment"),
+        pytest.param(write("target/x.py"), False, False, id="a target"),
+        pytest.param(relink, True, True, id="a link"),
+        pytest.param(listen, False, False, id="a socket"),
+        pytest.param(lambda top: os.mkfifo(top / "fifo"), False, False, id="a fifo"),
+        pytest.param(lambda top: (top / "empty").mkdir(), False, False, id="an empty folder"),
+        pytest.param(lambda top: (top / "setup.py").chmod(0o755), True, True, id="may be executed"),
+        pytest.param(lambda top: (top / "setup.py").chmod(0o640), False, False, id="other mode bits"),
+        pytest.param(lambda top: os.utime(top / "setup.py", (1, 1)), False, False, id="times"),
+        pytest.param(lambda top: (top / "setup.py").rename(top / "Setup.py"), True, True, id="a name"),
+        pytest.param(
+            lambda top: top.rename(top.parent / "x") and (top.parent / "x").rename(top), False, False, id="moved"
+        ),
+    ],
+)
+def test_what_changes_the_digest_of_a_folder(
+    folder: Path, act: Callable[[Path], object], counts: bool, counts_editable: bool
+) -> None:
+    def digests() -> tuple[str, str, str]:
+        excluded = [f"{folder}/target"]
+        path = str(folder)
+        editable = digest_project(path, excluded, is_editable=True)
+        return digest_folder(path, excluded), digest_project(path, excluded), editable
+
+    before = digests()
+    act(folder)
+    after = digests()
+    assert [one != other for one, other in zip(before, after, strict=True)] == [counts, counts, counts_editable]
+
+
+@needs_program("git")
+def test_what_git_ignores_is_not_installed(folder: Path) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(
+            ["git", "-c", "init.defaultBranch=main", "-C", str(folder), *words], check=True, capture_output=True
+        )
+
+    git("init", "-q")
+    (folder / ".gitignore").write_text("outputs/\n")
+    git("add", "pkg", "setup.py", "link")
+    before, whole = digest_project(str(folder)), digest_folder(str(folder))
+    write("outputs/model.bin")(folder)
+    assert digest_project(str(folder)) == before
+    assert digest_folder(str(folder)) != whole, "what is declared counts whole"
+    write("pkg/untracked.py")(folder)
+    assert (now := digest_project(str(folder))) != before
+    (folder / "pkg/untracked.py").unlink()
+    assert digest_project(str(folder)) == before != now
+    (folder / "pkg/module.py").unlink()  # git still has it in its index
+    assert digest_project(str(folder)) != before
+
+
+def test_names_and_contents_cannot_be_mixed_up(tmp_path: Path) -> None:
+    seen = set()
+    for number, files in enumerate([{"a": "bc"}, {"ab": "c"}, {"a": "b", "c": ""}, {"a\nf": "bc"}, {}]):
+        top = tmp_path / str(number)
+        top.mkdir()
+        for name, text in files.items():
+            (top / name).write_text(text)
+        seen.add(digest_folder(str(top)))
+    assert len(seen) == 5
+
+
+def test_folders_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_digest, "MOST_FILES", 4)
+    with pytest.raises(ConfigError, match=r"folder: has more than 4 files: .*--setup-input"):
+        digest_folder(str(folder))
+    monkeypatch.setattr(folder_digest, "MOST_FILES", 5)
+    monkeypatch.setattr(folder_digest, "MOST_BYTES", 5)
+    with pytest.raises(ConfigError, match=r"folder: has more than 5 bytes: .*--setup-input"):
+        digest_folder(str(folder))
+
+
+def test_what_is_no_file(folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("fifo", "folder", "nothing"):
+        with pytest.raises(ConfigError, match=f"{name}: cannot be read as an input"):
+            digest_file(str(tmp_path / name))
+    with pytest.raises(ConfigError, match="nothing: there is no such folder"):
+        digest_folder(str(tmp_path / "nothing"))
+
+
+def test_archives_are_known_by_their_ends(tmp_path: Path) -> None:
+    make_wheel(tmp_path, "one", "1.0", files={"one/data.bin": os.urandom(300_000)})
+    before = digest_archives(str(tmp_path))
+    (tmp_path / "notes.txt").write_text("no archive")
+    assert digest_archives(str(tmp_path)) == before
+    make_wheel(tmp_path, "one", "1.0", files={"one/data.bin": os.urandom(300_000)})
+    assert digest_archives(str(tmp_path)) != before, "the same name and size, another content"
+
+
+# ---- without an interpreter --------------------------------------------------------------------------------
+
+
+def test_an_image_is_the_base_of_what_runs_in_it(tmp_path: Path) -> None:
+    spec = SetupSpec(commands=("true",), targets=(f"{tmp_path}/t",), python="/only/in/the/image/python")
+    keyed = make_key(spec, {}, "sha256:" + "0" * 64)
+    assert keyed.document.base == {"kind": "image", "image": "sha256:" + "0" * 64}
+    assert make_key(spec, {}, "sha256:" + "1" * 64).key != keyed.key
+    with pytest.raises(ConfigError, match="--setup-target FOLDER"):
+        make_key(SetupSpec(commands=("true",), python="/x/python"), {}, "sha256:" + "0" * 64)
+
+
+def test_an_interpreter_that_set_up_makes(tmp_path: Path) -> None:
+    venv = f"{tmp_path}/venv"
+    spec = SetupSpec(commands=(f"python3 -m venv {venv}",), targets=(venv,), python=f"{venv}/bin/python")
+    assert make_key(spec, {}).document.base["kind"] == "none"
+    with pytest.raises(ConfigError, match="there is no such interpreter"):
+        make_key(SetupSpec(commands=("true",), python=f"{venv}/bin/python"), {})
