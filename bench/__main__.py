@@ -26,6 +26,8 @@ BENCHES = {
     "restarts": "hundreds of restarts of a job with forked ranks: what grows",
     "ckpt": "loading of checkpoints: disk, HTTP, HDFS and DCP, against other loaders (best as root)",
     "image": "starts of images: disk, layers, our packs in full, lazy, with a recording (root)",
+    "env": "an environment on a node that has none: pip, uv, copies, restored by unpack and mount (best as root)",
+    "compile": "first steps of compiled models: cold, with restored caches, after a crash; what may not be loaded",
     "pressure": "do ranks wait when their output is under pressure (root)",
 }
 

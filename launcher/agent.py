@@ -26,6 +26,8 @@ from launcher.rendezvous.messages import (
     Note,
     RankFailed,
     Refused,
+    SetupNews,
+    SetupOrder,
     Signalled,
     Spare,
     Started,
@@ -59,6 +61,7 @@ class Surroundings(Protocol):
     def complain(self, text: str) -> None: ...  # an error, said in any case
     def prepare(self, world: World) -> RankGroup: ...
     def spawn(self, group: RankGroup) -> None: ...
+    def set_up(self, order: SetupOrder) -> None: ...  # of the ranks' environment
     def observe_start(self, group: RankGroup) -> None: ...
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None: ...
     def attempt_over(self) -> None: ...
@@ -135,6 +138,8 @@ class Agent:
                     )
             case Note(text):
                 self._around.say(text)
+            case SetupOrder():
+                self._around.set_up(message)
             case Spare(nodes):
                 self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")
 
@@ -154,6 +159,18 @@ class Agent:
             self._leave(why, 1)
         else:
             self._stop_then_end(1)
+
+    def tell_setup(self, news: SetupNews) -> None:
+        """News of the ranks' environment, for the coordinator."""
+        if self._state not in (State.ENDING, State.ENDED) and not self._leaving:
+            self._send(news)
+
+    def on_set_up_failed(self, news: SetupNews) -> None:
+        """A set-up command has failed: that is the job's error, not only this node's."""
+        if self._is_member:
+            self.tell_setup(news)
+        else:
+            self.on_unusable(f"set-up failed: {news.text}")
 
     # ---- attempts --------------------------------------------------------------------------------------------
 
@@ -382,7 +399,7 @@ class Agent:
             self._link.close()
         self._loop.stop()
 
-    def _send(self, message: RankFailed | Started | Succeeded | Stopped | Signalled | Leave) -> None:
+    def _send(self, message: RankFailed | Started | Succeeded | Stopped | Signalled | Leave | SetupNews) -> None:
         if self._link is not None:
             self._link.send(message)
 

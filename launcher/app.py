@@ -42,6 +42,8 @@ def main(argv: list[str], pipes: Pipes) -> int:
         spec = build_spec(parse(argv, os.environ), os.environ)
         for warning in () if spec.quiet else spec.warnings:
             console.say(f"warning: {warning}")
+        for note in () if spec.quiet else spec.notes:
+            console.say(note)
         return run_job(loop, console, guard, spec, began_ns)
     except BootseerError as error:
         console.say(f"error: {error}")

@@ -48,6 +48,11 @@ def comma_list(value: str) -> list[str]:
     return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
 
 
+def one_item(value: str) -> list[str]:
+    """A list of one: for what may have commas in it."""
+    return [value]
+
+
 def _theirs(*names: str, help: str, env: bool = True, **more: Any) -> Flag:  # noqa: A002
     flag = Flag(names, help, **more)
     return flag._replace(env="PET_" + flag.dest.upper()) if env else flag
@@ -227,6 +232,76 @@ FLAGS: tuple[Flag, ...] = (
         default="0",
         metavar="SIZE",
     ),
+    _ours(
+        "--setup",
+        "a command that makes the environment of the ranks, run by /bin/sh before they start; can be repeated, in "
+        "order. What it did is kept, and restored at the next start",
+        kind=one_item,
+        default=[],
+        metavar="COMMAND",
+        is_repeated=True,
+    ),
+    _ours(
+        "--setup-input",
+        "a file or folder whose content decides what set-up makes, as requirements.txt; can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="PATH",
+        is_repeated=True,
+    ),
+    _ours(
+        "--setup-target",
+        "a folder that set-up changes (default: the environment of the ranks' interpreter); can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="DIR",
+        is_repeated=True,
+    ),
+    _ours(
+        "--setup-variable",
+        "a variable whose value decides what set-up makes, beside PIP_*, UV_*, CC and the like; can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="NAME",
+        is_repeated=True,
+    ),
+    _ours("--setup-timeout", "for all set-up commands together (default 3600)", kind=float, metavar="S"),
+    _ours(
+        "--setup-wait",
+        "for another node, or job, that makes the same environment (default 600)",
+        kind=float,
+        metavar="S",
+    ),
+    _ours("--env-store", "where environments and first-step caches are kept: a folder or a URL", metavar="URL"),
+    _ours("--env-key", "a text that is part of the environment's key: another text, another one", metavar="TEXT"),
+    _ours(
+        "--env-max-age",
+        "set-up is run anew when the kept environment is older (default: 7 days if something is not pinned, else "
+        "never)",
+        kind=float,
+        metavar="S",
+    ),
+    _ours(
+        "--env-way",
+        "how a kept environment may come to its place, in this order (default: there,mount,unpack)",
+        kind=comma_list,
+        metavar="WAY,...",
+    ),
+    _ours(
+        "--keep-caches",
+        "keep what the first step compiles (torch.compile, triton, extensions) and restore it at the next start",
+        kind=None,
+    ),
+    _ours("--no-keep-caches", "do not, whatever bootseer.toml says", kind=None),
+    _ours(
+        "--cache-dir",
+        "a folder of your own that is kept with them; can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="NAME=DIR",
+        is_repeated=True,
+    )._replace(env="BOOTSEER_KEEP_CACHE_DIR"),  # BOOTSEER_CACHE_DIR is where hot imports are remembered
+    _ours("--config", "file with such settings (default: bootseer.toml here, if there is one)", metavar="FILE"),
     _ours("--allow-mixed-environments", "start although nodes have different Python environments", kind=None),
     _ours("--restart-refill", "a failure after so many seconds gives the restarts back", kind=float, metavar="S"),
     _ours(

@@ -32,6 +32,7 @@ from launcher.rendezvous.messages import (
     Note,
     RankFailed,
     Refused,
+    SetupNews,
     Signalled,
     Spare,
     Started,
@@ -44,6 +45,8 @@ from launcher.rendezvous.messages import (
 
 if TYPE_CHECKING:
     from launcher.ranks.cause import Ordered
+    from launcher.setup_policy import JobSetup
+    from launcher.setup_policy import Order as SetupSend
 
 # Several nodes that join a running job within this time cost it one restart, not one each.
 JOIN_SETTLE_S = 1.0
@@ -75,6 +78,8 @@ class JobRules(NamedTuple):
     allow_mixed: bool = False
     open_membership: bool = True
     frees_endpoint: bool = False  # rank 0 binds the coordinator's own port (static, several nodes)
+    setup_s: float = 0.0  # what set-up may take on top of join_s until all environments are there
+    setup_wait_s: float = 0.0  # for the node that builds
 
 
 class Send(NamedTuple):
@@ -165,6 +170,7 @@ class Job:
         self._signum = 0
         self._port_was_taken = False
         self._comparing: list[int] = []  # nodes asked for their environment
+        self._setup: JobSetup | None = None  # with --setup, from the first word about it on
         self._orders: list[Order] = []
 
     # ---- what the shell asks ---------------------------------------------------------------------------------
@@ -189,12 +195,14 @@ class Job:
         moments: list[float | None] = []
         if self._phase is Phase.GATHERING:
             if self._gather_since_s is not None:
-                moments.append(self._gather_since_s + self._rules.join_s)
+                moments.append(self._gather_by_s(self._gather_since_s))
             moments += [self._last_call_at_s, self._not_before_s or None]
         elif self._phase is Phase.RUNNING:
             moments.append(self._regroup_at_s)
         elif self._phase is Phase.STOPPING:
             moments.append(self._stop_by_s)
+        if self._setup is not None and self._phase is not Phase.FINISHED:
+            moments.append(self._setup.deadline_s())
         return min((moment for moment in moments if moment is not None), default=None)
 
     # ---- facts -----------------------------------------------------------------------------------------------
@@ -222,11 +230,13 @@ class Job:
 
     def tick(self, now_s: float) -> list[Order]:
         """The time has come that `deadline_s` named, or any other."""
+        if self._setup is not None and self._phase is not Phase.FINISHED:
+            self._tell_setup(self._setup.tick(now_s))
         if self._phase is Phase.GATHERING:
             self._not_before_s = 0.0 if now_s >= self._not_before_s else self._not_before_s
             self._try_start(now_s)
             since_s = self._gather_since_s
-            if self._phase is Phase.GATHERING and since_s is not None and now_s >= since_s + self._rules.join_s:
+            if self._phase is Phase.GATHERING and since_s is not None and now_s >= self._gather_by_s(since_s):
                 self._finish(1, self._describe_missing(now_s - since_s))
         elif self._phase is Phase.RUNNING:
             if self._regroup_at_s is not None and now_s >= self._regroup_at_s:
@@ -239,6 +249,11 @@ class Job:
                     )
                     self._drop(number, "did not stop its ranks in time", now_s, now_s)
         return self._take_orders()
+
+    def _gather_by_s(self, since_s: float) -> float:
+        """When a gathering ends: with enough nodes, set-up may take as long as it was given."""
+        is_set_up = self._setup is not None and len(self._nodes) >= self._rules.min_nodes
+        return since_s + self._rules.join_s + (self._rules.setup_s if is_set_up else 0.0)
 
     def fail(self, reason: str) -> list[Order]:
         """The job cannot go on."""
@@ -352,12 +367,43 @@ class Job:
         digests = {number: node.digest or "" for number, node in self._nodes.items()}
         if self._attempt >= 0 or self._rules.allow_mixed or len(set(digests.values()) - {""}) < 2:
             return True  # later on, who differs is refused as soon as it says what it has
+        if self._setup is not None and self._set_up_again(self._setup):
+            return False
         from launcher.rendezvous.mixed import group_by_digest
 
         self._comparing = [numbers[0] for _, numbers in group_by_digest(digests)[:8]]
         for number in self._comparing:
             self._send(number, WantEnvironment())
         return False
+
+    def _on_setup(self, node: _Node, number: int, news: SetupNews, now_s: float) -> None:
+        """News about the environment of a node."""
+        if self._phase is Phase.FINISHED:
+            return
+        if news.what == "failed":
+            where = f" on {node.join.host}" if self._rules.max_nodes > 1 else ""
+            self._finish(1, f"set-up failed{where}: {news.text}")
+            return
+        if self._setup is None:
+            from launcher.setup_policy import JobSetup
+
+            self._setup = JobSetup(self._rules.min_nodes, self._rules.setup_wait_s)
+        self._tell_setup(self._setup.receive(number, node.join.host, news, now_s))
+
+    def _tell_setup(self, orders: Iterable[SetupSend]) -> None:
+        for order in orders:
+            self._send(order.node, order.order)
+
+    def _set_up_again(self, setup: JobSetup) -> bool:
+        """The environments differ. Whether nodes make them anew, and say once more what they have."""
+        orders = setup.try_again()
+        for order in orders:
+            node = self._nodes.get(order.node)
+            if node is not None and node.join.has_identity and node.digest is not None:
+                node.digest = None
+                self._unidentified += 1
+        self._tell_setup(orders)
+        return bool(orders)
 
     def _refuse_differing(self, number: int, now_s: float) -> None:
         """A newcomer to a job that is under way has another environment."""
@@ -465,6 +511,8 @@ class Job:
             case Stopped(attempt):
                 if attempt == self._attempt and node.part is Part.STOPPING:
                     self._on_stopped(node, message, now_s)
+            case SetupNews():
+                self._on_setup(node, number, message, now_s)
             case Signalled(signum):
                 self._on_signal(number, signum, now_s)
             case Leave(reason):
@@ -504,6 +552,8 @@ class Job:
             del self._by_node_rank[claimed]
         if number in self._comparing:
             self._comparing = []
+        if self._setup is not None:
+            self._tell_setup(self._setup.lost(number, now_s))
         took_part = node.part is not Part.WAITING
         if took_part:
             self._lost.append(_Loss(node.join.host, f"{node.name}: {reason}", heard_s, now_s))

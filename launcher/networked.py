@@ -18,7 +18,7 @@ from launcher.ranks.program import RankProgram
 from launcher.rendezvous.host import JobHost, Resolve
 from launcher.rendezvous.identity import IdentityProbe
 from launcher.rendezvous.member import Member, RendezvousSettings, open_link
-from launcher.rendezvous.messages import Environment, FromCoordinator, Join, WantEnvironment
+from launcher.rendezvous.messages import Environment, FromCoordinator, Join, SetupOrder, WantEnvironment
 from launcher.rendezvous.secret import SECRET_VARIABLES, find_secret
 from launcher.spec import LaunchSpec
 
@@ -63,6 +63,8 @@ class Networked:
             console.say,
         )
         self._probe: IdentityProbe | None = None
+        self._has_identity = join.has_identity
+        self._when_program_known = when_program_known
         if join.has_identity:
             when_program_known(self._identify)
         agent.connect(guard, self._link)
@@ -84,6 +86,8 @@ class Networked:
     def _on_message(self, message: FromCoordinator) -> None:
         if not isinstance(message, WantEnvironment):
             self._agent.on_message(message)
+            if isinstance(message, SetupOrder) and message.do == "again" and self._has_identity:
+                self._when_program_known(self._identify)  # when that is done
         elif self._probe is not None and self._probe.found is not None:
             self._link.send(Environment(self._probe.found))
 

@@ -9,7 +9,7 @@ import gc
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bootseer.errors import BootseerError, LaunchError
 from launcher.guard_client import Exited, GuardClient
@@ -20,18 +20,20 @@ from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.port import HeldPort, hold_any, hold_given
 from launcher.ranks.preloader import Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram, own_program
-from launcher.rendezvous.messages import Failure, Finish, World
+from launcher.rendezvous.messages import Failure, Finish, SetupOrder, World
 from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
 
 if TYPE_CHECKING:
     from bootseer.events import EventWriter
     from launcher.agent import Agent
+    from launcher.caches import CachesSpan, NodeCaches
     from launcher.checkpoint import NodeCheckpoint
     from launcher.image import ImageSpan, NodeImage
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
     from launcher.rendezvous.host import Resolve
+    from launcher.setup import NodeSetup, SetupSpan
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
 TIDY_AFTER_S = 1.0
@@ -57,8 +59,11 @@ class Node:
         self.preloader = Preloader(loop, guard, spec, SECRET_VARIABLES, self._say_exec_instead, self._note_preload)
         self.checkpoint: NodeCheckpoint | None = None
         self.image: NodeImage | None = None
-        # None: the image is not open yet
-        self._program = None if spec.image is not None else own_program(spec.python)
+        self.setup: NodeSetup | None = None
+        self.caches: NodeCaches | None = None
+        # None: the image is not open yet, the environment not there
+        is_later = spec.image is not None or spec.setup is not None or spec.caches is not None
+        self._program = None if is_later else own_program(spec.python)
         self._awaiting: list[Callable[[RankProgram], object]] = []
         self._image_failure = ""
         self._has_ranks = False  # the attempt's ranks were started
@@ -105,6 +110,12 @@ class Node:
 
             self.checkpoint = NodeCheckpoint(self._loop, self._guard, self._spec, SECRET_VARIABLES, self.say)
             self.checkpoint.begin()
+        if self._spec.setup is not None:
+            self._begin_setup()
+            return
+        if self._spec.caches is not None:
+            self._open_caches(own_program(self._spec.python))
+            return
         if self._spec.image is None:
             self.preloader.begin(os.environ, self._program)
             return
@@ -122,10 +133,50 @@ class Node:
 
     def when_program_known(self, then: Callable[[RankProgram], object]) -> None:
         """Calls `then`, once, with what ranks are run by: now, or when the image is open. Never if it fails."""
-        if self._program is None or (self.image is not None and not self.image.is_open):
+        is_open = self.image is None or self.image.is_open
+        if self._program is None or not is_open or (self.setup is not None and not self.setup.is_ready):
             self._awaiting.append(then)
         else:
             then(self._program)
+
+    def _begin_setup(self) -> None:
+        """Has the environment looked for; ranks and all that runs as they do wait for it."""
+        from launcher.setup import NodeSetup, SetupEvents
+
+        events = SetupEvents(
+            ready=self._open_caches,
+            failed=self.agent.on_set_up_failed,
+            news=self.agent.tell_setup,
+            noted=self._note_setup,
+            said=self.say,
+            line=self._show_setup,
+            complained=self.complain,
+        )
+        self.setup = NodeSetup(self._loop, self._spec, SECRET_VARIABLES, events)
+        self.setup.begin("" if self._run_dir == logs.NO_LOG_DIR else self._run_dir)
+
+    def set_up(self, order: SetupOrder) -> None:
+        """An order of the coordinator for the ranks' environment."""
+        if self.setup is None:
+            return
+        self.setup.obey(order)
+
+    def _show_setup(self, line: str) -> None:
+        """A line of a set-up command, as those of ranks."""
+        if not self._spec.quiet:
+            self._console.show(f"[setup]: {line}\n")
+
+    def _open_caches(self, program: RankProgram) -> None:
+        """The environment is there: what the first step needs comes next, if it is kept, then ranks."""
+        if self._spec.caches is None:
+            self._on_program(program)
+            return
+        if self.caches is None:
+            from launcher.caches import CachesEvents, NodeCaches
+
+            events = CachesEvents(said=self.say, noted=self._note_caches)
+            self.caches = NodeCaches(self._loop, self._spec, SECRET_VARIABLES, events)
+        self.caches.open(program, self._on_program)
 
     def _on_program(self, program: RankProgram) -> None:
         is_first, self._program = self._program is None, program
@@ -194,8 +245,17 @@ class Node:
             if not group.is_stopping:
                 self.preloader.settle(group.world.attempt == 0, partial(start, checkpoint))
 
+        def seed(checkpoint: dict[str, str]) -> None:
+            """Before every attempt: what the last one has left half written must be gone."""
+            if self.caches is None or group.is_stopping:
+                settle(checkpoint)
+            else:
+                self.caches.seed(lambda: settle(checkpoint))
+
         def begin(checkpoint: dict[str, str]) -> None:
-            if self.image is None:
+            if self._spec.setup is not None or self._spec.caches is not None:
+                self.when_program_known(lambda _: seed(checkpoint))
+            elif self.image is None:
                 settle(checkpoint)
             else:
                 self.when_program_known(lambda _: self._show_checkpoint(checkpoint, settle))
@@ -300,6 +360,34 @@ class Node:
         number = writer.begin(Stage.IMAGE, "image", mono_ns=span.began_ns)
         writer.end(Stage.IMAGE, "image", number, mono_ns=span.ended_ns, error=span.error or None, **span.facts)
 
+    def _note_setup(self, span: SetupSpan) -> None:
+        """How the environment came to its place, as an event."""
+        if not self._events_dir:
+            return
+        from bootseer.events import Stage
+
+        writer = self._events()
+        writer.attempt = self._attempt
+        number = writer.begin(Stage.ENV, "setup", mono_ns=span.began_ns)
+        writer.end(Stage.ENV, "setup", number, mono_ns=span.ended_ns, error=span.error or None, **span.facts)
+
+    def _note_caches(self, span: CachesSpan) -> None:
+        """What came of first-step caches, as an event."""
+        if not self._events_dir:
+            return
+        from bootseer.events import Stage
+
+        writer = self._events()
+        writer.attempt = self._attempt
+        if span.is_part_of_start:
+            number = writer.begin(Stage.CACHES, span.name, mono_ns=span.began_ns)
+            writer.end(
+                Stage.CACHES, span.name, number, mono_ns=span.ended_ns, error=span.error or None, **span.facts
+            )
+        else:
+            attrs: dict[str, Any] = dict(span.facts)
+            writer.instant(Stage.CACHES, span.name, mono_ns=span.ended_ns, error=span.error or None, **attrs)
+
     def _note_image_figures(self, figures: Mapping[str, float]) -> None:
         """What the start has read of the image, and how long it waited for it."""
         from launcher.image import figures_line
@@ -375,6 +463,10 @@ class Node:
             self.checkpoint.first_step_seen()
         if self.image is not None:
             self.image.first_step_seen()
+        if self.setup is not None:
+            self.setup.first_step_seen()
+        if self.caches is not None:
+            self.caches.first_step_seen()
         self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
     def _tidy(self) -> None:
@@ -410,6 +502,8 @@ class Node:
         self._has_ranks = False
         if self.checkpoint is not None:
             self.checkpoint.cancel()
+        if self.caches is not None:
+            self.caches.attempt_over()
         self._make_record()
         if self._record is not None:
             self._finish_record()
@@ -475,6 +569,10 @@ class Node:
             self.checkpoint.close()
         if self.image is not None:
             self.image.close()
+        if self.setup is not None:
+            self.setup.close()
+        if self.caches is not None:
+            self.caches.close()
         self._finish_record()
         if self._record is not None:
             self._record.finish()

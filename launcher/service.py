@@ -57,6 +57,10 @@ class ServiceProcess:
         self._lines.close()
         self._wait()
 
+    def leave(self) -> None:
+        """Closes this end and lets it go on: it ends by itself."""
+        self._lines.close()
+
     def _wait(self) -> None:
         for signum in (0, signal.SIGTERM):
             if signum:

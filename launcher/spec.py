@@ -20,6 +20,7 @@ from launcher.rendezvous import options
 if TYPE_CHECKING:
     from launcher.image_options import ImageOptions
     from launcher.job import JobRules
+    from launcher.setup_options import CachesOptions, SetupOptions
 
 GRACE_S = 30.0
 _PROTECTED = ("SIGKILL", "SIGSTOP", "SIGCHLD")
@@ -71,6 +72,8 @@ class LaunchSpec(NamedTuple):
     preload: tuple[str, ...]  # as given
     preload_timeout_s: float
     image: ImageOptions | None  # None: ranks see this node as it is
+    setup: SetupOptions | None  # None: the environment is taken as it is
+    caches: CachesOptions | None  # None: first-step caches are not kept
     load_checkpoint: str  # URL, "" for none
     checkpoint_memory_bytes: int | None  # None: a quarter of what there is
     keep_arena: bool
@@ -88,6 +91,7 @@ class LaunchSpec(NamedTuple):
     port_range: tuple[int, int] | None
     max_membership_changes: int
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]  # what people may want to know, as which file was read
 
     @property
     def can_restart(self) -> bool:
@@ -114,6 +118,8 @@ class LaunchSpec(NamedTuple):
             restart_refill_s=self.restart_refill_s,
             allow_mixed=self.allow_mixed,
             frees_endpoint=static and not self.is_single,
+            setup_s=0.0 if self.setup is None else self.setup.most_s,
+            setup_wait_s=0.0 if self.setup is None else self.setup.wait_s,
         )
 
 
@@ -124,6 +130,7 @@ def build_spec(
 ) -> LaunchSpec:
     """Checks a parsed command line; `count_devices` answers for cpu, gpu, xpu and auto."""
     warnings: list[str] = []
+    note = _config(args, environ)
     _check(args)
     nproc = _count_ranks(args.nproc_per_node, environ, count_devices)
     conf = options.parse_conf(args.rdzv_conf)
@@ -173,6 +180,8 @@ def build_spec(
         preload=_preload(args.preload),
         preload_timeout_s=_not_negative(args.preload_timeout, "--preload-timeout") or 0.0,
         image=image,
+        setup=_setup(args),
+        caches=_caches(args),
         load_checkpoint=_checkpoint(args.load_checkpoint),
         checkpoint_memory_bytes=_size(args.checkpoint_memory, "--checkpoint-memory"),
         keep_arena=args.keep_arena,
@@ -190,7 +199,34 @@ def build_spec(
         port_range=options.read_port_range(conf),
         max_membership_changes=timing.max_membership_changes,
         warnings=tuple(warnings),
+        notes=(note,) if note else (),
     )
+
+
+def _config(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    if args.config is None and not os.path.exists("bootseer.toml"):
+        return ""
+    from launcher.config_file import apply_config
+
+    return apply_config(args, environ)
+
+
+def _setup(args: argparse.Namespace) -> SetupOptions | None:
+    given = (args.setup, args.setup_input, args.setup_target, args.setup_variable, args.setup_timeout)
+    more = (args.setup_wait, args.env_store, args.env_key, args.env_max_age, args.env_way)
+    if not any((*given, *more)):
+        return None
+    from launcher.setup_options import read_setup
+
+    return read_setup(args, os.path.abspath)
+
+
+def _caches(args: argparse.Namespace) -> CachesOptions | None:
+    if not (args.keep_caches or args.cache_dir):
+        return None
+    from launcher.setup_options import read_caches
+
+    return read_caches(args, os.path.abspath)
 
 
 def _check(args: argparse.Namespace) -> None:

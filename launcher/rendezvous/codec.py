@@ -48,6 +48,7 @@ FROM_MEMBER = _kinds(
     (8, m.Stopped, MOST_PAYLOAD_BYTES),
     (9, m.Signalled, 16),
     (10, m.Leave, 64 * KIB),
+    (11, m.SetupNews, 64 * KIB),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -59,6 +60,7 @@ FROM_COORDINATOR = _kinds(
     (71, m.Note, 64 * KIB),
     (72, m.Finish, MOST_PAYLOAD_BYTES),
     (73, m.Refused, 64 * KIB),
+    (74, m.SetupOrder, 64 * KIB),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
@@ -69,7 +71,8 @@ MOST_NAME_CHARS = 256
 MOST_TEXT_CHARS = 16 * KIB
 _TEXT_CHARS = {
     **dict.fromkeys(("run_id", "host", "address", "role", "node", "interpreter", "master_addr"), MOST_NAME_CHARS),
-    "digest": 64,
+    **dict.fromkeys(("digest", "key", "tree"), 64),
+    **dict.fromkeys(("what", "do"), 16),
     "why": KIB,
     "error_file": 4 * KIB,
     **dict.fromkeys(("message", "traceback", "reason", "text"), MOST_TEXT_CHARS),

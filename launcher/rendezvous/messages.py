@@ -71,6 +71,15 @@ class Environment(NamedTuple):
     distributions: Distributions
 
 
+class SetupNews(NamedTuple):
+    """What came of looking for the ranks' environment, fetching or making it (setup_policy.py)."""
+
+    what: str  # looked, fetched, unfetched, published, found, unpublished, failed
+    key: str  # of the environment, "" where it is not known
+    tree: str  # that was found, or "" for none
+    text: str  # why not, or why it failed
+
+
 class Ping(NamedTuple):
     """Heartbeat; carries the sender's clock for the mapping."""
 
@@ -140,6 +149,14 @@ class WantEnvironment(NamedTuple):
     """Send your Environment: the nodes differ and a table is to be printed."""
 
 
+class SetupOrder(NamedTuple):
+    """What to do for the ranks' environment."""
+
+    do: str  # use, show, build, wait, own, again
+    tree: str  # to be used
+    text: str  # for people; of `build`: "others" if other nodes wait for it
+
+
 class Pinned(NamedTuple):
     """The version of the checkpoint that all ranks of an attempt load; empty strings: there is none yet."""
 
@@ -200,5 +217,17 @@ class Refused(NamedTuple):
     reason: str
 
 
-FromMember = Join | Identity | Environment | Ping | Started | RankFailed | Succeeded | Stopped | Signalled | Leave
-FromCoordinator = Welcome | Pong | WantEnvironment | World | Spare | Stop | Note | Finish | Refused
+FromMember = (
+    Join
+    | Identity
+    | Environment
+    | Ping
+    | Started
+    | RankFailed
+    | Succeeded
+    | Stopped
+    | Signalled
+    | Leave
+    | SetupNews
+)
+FromCoordinator = Welcome | Pong | WantEnvironment | World | Spare | Stop | Note | Finish | Refused | SetupOrder

@@ -267,7 +267,7 @@ class TestFrames:
     ) -> None:
         _, coordinator = open_pair(secret)
         events = coordinator.receive(length.to_bytes(4, "big") + bytes([tag]))
-        too_long = not 1 <= tag <= 10 or length > 1024 * 1024
+        too_long = not 1 <= tag <= 11 or length > 1024 * 1024
         if too_long:
             assert isinstance(events[0], Broken)
             assert "at most" in events[0].reason or "unknown type" in events[0].reason

@@ -1,0 +1,100 @@
+"""One node of `bench env` that restores: from an order to an environment that its ranks can use.
+
+    python -m bench.env_node '{"store": URL, "lock": FILE, "target": FOLDER, "way": "unpack" | "mount"}'
+
+Does what a start does, in its order: what a killed run has left, key, look into the store, restore; then one line
+of JSON. A mounted environment is there until a line comes in, then it is taken away. Folders are those of the
+variables BOOTSEER_CACHE, BOOTSEER_RUNTIME and BOOTSEER_KEYS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from bootseer import aio
+from bootseer.env.env_tree import StoredTree
+from bootseer.env.keying import Keyed, make_key
+from bootseer.env.restore import MOUNT, THERE, Mounting, recover, restore
+from bootseer.env.snapshot import Snapshot
+from bootseer.env.spec import SetupSpec
+from bootseer.env.store import EnvStore
+from bootseer.errors import BootseerError, NotFound
+from bootseer.mounts.holder import Holder
+from bootseer.mounts.tree_mount import TreeOptions, unmount_tree
+from bootseer.storage import Store, open_store
+from bootseer.tree.head import split_pin
+from bootseer.trust import Trust
+
+_KEYED = ("PIP_", "UV_", "CONDA_")
+
+
+def key_of(lock: str, target: str, environ: Mapping[str, str]) -> Keyed:
+    """The key of what a user would order; that the index is a folder of wheels here is the bench's affair."""
+    spec = SetupSpec(
+        commands=(f"python3 -m venv {target}", f"{target}/bin/pip install -r {lock}"),
+        inputs=(lock,),
+        targets=(target,),
+        cwd="/",
+    )
+    return make_key(spec, {name: value for name, value in environ.items() if not name.startswith(_KEYED)})
+
+
+@contextmanager
+def open_env_store(url: str, trust: Trust) -> Iterator[EnvStore]:
+    """The environment store, on aio's loop."""
+
+    async def opened() -> Store:
+        return open_store(url)
+
+    store = aio.run_sync(opened())
+    try:
+        yield EnvStore(store, url, trust, say=lambda line: print(line, file=sys.stderr))
+    finally:
+        aio.run_sync(store.aclose())
+
+
+def find_snapshot(url: str, key: str, trust: Trust) -> tuple[str, Snapshot]:
+    """The URL of a tree, and the snapshot that it is of. Raises: NotFound; StorageError."""
+    with open_env_store(url, trust) as store:
+        found = aio.run_sync(store.find(key, time.time()))
+        if found is None:
+            raise NotFound(f"{url}: has no environment of the key {key}")
+        return split_pin(store.tree_url(found.snapshot))[0], found.snapshot
+
+
+def main(argv: list[str]) -> int:
+    """Restores; see the module's docstring."""
+    order = json.loads(argv[0])
+    target, way = order["target"], order["way"]
+    holder = Holder() if way == MOUNT else None  # before there are threads
+    try:
+        recover([target])
+        trust = Trust.load()
+        key = key_of(order["lock"], target, os.environ).key
+        url, snapshot = find_snapshot(order["store"], key, trust)
+        mounting = None if holder is None else Mounting(holder, trust, options=TreeOptions(idle_s=0.0))
+        tree = StoredTree(url, snapshot.tree)
+        done = restore(snapshot, tree, ways=(THERE, way), mounting=mounting)
+    except BootseerError as error:
+        print(f"{way}: {error}", file=sys.stderr)
+        if holder is not None:
+            holder.close()
+        return 1
+    steps = dict(done.mounted.seconds) if done.mounted is not None else {}
+    said = {"how": done.how, "took_s": done.took_s, "prefix": done.prefix, "notes": done.notes, "steps": steps}
+    print(json.dumps(said), flush=True)
+    if done.mounted is not None:
+        sys.stdin.readline()
+        done.mounted.close()
+        unmount_tree(snapshot.tree, force=True)
+    aio.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,208 @@
+"""bootrun's side of --keep-caches: has what the first step needs restored before ranks start, and kept afterwards.
+
+A process of its own (bootseer/env/setup_keeper_caches.py) does the work, where ranks run. In: --keep-caches and
+its like, by what ranks are run. Out: the same with variables that say where caches are; lines; events. What fails
+costs a cold first step and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from launcher.loop import Cancellable, EventLoop
+from launcher.ranks.program import RankProgram
+from launcher.service import ServiceProcess
+from launcher.setup_options import CachesOptions
+from launcher.spec import LaunchSpec
+
+# Ranks wait so long for caches: more than what restoring may take (bootseer.env.caches.SEED_S) and the probe.
+OPEN_PATIENCE_S = 100.0
+SEED_PATIENCE_S = 60.0  # a capture of the last attempt may be under way
+
+
+class CachesSpan(NamedTuple):
+    """Something that was done, for the events."""
+
+    name: str  # caches, caches_seeded, caches_kept
+    began_ns: int
+    ended_ns: int
+    facts: Mapping[str, object]
+    error: str
+    is_part_of_start: bool
+
+
+class CachesEvents(NamedTuple):
+    """What the node is told; each a callback."""
+
+    said: Callable[[str], object]
+    noted: Callable[[CachesSpan], object]
+
+
+class NodeCaches:
+    """See the module's docstring; made only with --keep-caches."""
+
+    def __init__(self, loop: EventLoop, spec: LaunchSpec, unset: tuple[str, ...], events: CachesEvents) -> None:
+        """Args: unset: variables that the process does not get."""
+        assert spec.caches is not None
+        self._loop = loop
+        self._spec = spec
+        self._options: CachesOptions = spec.caches
+        self._unset = unset
+        self._events = events
+        self._keeper: ServiceProcess | None = None
+        self._program: RankProgram | None = None
+        self._opened: Callable[[RankProgram], object] | None = None
+        self._seeded: Callable[[], object] | None = None
+        self._timer: Cancellable | None = None
+        self._began_ns = 0
+        self._is_fresh = False  # seeded, and no rank has run since
+        self._captures = 0  # that were asked for and are not done
+
+    # ---- before ranks start ----------------------------------------------------------------------------------
+
+    def open(self, program: RankProgram, then: Callable[[RankProgram], object]) -> None:
+        """Restores caches for what ranks are run by; calls `then` with that and the variables, in any case."""
+        self._drop()
+        self._program, self._opened = program, then
+        self._began_ns = time.monotonic_ns()
+        environ = {name: value for name, value in os.environ.items() if name not in self._unset}
+        argv = [*program.prefix, sys.executable, "-P", "-m", "bootseer.env.setup_keeper_caches"]
+        try:
+            self._keeper = ServiceProcess(self._loop, argv, program.inherited(environ), self._take, self._on_end)
+        except OSError as error:
+            self._loop.call_soon(self._go_without, f"their process cannot be started: {error.strerror}")
+            return
+        options = self._options
+        self._keeper.ask(
+            "open", python=program.python, store=options.store, dirs=dict(options.dirs), salt=options.salt
+        )
+        self._patience(OPEN_PATIENCE_S)
+
+    def seed(self, then: Callable[[], object]) -> None:
+        """Before an attempt, when no rank runs: puts in order what the last one left; then calls `then`."""
+        if self._keeper is None or self._is_fresh:
+            self._is_fresh = False
+            then()
+            return
+        self._seeded = then
+        self._began_ns = time.monotonic_ns()
+        self._keeper.ask("seed")
+        self._patience(SEED_PATIENCE_S)
+
+    # ---- while they run, and after ---------------------------------------------------------------------------
+
+    def first_step_seen(self) -> None:
+        """All ranks of this node have made theirs."""
+        self._capture()
+
+    def attempt_over(self) -> None:
+        """No rank runs any more: what they had made is kept, also after a crash."""
+        self._is_fresh = False
+        self._capture()
+
+    def _capture(self) -> None:
+        # One that waits has not begun, and takes in all that is there by then.
+        if self._keeper is not None and self._captures < 2:
+            self._captures += 1
+            self._keeper.ask("capture")
+
+    def close(self) -> None:
+        """The last capture is finished by the process itself."""
+        self._end_patience()
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        if self._captures:
+            keeper.leave()
+        else:
+            keeper.close()
+
+    # ---- what it says ----------------------------------------------------------------------------------------
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        for note in answer.get("notes", ()):
+            self._events.said(note)
+        match answer["did"]:
+            case "opened":
+                self._note("caches", answer, is_part_of_start=True)
+                self._is_fresh = True
+                self._go(answer["variables"])
+            case "seeded":
+                self._note("caches_seeded", answer, is_part_of_start=True)
+                self._go_on()
+            case "captured":
+                self._captures = max(0, self._captures - 1)
+                self._note("caches_kept", answer, is_part_of_start=False)
+            case "failed":
+                self._go_without(answer["why"])
+
+    def _note(self, name: str, answer: Mapping[str, Any], *, is_part_of_start: bool) -> None:
+        is_news = name == "caches" or (
+            name == "caches_kept" and is_worth_saying(answer["line"], answer["generation"])
+        )
+        if is_news:
+            self._events.said(answer["line"])
+        facts: dict[str, object] = {"files": answer["files"], "bytes": answer["bytes"]}
+        if is_part_of_start:
+            facts["hit"] = not answer["is_cold"]
+        else:
+            facts |= {"generation": answer["generation"], "took_s": answer["took_s"]}
+        ended_ns = time.monotonic_ns()
+        self._events.noted(CachesSpan(name, self._began_ns, ended_ns, facts, "", is_part_of_start))
+
+    def _go(self, variables: Mapping[str, str]) -> None:
+        self._end_patience()
+        then, self._opened = self._opened, None
+        program = self._program
+        if then is not None and program is not None:
+            then(program._replace(environ={**variables, **program.environ}))
+
+    def _go_on(self) -> None:
+        self._end_patience()
+        then, self._seeded = self._seeded, None
+        if then is not None:
+            then()
+
+    def _go_without(self, why: str) -> None:
+        """Once; ranks start with a cold first step."""
+        self._drop()
+        self._events.said(f"first-step caches are not used: {why}")
+        self._go({})
+        self._go_on()
+
+    # ---- trouble ---------------------------------------------------------------------------------------------
+
+    def _on_end(self, why: str) -> None:
+        self._keeper = None
+        self._captures = 0
+        self._go_without(f"their process has failed: {why}")
+
+    def _patience(self, seconds: float) -> None:
+        self._end_patience()
+        self._timer = self._loop.call_later(seconds, self._on_silence, seconds)
+
+    def _end_patience(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_silence(self, seconds: float) -> None:
+        self._timer = None
+        if self._keeper is not None and self._keeper.pid:
+            os.kill(self._keeper.pid, signal.SIGKILL)  # it was not waited for, so the pid is its own
+        self._go_without(f"their process has said nothing for {seconds:g} s")
+
+    def _drop(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close()
+
+
+def is_worth_saying(line: str, generation: int) -> bool:
+    """PURE: whether a capture was of use, or failed; that there was nothing new is no news."""
+    return generation > 0 or "not kept" in line

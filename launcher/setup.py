@@ -1,0 +1,373 @@
+"""bootrun's side of --setup: has the ranks' environment looked for, fetched or made on this node.
+
+A process of its own, the keeper (bootseer/env/setup_keeper.py), does the work: the launch path imports no storage.
+In: --setup and its like, orders of the job's coordinator (setup_policy.py), by which all nodes take the same
+environment. Out: a RankProgram, news for the coordinator, lines. A set-up command that fails is the job's error;
+when the keeper fails another one is started that only runs set-up. A keeper that publishes outlives the job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from launcher.loop import Cancellable, EventLoop
+from launcher.ranks.program import RankProgram, own_program
+from launcher.rendezvous.messages import SetupNews, SetupOrder
+from launcher.service import ServiceProcess
+from launcher.setup_options import SetupOptions
+from launcher.spec import LaunchSpec
+
+SAY_AFTER_S = 10.0
+SAY_EVERY_S = 30.0
+MOST_KEEPERS = 2
+STABLE_S = 60.0  # a mount that held for so long does not count
+SILENCE_S = 900.0  # without a word, on top of what it was given for set-up and for others
+MOST_TAIL_LINES = 20
+LOG_NAME = "setup.log"
+
+
+class State(Enum):
+    NONE = "none"
+    WORKING = "working"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class SetupSpan(NamedTuple):
+    """How the environment came to its place, for the events."""
+
+    began_ns: int
+    ended_ns: int
+    facts: Mapping[str, object]
+    error: str
+
+
+class SetupEvents(NamedTuple):
+    """What the node is told; each a callback."""
+
+    ready: Callable[[RankProgram], object]  # again when it was made anew, or mounted anew
+    failed: Callable[[SetupNews], object]
+    news: Callable[[SetupNews], object]  # for the coordinator
+    noted: Callable[[SetupSpan], object]
+    said: Callable[[str], object]  # a line for people
+    line: Callable[[str], object]  # of the commands' output
+    complained: Callable[[str], object]  # an error, said in any case
+
+
+class NodeSetup:
+    """See the module's docstring; made only with --setup."""
+
+    def __init__(self, loop: EventLoop, spec: LaunchSpec, unset: tuple[str, ...], events: SetupEvents) -> None:
+        """Args: unset: variables that neither the keeper nor set-up gets."""
+        assert spec.setup is not None
+        self._loop = loop
+        self._spec = spec
+        self._options: SetupOptions = spec.setup
+        self._unset = unset
+        self._events = events
+        self._log_path = self._run_dir = ""
+        self._state = State.NONE
+        self._keeper: ServiceProcess | None = None
+        self._keepers = 0
+        self._began_ns = 0
+        self._timer: Cancellable | None = None
+        self._watchdog: Cancellable | None = None
+        self._key = ""
+        self._tree = ""  # that is mounted, or was
+        self._is_mounted = False
+        self._is_reopening = False  # a mount that was lost: no order of the coordinator is waited for
+        self._has_waited = False
+        self._is_publishing = False
+        self._ready_ns = 0
+        self._why = ""  # a keeper has failed
+        self._lines = 0  # of set-up, that were shown
+
+    # ---- the start -------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        return self._state is State.READY
+
+    def begin(self, run_dir: str) -> None:
+        """Time zero. Args: run_dir: where the log goes; "" for none."""
+        self._run_dir = run_dir
+        self._log_path = f"{run_dir}/{LOG_NAME}" if run_dir else _temporary_log()
+        self._began_ns = time.monotonic_ns()
+        self._start(is_plain=False)
+
+    def _start(self, *, is_plain: bool) -> None:
+        self._state = State.WORKING
+        self._keepers += 1
+        environ = {name: value for name, value in os.environ.items() if name not in self._unset}
+        argv = [sys.executable, "-P", "-m", "bootseer.env.setup_keeper"]
+        try:
+            self._keeper = ServiceProcess(self._loop, argv, environ, self._take, self._on_end)
+        except OSError as error:
+            self._loop.call_soon(
+                self._fail, f"the process that sees to it cannot be started: {error.strerror}", []
+            )
+            return
+        options, entry = self._options, self._spec.entry
+        is_program = entry.mode == "program"
+        self._keeper.ask(
+            "start",
+            spec={
+                "commands": options.commands,
+                "inputs": options.inputs,
+                "targets": options.targets,
+                "store": options.store,
+                "python": "" if is_program else self._spec.python,
+                "variables": options.variables,
+                "salt": options.salt,
+                "max_age_s": options.max_age_s,
+                "timeout_s": options.timeout_s,
+                "wait_s": options.wait_s,
+                "cwd": os.getcwd(),
+            },
+            ways=() if is_plain else options.ways,
+            workload=(entry.target, "") if is_program else ("python3", entry.target),
+            log_path=self._log_path,
+            own=_own_files(self._run_dir),
+            is_plain=is_plain,
+            why_plain=self._why,
+        )
+        if self._timer is None:
+            self._timer = self._loop.call_later(SAY_AFTER_S, self._say_waiting)
+        self._watch()
+
+    def _say_waiting(self) -> None:
+        waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        self._events.said(f"still seeing to the environment, for {waited_s:.0f} s (log: {self._log_path})")
+        self._timer = self._loop.call_later(SAY_EVERY_S, self._say_waiting)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def _watch(self) -> None:
+        """Counts anew how long the keeper says nothing."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        if self._state is State.WORKING and self._keeper is not None:
+            limit_s = SILENCE_S + self._options.most_s
+            self._watchdog = self._loop.call_later(limit_s, self._end_silent, limit_s)
+
+    def _end_silent(self, limit_s: float) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            if keeper.pid:
+                os.kill(keeper.pid, signal.SIGKILL)  # it was not waited for, so the pid is its own
+            keeper.close()
+        self._on_end(f"it has said nothing for {limit_s:g} s")
+
+    # ---- orders ----------------------------------------------------------------------------------------------
+
+    def obey(self, order: SetupOrder) -> None:
+        """An order of the coordinator."""
+        if order.do == "wait":
+            self._has_waited = True
+            self._events.said(f"{order.text}: waiting for it")
+            return
+        if order.text and order.do != "build":
+            self._events.said(order.text)
+        if self._keeper is None or self._state is State.FAILED:
+            return
+        if order.do == "again":
+            self._state = State.WORKING
+            self._began_ns = time.monotonic_ns()
+        if order.do in ("own", "again"):
+            self._has_waited = False
+        if order.do == "build":
+            self._keeper.ask("build", is_urgent=order.text == "others")
+        else:
+            self._keeper.ask(order.do, tree=order.tree)
+
+    # ---- what the keeper says --------------------------------------------------------------------------------
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        match answer["did"]:
+            case "said":
+                self._events.said(answer["text"])
+            case "line":
+                self._lines += 1
+                self._events.line(answer["text"])
+            case "setup-began":
+                count = len(self._options.commands)
+                commands = "a command" if count == 1 else f"{count} commands"
+                self._events.said(f"set-up runs {commands} (log: {self._log_path})")
+            case "looked":
+                self._on_looked(answer["key"], answer["tree"], answer["why"])
+            case "fetched":
+                if self._is_reopening:
+                    self._ask("show", answer["tree"])
+                else:
+                    self._tell("fetched", tree=answer["tree"])
+            case "unfetched":
+                self._on_unfetched(answer["why"])
+            case "ready":
+                self._on_ready(answer)
+            case "found":
+                self._has_waited = True
+                self._tell("found", tree=answer["tree"])
+            case "published":
+                self._is_publishing = False
+                self._tell("published", tree=answer["tree"])
+            case "unpublished":
+                self._is_publishing = False
+                self._tell("unpublished", text=answer["why"])
+            case "lost":
+                self._why = "it cannot be read any more, as the process that serves its files has ended"
+                self._drop_keeper()
+                self._on_end(self._why)
+                return
+            case "failed":
+                self._on_failed(answer["why"], answer["tail"])
+        self._watch()  # whoever speaks lives
+
+    def _ask(self, do: str, tree: str = "") -> None:
+        if self._keeper is not None:
+            self._keeper.ask(do, tree=tree)
+
+    def _tell(self, what: str, *, tree: str = "", text: str = "") -> None:
+        self._events.news(SetupNews(what, self._key, tree, text))
+
+    def _on_looked(self, key: str, tree: str, why: str) -> None:
+        self._key = key
+        if self._is_reopening:
+            self._ask("use", self._tree)
+        else:
+            self._tell("looked", tree=tree, text=why)
+
+    def _on_unfetched(self, why: str) -> None:
+        if self._is_reopening:
+            self._fail(f"the environment that ranks of this job ran in cannot be had again: {why}", [])
+            return
+        self._tell("unfetched", text=why)  # what follows from it says why
+
+    def _on_ready(self, answer: Mapping[str, Any]) -> None:
+        if self._state is not State.WORKING:
+            return
+        self._stop_waiting()
+        self._state = State.READY
+        self._tree = answer["tree"]
+        self._is_mounted = bool(answer["prefix"])
+        self._is_publishing = bool(answer["is_publishing"])
+        how = answer["how"]
+        self._ready_ns = ended_ns = time.monotonic_ns()
+        facts: dict[str, object] = {
+            "how": how,
+            "key": answer["key"],
+            "tree": answer["tree"],
+            "hit": how != "installed",
+            "waited": self._has_waited,
+        }
+        if how == "installed":
+            facts |= {"setup_s": answer["setup_s"], "capture_s": answer["capture_s"]}
+        self._events.noted(SetupSpan(self._began_ns, ended_ns, facts, ""))
+        self._events.said(ready_line(how, (ended_ns - self._began_ns) / 1e9, facts))
+        program = own_program(self._spec.python)
+        self._is_reopening = False
+        self._events.ready(program._replace(prefix=tuple(answer["prefix"])))
+
+    def _on_failed(self, why: str, tail: list[str]) -> None:
+        if self._state is State.WORKING:
+            self._fail(why, tail)
+
+    def _fail(self, why: str, tail: list[str]) -> None:
+        self._stop_waiting()
+        if self._state is State.FAILED:
+            return
+        self._state = State.FAILED
+        self._events.noted(SetupSpan(self._began_ns, time.monotonic_ns(), {}, why))
+        if tail and (self._spec.quiet or not self._lines):
+            for line in tail[-MOST_TAIL_LINES:]:
+                self._events.complained(f"set-up: {line}")
+        self._events.failed(SetupNews("failed", self._key, "", why))
+
+    # ---- trouble and the end ---------------------------------------------------------------------------------
+
+    def _on_end(self, why: str) -> None:
+        """The keeper is gone."""
+        self._keeper = None
+        if self._state is State.READY:
+            if self._is_publishing:
+                self._is_publishing = False
+                self._events.said(f"the environment is not kept: the process that publishes it has failed: {why}")
+                self._tell("unpublished", text=f"the process that published it has failed: {why}")
+            if self._is_mounted:
+                if time.monotonic_ns() - self._ready_ns > STABLE_S * 1e9:
+                    self._keepers = 1
+                self._events.said(f"the environment is mounted anew: {why}")
+                self._is_reopening = True
+                self._restart(why, is_plain=False)
+            return
+        if self._state is State.WORKING:
+            self._is_reopening = False
+            self._restart(why, is_plain=True)
+
+    def _restart(self, why: str, *, is_plain: bool) -> None:
+        self._why = f"the process that sees to the environment has failed: {why}"
+        if self._keepers >= MOST_KEEPERS:
+            self._fail(f"{self._why}, {self._keepers} times", [])
+            return
+        if is_plain:
+            self._events.said(f"{self._why}; set-up is run")
+        self._start(is_plain=is_plain)
+
+    def _drop_keeper(self) -> None:
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close()
+
+    def first_step_seen(self) -> None:
+        """All ranks of this node have made theirs: what the start needs of the environment is known."""
+        if self._is_mounted:
+            self._ask("first-step")
+
+    def close(self) -> None:
+        """What runs in the environment goes on; a keeper that publishes does so to the end."""
+        self._stop_waiting()
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        if self._is_publishing:
+            self._events.said(f"the environment is still being published, by process {keeper.pid}")
+            keeper.leave()
+        else:
+            keeper.close()
+
+
+def ready_line(how: str, took_s: float, facts: Mapping[str, object]) -> str:
+    """PURE: that the environment is there, for people."""
+    if how == "installed":
+        return f"set-up took {facts['setup_s']:.1f} s; the environment is there after {took_s:.1f} s"
+    words = {"there": "is in its place already", "mount": "was mounted", "unpack": "was restored"}
+    waited = ", once another one had built it" if facts.get("waited") else ""
+    return f"the environment {words.get(how, how)}{waited}, after {took_s:.2f} s; set-up is not run"
+
+
+def _own_files(run_dir: str) -> list[str]:
+    """What changes while set-up runs although set-up does not write there: logs, and where bootrun's lines go."""
+    found = [run_dir]
+    for fd in (1, 2):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            pass
+    return [path for path in found if path.startswith("/") and path != os.devnull]
+
+
+def _temporary_log() -> str:
+    folder = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  the keeper makes it anew, for this user alone
+    return os.path.join(os.path.abspath(folder), f"bootseer-setup-{os.getpid()}-{os.urandom(4).hex()}.log")

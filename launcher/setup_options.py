@@ -1,0 +1,143 @@
+"""PURE: the flags of set-up and of first-step caches: what makes the ranks' environment, and where it is kept.
+
+Every mistake is found before anything runs. Paths that are not absolute are made so by the caller's function.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from bootseer.errors import UsageError
+
+WAYS = ("there", "mount", "unpack")
+TIMEOUT_S = 3600.0
+WAIT_S = 600.0
+_NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+
+class SetupOptions(NamedTuple):
+    """What makes the environment of the ranks. Paths are absolute."""
+
+    commands: tuple[str, ...]
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]  # (): the environment of the ranks' interpreter
+    variables: tuple[str, ...]
+    timeout_s: float  # of all commands together
+    wait_s: float  # for another builder
+    store: str  # URL, "" for none
+    salt: str
+    max_age_s: float | None
+    ways: tuple[str, ...]  # of WAYS, in the order in which they are tried
+
+    @property
+    def most_s(self) -> float:
+        """How long it may take until an environment is there, if nothing hangs."""
+        return self.timeout_s + self.wait_s
+
+
+class CachesOptions(NamedTuple):
+    """First-step caches that are kept."""
+
+    store: str  # URL, "": on this node alone
+    dirs: tuple[tuple[str, str], ...]  # name and absolute path of further folders
+    salt: str
+
+
+def read_setup(args: argparse.Namespace, absolute: Callable[[str], str]) -> SetupOptions | None:
+    """None without --setup. Raises: UsageError."""
+    if not args.setup:
+        for flag, value in (
+            ("--setup-input", args.setup_input),
+            ("--setup-target", args.setup_target),
+            ("--setup-variable", args.setup_variable),
+            ("--setup-timeout", args.setup_timeout),
+            ("--setup-wait", args.setup_wait),
+            ("--env-max-age", args.env_max_age),
+            ("--env-way", args.env_way),
+        ):
+            if value:
+                raise UsageError(f"{flag} is without effect: give the command as well, by --setup COMMAND")
+        return None  # --env-store and --env-key may stand in a variable or a file for other jobs
+    if args.image is not None:
+        raise UsageError(
+            "--setup and --image cannot be used together yet: build the image with what set-up installs"
+        )
+    for command in args.setup:
+        if not command.strip() or "\0" in command:
+            raise UsageError("--setup: a command is empty, or has a NUL character in it")
+    for name in args.setup_variable:
+        if not name or "=" in name or "\0" in name:
+            raise UsageError(f"--setup-variable {name[:80]!r}: give the name of a variable")
+    return SetupOptions(
+        commands=tuple(args.setup),
+        inputs=_paths(args.setup_input, "--setup-input", absolute),
+        targets=_paths(args.setup_target, "--setup-target", absolute),
+        variables=tuple(args.setup_variable),
+        timeout_s=_seconds(args.setup_timeout, "--setup-timeout", TIMEOUT_S),
+        wait_s=_seconds(args.setup_wait, "--setup-wait", WAIT_S),
+        store=_store(args.env_store, absolute),
+        salt=args.env_key or "",
+        max_age_s=None if args.env_max_age is None else _age(args.env_max_age),
+        ways=_ways(args.env_way),
+    )
+
+
+def read_caches(args: argparse.Namespace, absolute: Callable[[str], str]) -> CachesOptions | None:
+    """None unless --keep-caches. Raises: UsageError."""
+    if args.keep_caches and args.no_keep_caches:
+        raise UsageError("--keep-caches and --no-keep-caches: give one of them")
+    if not args.keep_caches:
+        if args.cache_dir and not args.no_keep_caches:
+            raise UsageError("--cache-dir is without effect: give --keep-caches as well")
+        return None
+    if args.image is not None:
+        raise UsageError("--keep-caches and --image cannot be used together yet: leave one of them out")
+    dirs: dict[str, str] = {}
+    for text in args.cache_dir:
+        name, mark, path = text.partition("=")
+        if not mark or not path or not name or not _NAME_LETTERS.issuperset(name) or "\0" in path:
+            raise UsageError(f"--cache-dir {text[:200]!r}: give NAME=DIR, NAME of letters, digits, - and _")
+        if name in dirs:
+            raise UsageError(f"--cache-dir {text[:200]!r}: {name} is given twice")
+        dirs[name] = absolute(path)
+    return CachesOptions(_store(args.env_store, absolute), tuple(dirs.items()), args.env_key or "")
+
+
+def _paths(given: Sequence[str], flag: str, absolute: Callable[[str], str]) -> tuple[str, ...]:
+    for path in given:
+        if not path or "\0" in path:
+            raise UsageError(f"{flag} {path[:200]!r}: give a path")
+    return tuple(map(absolute, given))
+
+
+def _store(url: str | None, absolute: Callable[[str], str]) -> str:
+    if url is None:
+        return ""
+    if not url or "\0" in url or "\n" in url:
+        raise UsageError("--env-store: give a path or a URL, as in s3://bucket/environments")
+    return url if "://" in url or "::" in url else absolute(url)
+
+
+def _seconds(given: float | None, flag: str, default_s: float) -> float:
+    if given is None:
+        return default_s
+    if not 0 <= given < 1e9:
+        raise UsageError(f"{flag} {given:g}: give seconds, 0 or more")
+    return given
+
+
+def _age(given: float) -> float:
+    if not 0 < given < 1e12:
+        raise UsageError(f"--env-max-age {given:g}: give seconds, more than 0")
+    return given
+
+
+def _ways(given: Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return WAYS
+    for way in given:
+        if way not in WAYS:
+            raise UsageError(f"--env-way {way!r}: there are {', '.join(WAYS)}")
+    return tuple(dict.fromkeys(given))

@@ -1,0 +1,425 @@
+"""`bootrun --setup`: environments made once and restored, with real virtual environments, pip and wheels."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.mounts.tree_mount import unmount_tree
+from tests import support
+from tests.integration.mounted_trees import need_mounts
+from tests.integration.setup_jobs import Machine, agent_events, keepers_end, setup_span
+from tests.made_wheels import make_wheel
+from tests.support import lacking, wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(180)]
+
+UNPACK = ("--env-way", "there,unpack")
+DEADLINE_S = 90.0
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "node")
+
+
+@pytest.fixture
+def start(machine: Machine, bootrun: support.Programs, tmp_path: Path) -> Iterator[Callable[..., support.Program]]:
+    """Starts bootrun with set-up; logs are in a folder of each start's own."""
+    count = 0
+
+    def start(*flags: str, store: str | None = None, env: dict[str, str | None] | None = None) -> support.Program:
+        nonlocal count
+        count += 1
+        logs = tmp_path / f"logs{count}"
+        argv = machine.flags("--log-dir", os.fspath(logs), *flags, store=store)
+        return bootrun.start(*argv, machine.script, env={**machine.environ, **(env or {})})
+
+    yield start
+    keepers_end()
+
+
+Start = Callable[..., support.Program]
+
+
+def test_second_start_takes_what_the_first_one_installed(machine: Machine, start: Start, tmp_path: Path) -> None:
+    first = start(*UNPACK).wait(DEADLINE_S)
+    assert first.status == 0, first.stderr
+    assert f"rank 0 has 1.0 of {machine.venv}" in first.stdout
+    assert machine.count() == 1
+    keepers_end()
+    assert len(machine.snapshots()) == 1, first.stderr
+    assert setup_span(tmp_path / "logs1").attrs["how"] == "installed"
+    assert "environment is kept" in first.stderr or "still being published" in first.stderr
+
+    machine.renew()
+    second = start(*UNPACK).wait(DEADLINE_S)
+    assert second.status == 0, second.stderr
+    assert f"rank 0 has 1.0 of {machine.venv}" in second.stdout
+    assert machine.count() == 1, "set-up did not run again"
+    span = setup_span(tmp_path / "logs2")
+    assert (span.attrs["how"], span.attrs["hit"]) == ("unpack", True)
+    assert subprocess.run([machine.venv / "bin" / "small"], capture_output=True, text=True).stdout == "1.0\n"
+
+    third = start(*UNPACK).wait(DEADLINE_S)
+    assert third.status == 0, third.stderr
+    assert setup_span(tmp_path / "logs3").attrs["how"] == "there"
+    assert machine.count() == 1
+
+
+def test_breakdown_names_set_up(machine: Machine, start: Start, tmp_path: Path) -> None:
+    assert start(*UNPACK).wait(DEADLINE_S).status == 0
+    spans = {event.name: event.stage for event in agent_events(tmp_path / "logs1") if event.kind == "begin"}
+    assert spans["setup"] == "env"
+    assert {"rendezvous", "spawn"} <= set(spans)
+    span = setup_span(tmp_path / "logs1")
+    assert re.fullmatch("[0-9a-f]{64}", str(span.attrs["key"]))
+    assert 0 < float(str(span.attrs["setup_s"])) < 60
+    assert 0 <= float(str(span.attrs["capture_s"])) < 30
+
+
+def test_mounted_where_that_can_be(
+    machine: Machine, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_mounts()
+    monkeypatch.setenv("BOOTSEER_RUNTIME", f"{tmp_path}/run")
+    machine.environ["BOOTSEER_RUNTIME"] = f"{tmp_path}/run"
+    assert start(*UNPACK).wait(DEADLINE_S).status == 0
+    keepers_end()
+    machine.renew()
+    before = sorted(machine.venv.rglob("*"))
+    second = start("--env-way", "mount").wait(DEADLINE_S)
+    assert second.status == 0, second.stderr
+    assert "has 1.0" in second.stdout
+    span = setup_span(tmp_path / "logs2")
+    assert unmount_tree(str(span.attrs["tree"]), force=True)
+    assert span.attrs["how"] == "mount", second.stderr
+    assert sorted(machine.venv.rglob("*")) == before, "only ranks see it"
+
+
+def test_changed_requirements_are_installed(machine: Machine, start: Start) -> None:
+    assert start(*UNPACK).wait(DEADLINE_S).status == 0
+    keepers_end()
+    make_wheel(machine.wheels, "small", "2.0")
+    machine.requirements.write_text("small==2.0\n")
+    machine.renew()
+    run = start(*UNPACK).wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert "has 2.0" in run.stdout
+    assert machine.count() == 2
+
+
+def test_what_is_too_old_is_set_up_anew(machine: Machine, start: Start, tmp_path: Path) -> None:
+    """Also what was restored here later: it is as old as its snapshot."""
+    day = ("--env-max-age", "86400", *UNPACK)
+    assert start(*day).wait(DEADLINE_S).status == 0
+    keepers_end()
+    machine.renew()
+    assert start(*day).wait(DEADLINE_S).status == 0
+    assert setup_span(tmp_path / "logs2").attrs["how"] == "unpack"
+    wait_until(lambda: not [p for p in support.processes() if "bootseer.env.settling" in p.command], 30)
+    (marker,) = (machine.folder / "cache").glob("**/env/there/*.json")
+    (snapshot,) = machine.snapshots()
+    assert marker.stat().st_mtime < snapshot.stat().st_mtime + 1
+    old_s = time.time() - 90000
+    os.utime(marker, (old_s, old_s))
+    assert start(*day).wait(DEADLINE_S).status == 0
+    assert setup_span(tmp_path / "logs3").attrs["how"] == "installed"
+    assert machine.count() == 2
+
+
+def test_restarts_need_nothing_of_it(machine: Machine, start: Start, tmp_path: Path) -> None:
+    machine.script.write_text(
+        "import os, small, sys\nprint(small.VERSION, flush=True)\n"
+        "sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+    )
+    run = start("--max-restarts", "1", "--restart-backoff", "0", *UNPACK).wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert run.stdout == "1.0\n1.0\n"
+    assert machine.count() == 1
+    assert setup_span(tmp_path / "logs1").attempt == 0
+
+
+def test_shell_script_for_ranks_that_are_no_python(
+    machine: Machine, bootrun: support.Programs, tmp_path: Path
+) -> None:
+    """A folder that is not there before, made by something that nobody knows."""
+    target = machine.place / "tools"
+    flags = ["--standalone", "--no-python", "--env-store", f"{machine.store}", "--env-way", "there,unpack"]
+    flags += ["--setup-target", f"{target}", "--setup-input", f"{machine.requirements}"]
+    flags += [
+        "--setup",
+        f"mkdir -p {target}/bin; echo ran >> {machine.runs}",
+        "--setup",
+        f"echo hi >{target}/file",
+    ]
+    for _ in range(2):
+        run = bootrun(*flags, "/bin/cat", target / "file", env=machine.environ, deadline_s=DEADLINE_S)
+        assert run.status == 0, run.stderr
+        assert run.stdout == "hi\n"
+        keepers_end()
+        shutil.rmtree(target)
+    assert machine.count() == 1
+
+
+def test_settings_of_a_file(machine: Machine, bootrun: support.Programs) -> None:
+    folder = Path(bootrun.dir)
+    (folder / "bootseer.toml").write_text(
+        f'[setup]\ncommands = ["{machine.pip}"]\ninputs = ["{machine.requirements}"]\n[env]\n'
+        f'store = "{machine.store}"\n'
+    )
+    run = bootrun("--standalone", machine.script, env=machine.environ, deadline_s=DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert "settings of bootseer.toml" in run.stderr
+    assert "has 1.0" in run.stdout
+    keepers_end()
+    assert len(machine.snapshots()) == 1
+
+
+def test_ranks_are_forked_in_the_environment(machine: Machine, start: Start) -> None:
+    """The preloaded process starts when the environment is there."""
+    machine.script.write_text("import os, small\nprint('forked' if os.getppid() else '', small.VERSION)\n")
+    run = start("--fork-ranks", "on", "--preload", "none,small", *UNPACK).wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert "1.0" in run.stdout
+    assert "ranks are exec'd" not in run.stderr, run.stderr
+
+
+def test_what_became_of_the_environment_is_in_the_log_when_the_job_is_over(
+    machine: Machine, start: Start, tmp_path: Path
+) -> None:
+    run = start(*UNPACK).wait(DEADLINE_S)
+    keepers_end()
+    (log,) = (tmp_path / "logs1").glob("*/setup.log")
+    assert "the environment is kept" in log.read_text() + run.stderr
+
+
+def test_without_a_store_set_up_runs_once_a_node(machine: Machine, start: Start, tmp_path: Path) -> None:
+    for _ in range(2):
+        run = start(store="").wait(DEADLINE_S)
+        assert run.status == 0, run.stderr
+        assert "has 1.0" in run.stdout
+    assert machine.count() == 1
+    assert setup_span(tmp_path / "logs2").attrs["how"] == "there"
+
+
+def test_eight_at_once_run_it_once(machine: Machine, start: Start) -> None:
+    jobs = [start(*UNPACK) for _ in range(8)]
+    for job in jobs:
+        run = job.wait(DEADLINE_S * 1.5)
+        assert run.status == 0, run.stderr
+        assert "has 1.0" in run.stdout
+    assert machine.count() == 1
+    keepers_end()
+    assert len(machine.snapshots()) == 1
+
+
+def test_eight_nodes_at_once_with_one_key_run_it_once(
+    machine: Machine, program: support.Programs, tmp_path: Path
+) -> None:
+    """Eight jobs of one node each, that share nothing but the store: the lease decides who builds."""
+    if os.geteuid() != 0:
+        lacking("mount namespaces need root")
+    jobs = []
+    for number in range(8):
+        flags = machine.flags("--log-dir", f"{tmp_path}/logs{number}", "--env-way", "unpack")
+        words = [*machine.as_node(tmp_path / f"node{number}"), support.BOOTRUN, *flags, machine.script]
+        jobs.append(program.start(*words, env=machine.environ))
+    for job in jobs:
+        run = job.wait(DEADLINE_S * 1.5)
+        assert run.status == 0, run.stderr
+        assert "has 1.0" in run.stdout
+    assert machine.count() == 1, "\n".join(job.stderr for job in jobs)
+    keepers_end()
+    assert len(machine.snapshots()) == 1
+
+
+# ---- trouble of set-up -----------------------------------------------------------------------------------------
+
+
+def test_set_up_that_fails_is_the_jobs_error(machine: Machine, start: Start, tmp_path: Path) -> None:
+    machine.requirements.write_text("missing==1.0\n")
+    run = start(*UNPACK).wait(DEADLINE_S)
+    assert run.status == 1
+    errors = [line for line in run.stderr.splitlines() if "error: " in line and line.startswith("bootrun")]
+    assert len(errors) == 1, run.stderr
+    assert "set-up failed" in errors[0] and "setup.log" in errors[0]
+    assert "No matching distribution found for missing==1.0" in run.stderr
+    assert "rank 0" not in run.stdout
+    assert machine.snapshots() == []
+    (log,) = (tmp_path / "logs1").glob("*/setup.log")
+    assert "No matching distribution" in log.read_text()
+
+
+def test_quiet_shows_the_last_lines_of_set_up_that_failed(machine: Machine, start: Start) -> None:
+    machine.requirements.write_text("missing==1.0\n")
+    run = start("--quiet").wait(DEADLINE_S)
+    assert run.status == 1
+    assert "No matching distribution found for missing==1.0" in run.stderr
+
+
+def test_set_up_that_hangs_is_ended(machine: Machine, start: Start) -> None:
+    began_s = time.monotonic()
+    run = start("--setup", "sleep 1000", "--setup-timeout", "4", *UNPACK).wait(DEADLINE_S)
+    assert run.status == 1
+    assert "--setup-timeout" in run.stderr
+    assert time.monotonic() - began_s < 60
+
+
+def test_set_up_that_asks_fails_with_a_hint(start: Start) -> None:
+    run = start("--setup", "python3 -c 'input(\"Proceed? [y/n] \")'").wait(DEADLINE_S)
+    assert run.status == 1
+    assert "it asked for input" in run.stderr
+
+
+def test_set_up_that_writes_elsewhere_is_warned_of(machine: Machine, start: Start) -> None:
+    local = machine.folder / "home" / ".local" / "bin"
+    run = start("--setup", f"mkdir -p {local} && echo x > {local}/tool").wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert "outside its targets" in run.stderr
+    assert ".local" in run.stderr
+
+
+def test_signal_while_set_up_runs_ends_it_at_once(machine: Machine, start: Start) -> None:
+    mark = machine.folder / "begun"
+    job = start("--setup", f"touch {mark}; sleep 1000")
+    wait_until(mark.exists, 60, "set-up")
+    job.signal(signal.SIGTERM)
+    run = job.wait(20)
+    assert run.status == 128 + signal.SIGTERM
+    wait_until(lambda: not [p for p in support.processes() if p.command == "sleep 1000"], 15, "the command's end")
+
+
+# ---- trouble of the store --------------------------------------------------------------------------------------
+
+
+def test_store_that_is_no_folder_costs_only_time(machine: Machine, start: Start) -> None:
+    file = machine.folder / "file"
+    file.write_text("")
+    run = start(*UNPACK, store=os.fspath(file / "below")).wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert "has 1.0" in run.stdout
+    assert "the environment store cannot be used" in run.stderr or "is not kept" in run.stderr
+
+
+def test_hostile_snapshot_is_refused_and_set_up_runs(machine: Machine, start: Start) -> None:
+    assert start(*UNPACK).wait(DEADLINE_S).status == 0
+    keepers_end()
+    (snapshot,) = machine.snapshots()
+    snapshot.write_bytes(snapshot.read_bytes()[:-20] + b"x" * 20)
+    for pack in machine.store.glob("trees/*/packs/*"):
+        pack.write_bytes(b"\xff" * pack.stat().st_size)
+    machine.renew()
+    run = start(*UNPACK).wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert "has 1.0" in run.stdout
+    assert machine.count() == 2
+
+
+def test_damaged_blocks_are_never_shown(machine: Machine, start: Start) -> None:
+    assert start(*UNPACK).wait(DEADLINE_S).status == 0
+    keepers_end()
+    for pack in machine.store.glob("trees/*/packs/*"):
+        pack.write_bytes(b"\xff" * pack.stat().st_size)
+    machine.renew()
+    run = start("--env-way", "unpack").wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert "cannot have the kept environment" in run.stderr
+    assert "has 1.0" in run.stdout
+    assert machine.count() == 2
+
+
+def test_store_that_can_only_be_read(machine: Machine, start: Start, tmp_path: Path) -> None:
+    """It is used for what is there; what is not is installed, and not kept."""
+    if os.geteuid() != 0:
+        lacking("mounts need root")
+    assert start(*UNPACK).wait(DEADLINE_S).status == 0
+    keepers_end()
+    subprocess.run(["mount", "--bind", machine.store, machine.store], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", machine.store], check=True)
+    try:
+        machine.renew()
+        run = start(*UNPACK).wait(DEADLINE_S)
+        assert run.status == 0, run.stderr
+        assert setup_span(tmp_path / "logs2").attrs["how"] == "unpack"
+        make_wheel(machine.wheels, "small", "2.0")
+        machine.requirements.write_text("small==2.0\n")
+        machine.renew()
+        run = start(*UNPACK).wait(DEADLINE_S)
+        assert run.status == 0, run.stderr
+        assert "has 2.0" in run.stdout
+        assert "Read-only file system" in run.stderr
+    finally:
+        keepers_end()
+        subprocess.run(["umount", machine.store], check=True)
+
+
+def test_full_disk_of_the_store(machine: Machine, start: Start, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        lacking("mounts need root")
+    make_wheel(machine.wheels, "small", "1.0", files={"small/data.bin": random.Random(1).randbytes(3 << 20)})
+    full = tmp_path / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs", full], check=True)
+    try:
+        run = start(*UNPACK, store=os.fspath(full)).wait(DEADLINE_S)
+        assert run.status == 0, run.stderr
+        assert "has 1.0" in run.stdout
+        keepers_end()
+        assert list(full.glob("keys/*/env-*.json")) == []
+    finally:
+        keepers_end()
+        subprocess.run(["umount", full], check=True)
+
+
+@pytest.mark.timeout(600)
+def test_twenty_builders_that_are_killed_fail_no_job(machine: Machine, start: Start) -> None:
+    """At random moments; each has the environment as a new node would. The last ones leave a lease to be taken."""
+    chance = random.Random(7)
+    for round_ in range(20):
+        if round_ < 18 or machine.snapshots():
+            shutil.rmtree(machine.store / "keys", ignore_errors=True)
+        machine.renew()
+        job = start("--setup-wait", "60", *UNPACK)
+        time.sleep(chance.uniform(0.2, 3.0))  # not for something to happen: the moment is what is tested
+        for process in support.descendants(job.pid):
+            if process.command.endswith("bootseer.env.setup_keeper"):
+                try:
+                    os.kill(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        run = job.wait(DEADLINE_S)
+        assert run.status == 0, run.stderr
+        assert "has 1.0" in run.stdout
+        keepers_end()
+    machine.renew()
+    run = start("--setup-wait", "60", *UNPACK).wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    keepers_end()
+    assert len(machine.snapshots()) == 1, run.stderr
+    machine.renew()
+    count = machine.count()
+    run = start(*UNPACK).wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert machine.count() == count, run.stderr
+
+
+def test_commands_are_in_no_argument_list(machine: Machine, start: Start) -> None:
+    """Of the keeper: bootrun's own is what the user wrote."""
+    mark = machine.folder / "begun"
+    job = start("--setup", f"touch {mark}; sleep 2; : {sys.executable} token-of-mine")
+    wait_until(mark.exists, 60, "set-up")
+    keepers = [p for p in support.descendants(job.pid) if "setup_keeper" in p.command]
+    assert keepers
+    assert not [keeper for keeper in keepers if "token-of-mine" in keeper.command]
+    assert job.wait(DEADLINE_S).status == 0

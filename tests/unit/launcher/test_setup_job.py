@@ -1,0 +1,106 @@
+"""What the Job makes of news about the environments of its nodes."""
+
+from __future__ import annotations
+
+from launcher.rendezvous.messages import Finish, Identity, SetupNews, SetupOrder, WantEnvironment, World
+from tests.unit.launcher.jobsim import Sim, make_rules
+
+RULES = make_rules(min_nodes=2, max_nodes=2, join_s=100.0, setup_s=1000.0, setup_wait_s=50.0)
+
+
+def looked(key: str = "k", tree: str = "") -> SetupNews:
+    return SetupNews("looked", key, tree, "")
+
+
+def orders(sim: Sim, node: int) -> list[str]:
+    return [each.do for each in sim.inbox.get(node, []) if isinstance(each, SetupOrder)]
+
+
+def two(sim: Sim) -> None:
+    for node in range(2):
+        sim.join(node, has_identity=True)
+
+
+def test_ranks_start_when_all_environments_are_there_and_the_same() -> None:
+    sim = Sim(RULES)
+    two(sim)
+    for node in range(2):
+        sim.say(node, looked(tree="t"))
+    for node in range(2):
+        assert orders(sim, node) == ["use"]
+        sim.say(node, SetupNews("fetched", "k", "t", ""))
+    assert orders(sim, 0) == orders(sim, 1) == ["use", "show"]
+    assert not any(isinstance(each, World) for each in sim.inbox[0])
+    for node in range(2):
+        sim.say(node, Identity("same", ""))
+    assert isinstance(sim.inbox[0][-1], World)
+
+
+def test_set_up_that_fails_on_one_node_ends_the_job() -> None:
+    sim = Sim(RULES)
+    two(sim)
+    sim.say(1, SetupNews("failed", "", "", "set-up command 1 of 1 (false) ended with status 1"))
+    for node in range(2):
+        (finish,) = [each for each in sim.inbox[node] if isinstance(each, Finish)]
+        assert finish.status == 1
+        assert finish.reason == "set-up failed on node1: set-up command 1 of 1 (false) ended with status 1"
+
+
+def test_environments_that_differ_are_made_once_more_and_then_the_table_is_shown() -> None:
+    sim = Sim(RULES)
+    two(sim)
+    sim.say(0, looked())
+    sim.say(1, looked("other"))
+    sim.say(0, Identity("one", ""))
+    sim.say(1, Identity("two", ""))
+    assert orders(sim, 0)[-1] == orders(sim, 1)[-1] == "again"
+    assert not any(isinstance(each, WantEnvironment) for each in sim.inbox[0])
+    sim.say(0, Identity("one", ""))
+    assert not any(isinstance(each, World | WantEnvironment) for each in sim.inbox[0])
+    sim.say(1, Identity("two", ""))
+    assert any(isinstance(each, WantEnvironment) for each in sim.inbox[0])
+
+
+def test_environments_that_are_the_same_at_the_second_time() -> None:
+    sim = Sim(RULES)
+    two(sim)
+    sim.say(0, looked())
+    sim.say(1, looked("other"))
+    for first, second in (("one", "two"), ("same", "same")):
+        sim.say(0, Identity(first, ""))
+        sim.say(1, Identity(second, ""))
+    assert isinstance(sim.inbox[1][-1], World)
+
+
+def test_nodes_that_set_up_get_more_time_but_not_those_that_are_missing() -> None:
+    sim = Sim(RULES)
+    two(sim)
+    sim.say(0, looked())
+    sim.say(1, looked())
+    sim.advance(500)
+    assert not sim.job.finished
+    sim.advance(700)
+    assert sim.job.finished
+    alone = Sim(RULES)
+    alone.join(0, has_identity=True)
+    alone.say(0, looked())
+    alone.advance(101)
+    assert alone.job.finished
+
+
+def test_a_builder_that_takes_too_long_is_not_waited_for() -> None:
+    sim = Sim(RULES)
+    two(sim)
+    sim.say(0, looked())
+    sim.say(1, looked())
+    sim.advance(51)
+    assert orders(sim, 1) == ["wait", "own"]
+
+
+def test_a_node_that_is_lost_is_replaced_as_builder() -> None:
+    sim = Sim(RULES)
+    two(sim)
+    sim.say(0, looked())
+    sim.say(1, looked())
+    sim.lose(0)
+    assert orders(sim, 1) == ["wait", "build"]

@@ -1,0 +1,220 @@
+"""bootrun's side of set-up when its keepers fail or go on: real processes that say what a test wants."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import setup
+from launcher.cli import parse
+from launcher.loop import Loop
+from launcher.ranks.program import RankProgram
+from launcher.rendezvous.messages import SetupNews, SetupOrder
+from launcher.setup import NodeSetup, SetupEvents, SetupSpan
+from launcher.spec import build_spec
+from tests.support import is_running, wait_until
+from tests.unit.launcher.ranks.looping import run_until
+
+OMP = {"OMP_NUM_THREADS": "1"}
+# Answers each order by the lines of the plan; notes what it is told to do. Lives on after its input's end if told.
+KEEPER = """#!PYTHON -IS
+import json, os, socket, time
+connection = socket.socket(fileno=os.dup(0))
+number = sum(name.startswith("order") for name in os.listdir("TOP"))
+with open("TOP/plan") as file:
+    plan = json.load(file)[number]
+for line in connection.makefile():
+    order = json.loads(line)
+    with open("TOP/told", "a") as file:
+        file.write(order["do"] + "\\n")
+    if order["do"] == "start":
+        with open(f"TOP/new{number}", "w") as file:
+            json.dump({**order, "pid": os.getpid()}, file)
+        os.rename(f"TOP/new{number}", f"TOP/order{number}")
+    for answer in plan.get(order["do"], []):
+        if answer == "die":
+            os._exit(3)
+        connection.sendall(json.dumps(answer).encode() + b"\\n")
+if plan.get("lingers"):
+    time.sleep(60)
+"""
+LOOKED = {"did": "looked", "key": "k", "tree": "", "why": ""}
+READY = {
+    "did": "ready",
+    "how": "installed",
+    "key": "k",
+    "tree": "",
+    "prefix": [],
+    "setup_s": 1.0,
+    "capture_s": 0.1,
+    "is_publishing": False,
+}
+
+
+class Bed:
+    """A node's set-up on a loop of its own, with the keepers of a plan."""
+
+    def __init__(self, top: Path, *words: str) -> None:
+        self.top = top
+        self.loop = Loop()
+        self.ready: list[RankProgram] = []
+        self.failed: list[SetupNews] = []
+        self.news: list[SetupNews] = []
+        self.spans: list[SetupSpan] = []
+        self.said: list[str] = []
+        self.complained: list[str] = []
+        events = SetupEvents(
+            self.ready.append,
+            self.failed.append,
+            self.news.append,
+            self.spans.append,
+            self.said.append,
+            lambda _: None,
+            self.complained.append,
+        )
+        spec = build_spec(parse(["--setup", "true", *words, __file__], OMP), OMP)
+        self.setup = NodeSetup(self.loop, spec, (), events)
+
+    def begin(self, *plan: dict[str, Any]) -> None:
+        (self.top / "plan").write_text(json.dumps(plan))
+        self.setup.begin(os.fspath(self.top))
+
+    def until(self, condition: Callable[[], object]) -> None:
+        run_until(self.loop, condition)
+
+    def order(self, number: int) -> dict[str, Any]:
+        path = self.top / f"order{number}"
+        self.until(path.exists)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def told(self) -> list[str]:
+        path = self.top / "told"
+        return path.read_text().split() if path.exists() else []
+
+
+@pytest.fixture
+def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bed]]:
+    made: list[Bed] = []
+    program = tmp_path / "keeper"
+    program.write_text(KEEPER.replace("PYTHON", sys.executable).replace("TOP", os.fspath(tmp_path)))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", os.fspath(program))
+
+    def make(*words: str) -> Bed:
+        made.append(Bed(tmp_path, *words))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.setup.close()
+        each.loop.close()
+
+
+def test_orders_reach_it_and_its_news_the_coordinator(bed: Callable[..., Bed]) -> None:
+    made = bed()
+    made.begin({"start": [LOOKED], "build": [{**READY, "is_publishing": True}, {"did": "published", "tree": "t"}]})
+    made.until(lambda: made.news)
+    assert made.news == [SetupNews("looked", "k", "", "")]
+    assert made.ready == []
+    made.setup.obey(SetupOrder("build", "", ""))
+    made.until(lambda: len(made.news) > 1)
+    assert made.setup.is_ready
+    assert len(made.ready) == 1
+    assert made.news[1:] == [SetupNews("published", "k", "t", "")]
+    assert made.spans[0].facts["how"] == "installed"
+    order = made.order(0)
+    assert order["spec"]["commands"] == ["true"]
+    assert order["log_path"] == f"{made.top}/setup.log"
+    assert order["is_plain"] is False
+
+
+def test_keeper_that_dies_is_followed_by_one_that_only_runs_set_up(bed: Callable[..., Bed]) -> None:
+    made = bed()
+    made.begin({"start": ["die"]}, {"start": [LOOKED], "own": [READY]})
+    assert made.order(1)["is_plain"] is True
+    assert "has failed" in made.order(1)["why_plain"]
+    made.until(lambda: made.news)
+    made.setup.obey(SetupOrder("own", "", ""))
+    made.until(lambda: made.ready)
+    assert any("set-up is run" in line for line in made.said)
+    assert made.failed == []
+
+
+def test_two_keepers_that_die_are_the_jobs_error(bed: Callable[..., Bed]) -> None:
+    made = bed()
+    made.begin({"start": ["die"]}, {"start": ["die"]})
+    made.until(lambda: made.failed)
+    assert "2 times" in made.failed[0].text
+
+
+def test_set_up_that_fails_shows_the_last_lines_once(bed: Callable[..., Bed]) -> None:
+    made = bed("--quiet")
+    made.begin({"start": [{"did": "failed", "why": "set-up command 1 of 1 (false)", "tail": ["one", "two"]}]})
+    made.until(lambda: made.failed)
+    assert made.failed == [SetupNews("failed", "", "", "set-up command 1 of 1 (false)")]
+    assert made.complained == ["set-up: one", "set-up: two"]
+
+
+def test_keeper_that_publishes_outlives_the_job(bed: Callable[..., Bed]) -> None:
+    made = bed()
+    made.begin({"start": [LOOKED, {**READY, "is_publishing": True}], "lingers": True})
+    made.until(lambda: made.ready)
+    pid = made.order(0)["pid"]
+    made.setup.close()
+    assert is_running(pid)
+    assert any("still being published" in line for line in made.said)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_keeper_that_does_not_publish_ends_with_the_job(bed: Callable[..., Bed]) -> None:
+    made = bed()
+    made.begin({"start": [LOOKED, READY]})
+    made.until(lambda: made.ready)
+    pid = made.order(0)["pid"]
+    made.setup.close()
+    wait_until(lambda: not is_running(pid), 5)
+
+
+def test_publisher_that_dies_is_news_and_no_error(bed: Callable[..., Bed]) -> None:
+    made = bed()
+    made.begin({"start": [LOOKED, {**READY, "is_publishing": True}, "die"]})
+    made.until(lambda: len(made.news) > 1)
+    assert made.news[1].what == "unpublished"
+    assert made.setup.is_ready and made.failed == []
+
+
+def test_mount_that_is_lost_is_made_anew_without_the_coordinator(bed: Callable[..., Bed]) -> None:
+    made = bed()
+    mounted = {**READY, "how": "mount", "tree": "t", "prefix": ["enter"]}
+    fetched = {"did": "fetched", "tree": "t"}
+    made.begin(
+        {"start": [{**LOOKED, "tree": "t"}], "use": [fetched], "show": [mounted, {"did": "lost"}]},
+        {"start": [{**LOOKED, "tree": "t"}], "use": [fetched], "show": [{**mounted, "prefix": ["again"]}]},
+    )
+    made.until(lambda: made.news)
+    made.setup.obey(SetupOrder("use", "t", ""))
+    made.until(lambda: len(made.news) == 2)
+    made.setup.obey(SetupOrder("show", "t", ""))
+    made.until(lambda: len(made.ready) == 2)
+    assert [program.prefix for program in made.ready] == [("enter",), ("again",)]
+    assert [each.what for each in made.news] == ["looked", "fetched"]
+
+
+def test_keeper_that_hangs_is_ended(bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "SILENCE_S", 0.3)
+    made = bed("--setup-timeout", "0", "--setup-wait", "0")
+    made.begin({"start": []}, {"start": [LOOKED], "own": [READY]})
+    pid = made.order(0)["pid"]
+    made.until(lambda: made.news)
+    assert not is_running(pid)
+    made.setup.obey(SetupOrder("own", "", ""))
+    made.until(lambda: made.ready)

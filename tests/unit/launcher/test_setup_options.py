@@ -1,0 +1,192 @@
+"""The flags of set-up and first-step caches, and bootseer.toml: what is read, and what is refused with a line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import ConfigError, UsageError
+from launcher import config_file
+from launcher.cli import parse
+from launcher.flags import FLAGS
+from launcher.setup_options import WAYS
+from launcher.spec import LaunchSpec, build_spec
+
+OMP = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+def spec(*words: str, **environ: str) -> LaunchSpec:
+    environ = {**OMP, **environ}
+    return build_spec(parse([*words, "train.py"], environ), environ)
+
+
+def test_without_them_there_is_nothing() -> None:
+    found = spec()
+    assert (found.setup, found.caches, found.notes) == (None, None, ())
+
+
+def test_all_of_them(here: Path) -> None:
+    found = spec(
+        *("--setup", "pip install a,b", "--setup", "true", "--setup-input", "requirements.txt"),
+        *("--setup-target", "/opt/venv", "--setup-variable", "MINE", "--setup-timeout", "10", "--setup-wait", "0"),
+        *("--env-store", "store", "--env-key", "x", "--env-max-age", "60", "--env-way", "unpack,there"),
+    ).setup
+    assert found is not None
+    assert found.commands == ("pip install a,b", "true")
+    assert found.inputs == (os.fspath(here / "requirements.txt"),)
+    assert found.targets == ("/opt/venv",)
+    assert found.variables == ("MINE",)
+    assert (found.timeout_s, found.wait_s, found.max_age_s) == (10.0, 0.0, 60.0)
+    assert found.store == os.fspath(here / "store")
+    assert (found.salt, found.ways) == ("x", ("unpack", "there"))
+
+
+def test_defaults() -> None:
+    found = spec("--setup", "true", "--env-store", "s3://bucket/environments").setup
+    assert found is not None
+    assert (found.timeout_s, found.wait_s, found.max_age_s) == (3600.0, 600.0, None)
+    assert found.store == "s3://bucket/environments"
+    assert found.ways == WAYS
+
+
+def test_a_command_in_a_variable_keeps_its_commas() -> None:
+    found = spec(BOOTSEER_SETUP="pip install 'a[x,y]'").setup
+    assert found is not None
+    assert found.commands == ("pip install 'a[x,y]'",)
+
+
+def test_a_store_for_all_jobs_is_no_mistake() -> None:
+    found = spec(BOOTSEER_ENV_STORE="/s", BOOTSEER_ENV_KEY="k")
+    assert (found.setup, found.caches) == (None, None)
+
+
+def test_where_hot_imports_are_remembered_is_no_folder_to_be_kept() -> None:
+    assert spec(BOOTSEER_CACHE_DIR="/c").caches is None
+
+
+def test_caches(here: Path) -> None:
+    found = spec("--keep-caches", "--cache-dir", "mine=.kernels", "--env-store", "/s").caches
+    assert found is not None
+    assert found.dirs == (("mine", os.fspath(here / ".kernels")),)
+    assert found.store == "/s"
+
+
+@pytest.mark.parametrize(
+    ("words", "culprit"),
+    [
+        (["--setup-input", "x"], "--setup-input"),
+        (["--env-way", "mount"], "--env-way"),
+        (["--cache-dir", "a=b"], "--keep-caches"),
+        (["--keep-caches", "--no-keep-caches"], "--no-keep-caches"),
+        (["--keep-caches", "--cache-dir", "b"], "NAME=DIR"),
+        (["--keep-caches", "--cache-dir", "a=x", "--cache-dir", "a=y"], "twice"),
+        (["--setup", " "], "empty"),
+        (["--setup", "true", "--setup-timeout", "-1"], "--setup-timeout"),
+        (["--setup", "true", "--setup-timeout", "nan"], "--setup-timeout"),
+        (["--setup", "true", "--env-max-age", "0"], "--env-max-age"),
+        (["--setup", "true", "--env-way", "copy"], "there, mount, unpack"),
+        (["--setup", "true", "--setup-variable", "A=B"], "--setup-variable"),
+        (["--setup", "true", "--env-store", ""], "--env-store"),
+        (["--setup", "true", "--image", "/x"], "--image"),
+        (["--keep-caches", "--image", "/x"], "--image"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words: list[str], culprit: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        spec(*words)
+    assert culprit in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+FILE = """
+[setup]
+commands = ["pip install -r requirements.txt"]
+inputs = ["requirements.txt"]
+timeout_s = 100
+key = "file"
+ways = ["unpack"]
+[env]
+store = "s3://bucket/e"
+[caches]
+keep = true
+dirs = {kernels = "/k"}
+"""
+
+
+def test_file(here: Path) -> None:
+    (here / "bootseer.toml").write_text(FILE)
+    found = spec()
+    assert found.setup is not None and found.caches is not None
+    assert found.setup.commands == ("pip install -r requirements.txt",)
+    assert (found.setup.timeout_s, found.setup.salt, found.setup.ways) == (100.0, "file", ("unpack",))
+    assert found.setup.store == found.caches.store == "s3://bucket/e"
+    assert found.caches.dirs == (("kernels", "/k"),)
+    assert found.notes == ("settings of bootseer.toml",)
+
+
+def test_command_line_wins_then_the_variable(here: Path) -> None:
+    (here / "bootseer.toml").write_text(FILE)
+    found = spec(
+        *("--setup", "true", "--setup-timeout", "3600", "--no-keep-caches"),
+        BOOTSEER_ENV_KEY="variable",
+        BOOTSEER_SETUP_TIMEOUT="7",
+    )
+    assert found.setup is not None
+    assert found.setup.commands == ("true",)
+    assert found.setup.timeout_s == 3600.0
+    assert found.setup.salt == "variable"
+    assert found.caches is None
+
+
+def test_another_file(here: Path) -> None:
+    (here / "bootseer.toml").write_text("[setup]\nkey = 'here'\n")
+    (here / "other.toml").write_text("[setup]\ncommands = ['true']\n")
+    found = spec("--config", "other.toml")
+    assert found.setup is not None and found.setup.salt == ""
+    assert found.notes == ("settings of other.toml",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[setup]\ncomands = []\n", "unknown key 'comands' in [setup]; there are commands, inputs"),
+        ("[stup]\n", "unknown table [stup]; there are setup, env, caches"),
+        ("setup = 1\n", "write [setup]"),
+        ("[setup]\ncommands = 'true'\n", "a list of texts"),
+        ("[setup]\ntimeout_s = true\n", "a number of seconds"),
+        ("[caches]\nkeep = 'yes'\n", "true or false"),
+        ("[caches]\ndirs = ['a']\n", "a table of folders"),
+        ("[setup\n", "is no TOML"),
+        ("\xff", "is no TOML"),
+    ],
+)
+def test_wrong_files(here: Path, text: str, says: str) -> None:
+    (here / "bootseer.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError) as raised:
+        spec()
+    assert says in str(raised.value)
+    assert "bootseer.toml" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_named_has_to_be_there() -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        spec("--config", "missing.toml")
+
+
+def test_every_key_is_a_flag_that_tells_whether_it_was_given() -> None:
+    flags = {flag.names[0]: flag for flag in FLAGS}
+    for keys in config_file.TABLES.values():
+        for setting in keys.values():
+            flag = flags[setting.flag]
+            assert flag.default in (None, []) or flag.kind is None
+            assert not setting.off or flags[setting.off].kind is None

@@ -1,0 +1,231 @@
+"""How the nodes of a job agree on one environment: facts in, orders out, on a virtual clock."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launcher.rendezvous.messages import SetupNews, SetupOrder
+from launcher.setup_policy import SETTLE_S, JobSetup, Order, Phase
+
+WAIT_S = 100.0
+
+
+class Sim:
+    """Nodes whose orders are kept; `do` of the last one is what they are at."""
+
+    def __init__(self, least: int) -> None:
+        self.setup = JobSetup(least, WAIT_S)
+        self.now_s = 0.0
+        self.orders: dict[int, list[SetupOrder]] = {}
+
+    def say(self, node: int, what: str, *, key: str = "k", tree: str = "", text: str = "") -> None:
+        self._keep(self.setup.receive(node, f"node{node}", SetupNews(what, key, tree, text), self.now_s))
+
+    def lose(self, node: int) -> None:
+        self.orders.pop(node, None)
+        self._keep(self.setup.lost(node, self.now_s))
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+        self._keep(self.setup.tick(self.now_s))
+
+    def again(self) -> bool:
+        orders = self.setup.try_again()
+        self._keep(orders)
+        return bool(orders)
+
+    def done(self, node: int) -> list[str]:
+        return [order.do for order in self.orders.get(node, [])]
+
+    def _keep(self, orders: list[Order]) -> None:
+        for order in orders:
+            self.orders.setdefault(order.node, []).append(order.order)
+
+
+def test_one_node_takes_what_is_kept() -> None:
+    sim = Sim(1)
+    sim.say(0, "looked", tree="t")
+    assert sim.orders[0] == [SetupOrder("use", "t", "")]
+    sim.say(0, "fetched", tree="t")
+    assert sim.done(0) == ["use", "show"]
+    assert sim.setup.phase is Phase.SHOWN
+
+
+def test_one_node_builds_what_is_not_there_and_nobody_waits() -> None:
+    sim = Sim(1)
+    sim.say(0, "looked")
+    assert sim.orders[0] == [SetupOrder("build", "", "")]
+    assert sim.setup.deadline_s() is None
+    sim.say(0, "published", tree="t")
+    assert sim.done(0) == ["build"]
+
+
+def test_one_node_that_cannot_publish_runs_set_up() -> None:
+    sim = Sim(1)
+    sim.say(0, "looked", text="there is no store")
+    assert sim.done(0) == ["own"]
+
+
+def test_what_one_node_cannot_have_is_shown_on_none() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked", tree="t")
+    assert sim.done(0) == ["use"], "fetching changes nothing, so it begins at once"
+    sim.say(1, "looked", tree="t")
+    sim.say(0, "fetched", tree="t")
+    assert sim.done(0) == ["use"], "the other one has not got it yet"
+    sim.say(1, "unfetched", text="the store is gone")
+    assert sim.done(0) == ["use", "own"]
+    assert sim.done(1) == ["use", "own"]
+    assert "node1 cannot have the kept environment: the store is gone" in sim.orders[0][-1].text
+
+
+def test_all_show_it_when_all_have_it() -> None:
+    sim = Sim(3)
+    for node in range(3):
+        sim.say(node, "looked", tree="t" if node else "")
+    for node in range(3):
+        assert "show" not in sim.done(node)
+        sim.say(node, "fetched", tree="t")
+    assert all(sim.done(node) == ["use", "show"] for node in range(3))
+
+
+def test_one_builds_and_the_others_fetch_what_it_published() -> None:
+    sim = Sim(3)
+    for node in range(3):
+        sim.say(node, "looked")
+    assert [sim.done(node) for node in range(3)] == [["build"], ["wait"], ["wait"]]
+    assert sim.orders[0][0].text == "others"
+    sim.say(0, "published", tree="t")
+    for node in (1, 2):
+        sim.say(node, "fetched", tree="t")
+    assert [sim.done(node) for node in range(3)] == [["build"], ["wait", "use", "show"], ["wait", "use", "show"]]
+
+
+def test_a_builder_that_finds_it_in_the_store_fetches_it_as_well() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked")
+    sim.say(1, "looked")
+    sim.say(0, "found", tree="t")
+    assert sim.done(0) == ["build", "use"]
+    assert sim.done(1) == ["wait", "use"]
+
+
+def test_nobody_waits_longer_than_asked_for() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked")
+    sim.say(1, "looked")
+    assert sim.setup.deadline_s() == WAIT_S
+    sim.advance(WAIT_S)
+    assert sim.done(1) == ["wait", "own"]
+    assert sim.done(0) == ["build"]
+    sim.say(0, "published", tree="t")
+    assert sim.done(1) == ["wait", "own"], "it has its own by now"
+
+
+def test_a_builder_that_is_lost_is_replaced() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked")
+    sim.say(1, "looked")
+    sim.lose(0)
+    assert sim.done(1) == ["wait", "build"]
+
+
+def test_a_builder_that_cannot_publish_sends_all_to_their_own() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked")
+    sim.say(1, "looked")
+    sim.say(0, "unpublished", text="the disk is full")
+    assert sim.done(0) == ["build"]
+    assert sim.done(1) == ["wait", "own"]
+
+
+def test_a_node_that_begins_with_something_else_is_on_its_own() -> None:
+    sim = Sim(3)
+    sim.say(0, "looked", tree="t")
+    sim.say(1, "looked", tree="t")
+    sim.say(2, "looked", key="other")
+    assert sim.done(2) == ["own"]
+    sim.say(0, "fetched", tree="t")
+    sim.say(1, "fetched", tree="t")
+    assert sim.done(0) == ["use", "show"]
+
+
+def test_a_node_that_does_not_look_is_not_waited_for() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked")
+    assert sim.done(0) == []
+    assert sim.setup.deadline_s() == SETTLE_S
+    sim.advance(SETTLE_S)
+    assert sim.done(0) == ["build"]
+    sim.say(1, "looked")
+    assert sim.done(1) == ["wait"]
+
+
+def test_a_node_that_comes_later_gets_the_same() -> None:
+    sim = Sim(1)
+    sim.say(0, "looked", tree="t")
+    sim.say(0, "fetched", tree="t")
+    sim.say(1, "looked")
+    assert sim.orders[1] == [SetupOrder("use", "t", "")]
+    sim.say(1, "fetched", tree="t")
+    assert sim.done(1) == ["use", "show"]
+
+
+def test_environments_that_differ_are_made_anew_once() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked", tree="t")
+    sim.say(1, "looked", key="other")
+    assert sim.again()
+    assert sim.done(0)[-1] == sim.done(1)[-1] == "again"
+    assert not sim.again()
+
+
+def test_a_keeper_that_dies_while_it_builds_is_set_up_without_publishing() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked")
+    sim.say(1, "looked")
+    sim.say(0, "looked", text="the process has failed")
+    assert sim.done(0) == ["build", "own"]
+    assert sim.done(1) == ["wait", "own"]
+
+
+FACTS = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from(["looked", "fetched", "unfetched", "published", "found", "unpublished", "lost", "time"]),
+        st.sampled_from(["k", "l"]),
+        st.sampled_from(["", "t", "u"]),
+        st.sampled_from(["", "cannot"]),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(1, 4), FACTS)
+def test_whatever_nodes_say_nobody_is_shown_what_another_cannot_have(
+    least: int, facts: list[tuple[int, str, str, str, str]]
+) -> None:
+    """And every node that looked gets something to do in the end, unless it builds or has it."""
+    sim = Sim(least)
+    looked: set[int] = set()
+    for node, what, key, tree, text in facts:
+        if what == "lost":
+            looked.discard(node)
+            sim.lose(node)
+        elif what == "time":
+            sim.advance(SETTLE_S)
+        else:
+            if what == "looked":
+                looked.add(node)
+            sim.say(node, what, key=key, tree=tree, text=text)
+    sim.advance(SETTLE_S)
+    sim.advance(WAIT_S)
+    for node in looked:
+        assert sim.done(node), "it hangs"
+        assert sim.done(node)[-1] in ("use", "show", "build", "own", "again")
+    for orders in sim.orders.values():
+        for before, order in zip([None, *orders], orders, strict=False):
+            if order.do == "show":
+                assert before is not None and before.do == "use" and before.tree == order.tree
