@@ -164,6 +164,9 @@ class FirstStepCaches:
                 wanted = choose_missing(generation.files, self.places)
                 if not wanted:
                     return _seeded(started_s, 0, 0, number, "first-step caches are all there", is_cold=False)
+                with self._folder.alone() as is_alone:
+                    if is_alone:  # what is there and what comes are within the limit together
+                        make_room(ours, self._limit_bytes - sum(each.fact.size for each in wanted))
                 tree = aio.run_sync(caches.open(generation))
                 done = unpack(wanted, tree, self._folder.path, has_time=has_time)
         except BootseerError as error:

@@ -247,6 +247,21 @@ def test_the_limit_holds_over_fifty_starts_and_so_does_the_store(
     assert there < 4 * limit, "what nobody needs any more stays in the store"
 
 
+def test_what_is_seeded_and_what_was_there_are_within_the_limit_together(node: Callable[..., Node]) -> None:
+    limit = 400_000
+    other = node("other", limit_bytes=limit)
+    for number in range(10):
+        other.write(f"inductor/theirs{number}/c.py", bytes(35_000))
+    assert other.capture().files == 10
+    ours = node("ours", limit_bytes=limit)
+    for number in range(10):
+        ours.write(f"inductor/ours{number}/c.py", bytes(35_000))
+    assert ours.seed().files == 10
+    files = ours.files()
+    assert sum(map(len, files.values())) <= limit
+    assert {f"inductor/theirs{number}/c.py" for number in range(10)} <= files.keys()
+
+
 def test_packs_of_what_stays_are_not_written_again(node: Callable[..., Node], url: str) -> None:
     first = node("a")
     for number in range(24):
