@@ -20,7 +20,11 @@ from bootseer.env.caches_key import make_key
 from bootseer.trust import Trust
 from tests.support import clean_environ, lacking, wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(420)]
+IS_FULL = os.environ.get("BOOTSEER_CAMPAIGN") == "full"
+pytestmark = [
+    *(pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(420)),
+    pytest.mark.skipif(not IS_FULL, reason="compiles for minutes: BOOTSEER_CAMPAIGN=full"),
+]
 
 MODEL = """
 import json, sys, time

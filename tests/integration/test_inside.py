@@ -423,7 +423,8 @@ LIBRARIES = {
         print(D(), E.a, N(1), T(2), D.__module__, E.__module__, N.__module__, typing.get_type_hints(D))
         """,
     "unittest": """
-        import unittest, sys
+        import time, unittest, sys
+        time.perf_counter = time.time = lambda: 0.0  # it says how long it took
         class T(unittest.TestCase):
             def test(self): self.assertEqual(sys.argv[0], __file__.rpartition('/')[2])
         unittest.main(verbosity=0, exit=False)
