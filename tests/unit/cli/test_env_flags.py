@@ -112,10 +112,10 @@ def test_the_interpreter_keeps_the_links_that_make_it_an_environments(tmp_path: 
 
 @pytest.mark.parametrize(
     ("url", "found"),
-    [("", ""), ("/a/b", "/a/b"), ("b/../c", "/work/c"), ("file:///a", "file:///a"), ("hdfs://n/a", "hdfs://n/a")],
+    [("", ""), ("/a/b", "/a/b"), ("b/../c", "/job/c"), ("file:///a", "file:///a"), ("hdfs://n/a", "hdfs://n/a")],
 )
 def test_a_store_that_is_a_path_is_absolute(url: str, found: str) -> None:
-    assert absolute_store(url, "/work") == found
+    assert absolute_store(url, "/job") == found
 
 
 @pytest.mark.parametrize(

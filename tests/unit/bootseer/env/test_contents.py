@@ -171,13 +171,13 @@ def test_packages_in_place(path: bytes, data: bytes, found: list[Pointer]) -> No
 def test_where_a_source_folder_may_be() -> None:
     pointers = [
         Pointer("inside", "/venv/src/a"),
-        Pointer("declared", "/work/b/src"),
-        Pointer("neither", "/work/c"),
-        Pointer("neither", "/work/c"),
+        Pointer("declared", "/job/b/src"),
+        Pointer("neither", "/job/c"),
+        Pointer("neither", "/job/c"),
         Pointer("beside", "/venvs/x"),
     ]
-    found = judge_pointers(pointers, ["/venv"], ["/work/b", "/work/unused"])
-    assert found.required == ["/work/b"]
-    assert found.refused == [Pointer("neither", "/work/c"), Pointer("beside", "/venvs/x")]
+    found = judge_pointers(pointers, ["/venv"], ["/job/b", "/job/unused"])
+    assert found.required == ["/job/b"]
+    assert found.refused == [Pointer("neither", "/job/c"), Pointer("beside", "/venvs/x")]
     assert judge_pointers([Pointer("out", "/venv/../work")], ["/venv"], []).refused
     assert not judge_pointers([Pointer("a", "/a")], ["/"], []).refused

@@ -106,7 +106,7 @@ def test_a_spec_that_cannot_be(fields: dict[str, object], message: str) -> None:
             "/tmp",
             "/var",
         ),
-        *("/work/x/.git", "/work/.git/venv", "/usr/local/bin", "/run/x", "//", "/opt/.."),
+        *("/job/x/.git", "/job/.git/venv", "/usr/local/bin", "/run/x", "//", "/opt/.."),
     ],
 )
 def test_what_is_no_target(path: str) -> None:

@@ -62,9 +62,9 @@ def test_places(tmp_path: Path) -> None:
     site.mkdir(parents=True)
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "pyvenv.cfg").write_text(f"version = 3.11\nhome = {tmp_path}/base/bin\n")
-    found = places({"HOME": "/home/me"}, [f"{tmp_path}/venv", "/nowhere"], "/work")
+    found = places({"HOME": "/home/me"}, [f"{tmp_path}/venv", "/nowhere"], "/job")
     assert found == [
-        Place("/work", False),
+        Place("/job", False),
         Place(os.fspath(site), True),
         Place("/home/me/.local", True),
         Place("/usr/local", True),

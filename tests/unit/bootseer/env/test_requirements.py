@@ -190,7 +190,7 @@ variables:
 
 
 def read(command: str, **environ: str) -> Reads:
-    return read_command(command, {"HOME": "/home/me", **environ}, "/work", LINUX)
+    return read_command(command, {"HOME": "/home/me", **environ}, "/job", LINUX)
 
 
 @pytest.mark.parametrize(
@@ -232,30 +232,30 @@ def test_packages_that_commands_name(command: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("pip install -r requirements.txt", [Source("requirements", "/work/requirements.txt")]),
+        ("pip install -r requirements.txt", [Source("requirements", "/job/requirements.txt")]),
         ("pip install -rrequirements.txt -c /c.txt", None),
-        ("cd sub && pip install -r r.txt", [Source("requirements", "/work/sub/r.txt")]),
+        ("cd sub && pip install -r r.txt", [Source("requirements", "/job/sub/r.txt")]),
         ("cd ~ && pip install -r r.txt", [Source("requirements", "/home/me/r.txt")]),
-        ("(cd sub; cd ..; pip install -r r.txt)", [Source("requirements", "/work/r.txt")]),
-        ("pip install .", [Source("local", "/work")]),
-        ("pip install -e '.[dev]'", [Source("local", "/work", ("dev",), (), True)]),
-        ("pip install --no-deps ./a.whl", [Source("local", "/work/a.whl", has_dependencies=False)]),
-        ("pip install --find-links wheels a==1", [Source("find-links", "/work/wheels")]),
+        ("(cd sub; cd ..; pip install -r r.txt)", [Source("requirements", "/job/r.txt")]),
+        ("pip install .", [Source("local", "/job")]),
+        ("pip install -e '.[dev]'", [Source("local", "/job", ("dev",), (), True)]),
+        ("pip install --no-deps ./a.whl", [Source("local", "/job/a.whl", has_dependencies=False)]),
+        ("pip install --find-links wheels a==1", [Source("find-links", "/job/wheels")]),
         ("pip install --find-links https://h/ a==1", []),
-        ("uv pip sync lock.txt", [Source("requirements", "/work/lock.txt")]),
-        ("uv sync --frozen --group g", [Source("project", "/work", (), ("g",), True, lock="uv.lock")]),
-        ("uv sync --project p", [Source("project", "/work/p", (), (), True, lock="uv.lock")]),
-        ("pip install --group dev", [Source("requirements", "/work/pyproject.toml", (), ("dev",), False, False)]),
-        ("conda env create -f env.yml", [Source("conda-environment", "/work/env.yml")]),
-        ("conda env update", [Source("conda-environment", "/work/environment.yml")]),
-        ("conda create -n x --file list.txt", [Source("conda-list", "/work/list.txt")]),
-        (". /venv/bin/activate && pip install -r 'a b.txt'", [Source("requirements", "/work/a b.txt")]),
-        ("uv pip install -r pyproject.toml --extra x", [Source("requirements", "/work/pyproject.toml", ("x",))]),
+        ("uv pip sync lock.txt", [Source("requirements", "/job/lock.txt")]),
+        ("uv sync --frozen --group g", [Source("project", "/job", (), ("g",), True, lock="uv.lock")]),
+        ("uv sync --project p", [Source("project", "/job/p", (), (), True, lock="uv.lock")]),
+        ("pip install --group dev", [Source("requirements", "/job/pyproject.toml", (), ("dev",), False, False)]),
+        ("conda env create -f env.yml", [Source("conda-environment", "/job/env.yml")]),
+        ("conda env update", [Source("conda-environment", "/job/environment.yml")]),
+        ("conda create -n x --file list.txt", [Source("conda-list", "/job/list.txt")]),
+        (". /venv/bin/activate && pip install -r 'a b.txt'", [Source("requirements", "/job/a b.txt")]),
+        ("uv pip install -r pyproject.toml --extra x", [Source("requirements", "/job/pyproject.toml", ("x",))]),
     ],
 )
 def test_files_that_commands_name(command: str, expected: list[Source] | None) -> None:
     if expected is None:
-        expected = [Source("requirements", "/work/requirements.txt"), Source("constraints", "/c.txt")]
+        expected = [Source("requirements", "/job/requirements.txt"), Source("constraints", "/c.txt")]
     found = read(command)
     assert list(found.sources) == expected
     assert found.unknown == ()
@@ -264,10 +264,10 @@ def test_files_that_commands_name(command: str, expected: list[Source] | None) -
 @pytest.mark.parametrize(
     ("command", "program", "script"),
     [
-        ("./setup.sh --all", "setup.sh", "/work/setup.sh"),
-        ("sh -e tools/setup.sh", "setup.sh", "/work/tools/setup.sh"),
-        ("python -X dev setup.py install", "setup.py", "/work/setup.py"),
-        ("source ./prepare", "prepare", "/work/prepare"),
+        ("./setup.sh --all", "setup.sh", "/job/setup.sh"),
+        ("sh -e tools/setup.sh", "setup.sh", "/job/tools/setup.sh"),
+        ("python -X dev setup.py install", "setup.py", "/job/setup.py"),
+        ("source ./prepare", "prepare", "/job/prepare"),
         ("make deps", "make", ""),
         ("python -c 'import x'", "python -c", ""),
         ("python -m mytool", "python -m mytool", ""),
