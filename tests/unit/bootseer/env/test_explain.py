@@ -47,7 +47,7 @@ def changed(**fields: object) -> KeyDocument:
         ({"commands": ["a"]}, "set-up command 1 changed (was pip install -r requirements.txt, is a)"),
         ({"commands": [*ONE.commands, "b"]}, "set-up command 2 is new (b)"),
         ({"targets": ["/opt/other"]}, "set-up target 1 changed (was /opt/venv, is /opt/other)"),
-        ({"cwd": "/job"}, "the working folder changed (was empty, is /work)"),
+        ({"cwd": "/job"}, "the working folder changed (was empty, is /job)"),
     ],
 )
 def test_a_line_for_each_change(now: dict[str, object], expected: str) -> None:
