@@ -8,13 +8,12 @@ costs a cold first step and nothing else.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from launcher.loop import Cancellable, EventLoop
+from launcher.loop import Alarm, EventLoop
 from launcher.ranks.program import RankProgram
 from launcher.service import ServiceProcess
 from launcher.setup_options import CachesOptions
@@ -58,7 +57,7 @@ class NodeCaches:
         self._program: RankProgram | None = None
         self._opened: Callable[[RankProgram], object] | None = None
         self._seeded: Callable[[], object] | None = None
-        self._timer: Cancellable | None = None
+        self._timer = Alarm(loop)
         self._began_ns = 0
         self._is_fresh = False  # seeded, and no rank has run since
         self._captures = 0  # that were asked for and are not done
@@ -113,7 +112,7 @@ class NodeCaches:
 
     def close(self) -> None:
         """The last capture is finished by the process itself."""
-        self._end_patience()
+        self._timer.cancel()
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
@@ -156,14 +155,14 @@ class NodeCaches:
         self._events.noted(CachesSpan(name, self._began_ns, ended_ns, facts, "", is_part_of_start))
 
     def _go(self, variables: Mapping[str, str]) -> None:
-        self._end_patience()
+        self._timer.cancel()
         then, self._opened = self._opened, None
         program = self._program
         if then is not None and program is not None:
             then(program._replace(environ={**variables, **program.environ}))
 
     def _go_on(self) -> None:
-        self._end_patience()
+        self._timer.cancel()
         then, self._seeded = self._seeded, None
         if then is not None:
             then()
@@ -183,18 +182,13 @@ class NodeCaches:
         self._go_without(f"their process has failed: {why}")
 
     def _patience(self, seconds: float) -> None:
-        self._end_patience()
-        self._timer = self._loop.call_later(seconds, self._on_silence, seconds)
-
-    def _end_patience(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.set(seconds, self._on_silence, seconds)
 
     def _on_silence(self, seconds: float) -> None:
-        self._timer = None
-        if self._keeper is not None and self._keeper.pid:
-            os.kill(self._keeper.pid, signal.SIGKILL)  # it was not waited for, so the pid is its own
+        self._timer.cancel()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.kill()
         self._go_without(f"their process has said nothing for {seconds:g} s")
 
     def _drop(self) -> None:

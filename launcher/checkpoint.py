@@ -20,7 +20,7 @@ from typing import Any
 
 from launcher.guard_client import GuardClient
 from launcher.lines import NOT_UNDERSTOOD, JsonLines
-from launcher.loop import Cancellable, EventLoop
+from launcher.loop import Alarm, EventLoop
 from launcher.rendezvous.messages import Pinned, World
 from launcher.spec import LaunchSpec
 
@@ -83,8 +83,8 @@ class NodeCheckpoint:
         self._pinned: Pinned | None = None  # what is being loaded
         self._attempt = -1  # that loads it
         self._saves = ""  # where savers in ranks leave what they write
-        self._watchdog: Cancellable | None = None
-        self._reminder: Cancellable | None = None  # of memory that no first step gives back
+        self._watchdog = Alarm(loop)
+        self._reminder = Alarm(loop)  # of memory that no first step gives back
         self._said_s = 0.0
 
     # ---- the keeper ------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class NodeCheckpoint:
         except (ValueError, KeyError, TypeError):
             self._fail(NOT_UNDERSTOOD)
             return
-        if self._watchdog is not None:
+        if self._watchdog.is_set:
             self._watch()  # whoever speaks lives
         act()
 
@@ -201,7 +201,7 @@ class NodeCheckpoint:
 
     def _on_resolved(self, pinned: Pinned | None, why: str) -> None:
         then, self._resolved = self._resolved, None
-        self._unwatch()
+        self._watchdog.cancel()
         if then is not None:
             name = f"--load-checkpoint {self._shown}".rstrip()
             then(pinned, f"{name}: {why}" if why else "")
@@ -258,10 +258,10 @@ class NodeCheckpoint:
     def cancel(self) -> None:
         """The attempt is over; it may have been stopped before its ranks were started."""
         self._attempt = -1
-        self._forget_reminder()
+        self._reminder.cancel()
         if self._loaded is not None:
             self._loaded = None
-            self._unwatch()
+            self._watchdog.cancel()
 
     def _on_progress(self, attempt: int, done_bytes: int, of_bytes: int) -> None:
         now_s = self._loop.time()
@@ -274,37 +274,31 @@ class NodeCheckpoint:
         if then is None or attempt != self._attempt:
             return
         self._loaded = None
-        self._unwatch()
+        self._watchdog.cancel()
         if why:
             self._say(f"the checkpoint is not shared on this node: {why}")
         if address and not self._spec.keep_arena:
-            self._forget_reminder()
-            self._reminder = self._loop.call_later(FIRST_STEP_SAY_S, self._lines.ask, "statistics")
+            self._reminder.set(FIRST_STEP_SAY_S, self._lines.ask, "statistics")
         then(self._environ(path, address, self._pinned))
 
     # ---- giving it back --------------------------------------------------------------------------------------
 
     def first_step_seen(self) -> None:
         """All ranks have made their first step: they have what they need."""
-        self._forget_reminder()
+        self._reminder.cancel()
         if self._lines.is_open and not self._spec.keep_arena:
             self._lines.ask("release")
 
     def _remind(self, taken_bytes: int) -> None:
         """Long after the start nobody has seen a first step."""
-        if self._reminder is None or not taken_bytes:
+        if not self._reminder.is_set or not taken_bytes:
             return
-        self._forget_reminder()
+        self._reminder.cancel()
         self._say(
             f"the checkpoint still takes {taken_bytes / 1e9:.1f} GB of this node's memory: no first step of all "
             f"ranks was seen in {FIRST_STEP_SAY_S / 60:.0f} min. A torch optimizer's first step gives it back, or "
             "bootseer.heartbeat(step) in each rank (not with --rank-hooks off, or without an events folder)"
         )
-
-    def _forget_reminder(self) -> None:
-        if self._reminder is not None:
-            self._reminder.cancel()
-            self._reminder = None
 
     def _environ(self, path: str, address: str, pinned: Pinned | None = None) -> dict[str, str]:
         url = self._spec.load_checkpoint
@@ -322,14 +316,7 @@ class NodeCheckpoint:
     # ---- trouble and the end ---------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        self._unwatch()
-        why = f"it has said nothing for {SILENCE_LIMIT_S:g} s"
-        self._watchdog = self._loop.call_later(SILENCE_LIMIT_S, self._fail, why)
-
-    def _unwatch(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        self._watchdog.set(SILENCE_LIMIT_S, self._fail, f"it has said nothing for {SILENCE_LIMIT_S:g} s")
 
     def _fail(self, why: str) -> None:
         """Without the keeper ranks read for themselves."""
@@ -353,7 +340,7 @@ class NodeCheckpoint:
 
     def close(self) -> None:
         """The keeper ends when its connection does."""
-        self._unwatch()
-        self._forget_reminder()
+        self._watchdog.cancel()
+        self._reminder.cancel()
         self._stop_listening()
         self._lines.close()

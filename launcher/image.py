@@ -10,7 +10,6 @@ for the same tree, whatever its URL means by then; ranks that run go on. Where t
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 from bootseer.mounts.binds import OWN_FOLDER
 from launcher.image_options import ImageOptions
-from launcher.loop import Cancellable, EventLoop
+from launcher.loop import Alarm, EventLoop
 from launcher.ranks.command import INSIDE
 from launcher.ranks.environ import RANK_VARIABLES
 from launcher.ranks.program import PRELOADED, RankProgram
@@ -83,13 +82,13 @@ class NodeImage:
         self._keeper: ServiceProcess | None = None
         self._keepers = 0
         self._began_ns = 0
-        self._timer: Cancellable | None = None
+        self._timer = Alarm(loop)
         self._showing: dict[int, tuple[list[str], Callable[[list[str]], object]]] = {}
         self._asked = 0
         self._why = ""  # it is lost
         self._opened_s = 0.0
         self._digest = ""  # of the tree that ranks of this job have seen
-        self._watchdog: Cancellable | None = None
+        self._watchdog = Alarm(loop)
         self._locks: dict[str, int] = {}  # path -> descriptor, held until the job ends or the next keeper has it
 
     # ---- opening ---------------------------------------------------------------------------------------------
@@ -131,7 +130,7 @@ class NodeImage:
                 LISTING: _LISTING_FILE,
             },
         )
-        self._timer = self._loop.call_later(SAY_AFTER_S, self._say_waiting)
+        self._timer.set(SAY_AFTER_S, self._say_waiting)
         self._watch()
 
     def _more_own(self) -> list[str]:
@@ -147,32 +146,23 @@ class NodeImage:
     def _say_waiting(self) -> None:
         waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
         self._events.said(f"still opening the image, for {waited_s:.0f} s")
-        self._timer = self._loop.call_later(SAY_EVERY_S, self._say_waiting)
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.set(SAY_EVERY_S, self._say_waiting)
 
     def _watch(self) -> None:
         """Counts anew how long the keeper says nothing, as long as it owes an answer."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        self._watchdog.cancel()
         if self._keeper is None:
             return
         if self._state is State.OPENING:
-            self._watchdog = self._loop.call_later(OPEN_SILENCE_S, self._end_silent, OPEN_SILENCE_S)
+            self._watchdog.set(OPEN_SILENCE_S, self._end_silent, OPEN_SILENCE_S)
         elif self._state is State.OPEN and self._showing:
-            self._watchdog = self._loop.call_later(SHOW_SILENCE_S, self._end_silent, SHOW_SILENCE_S)
+            self._watchdog.set(SHOW_SILENCE_S, self._end_silent, SHOW_SILENCE_S)
 
     def _end_silent(self, limit_s: float) -> None:
         """It hangs, or is stopped. What an opening hangs on, the next one would hang on too."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
-            if keeper.pid:
-                os.kill(keeper.pid, signal.SIGKILL)  # it was not waited for, so the pid is its own
-            keeper.close()
+            keeper.kill()
         why = f"the process that opens it has said nothing for {limit_s:g} s"
         if self._state is State.OPENING:
             self._fail(f"{why}: does a file system of this node hang, of the cache or of the network?")
@@ -202,7 +192,7 @@ class NodeImage:
                 self._events.started(answer["found"])
 
     def _on_ready(self, answer: dict[str, Any]) -> None:
-        self._stop_waiting()
+        self._timer.cancel()
         if self._digest and answer["digest"] != self._digest:
             self._fail(f"it is tree {answer['digest']} by now, not {self._digest}, which the job began with")
             return
@@ -238,7 +228,7 @@ class NodeImage:
             self._fail(f"opened {self._keepers} times, and lost again and again: {self._why or why}")
             return
         why, self._why = self._why or f"the process that holds it has failed: {why}", ""
-        self._stop_waiting()
+        self._timer.cancel()
         if self._state is State.OPEN and self._options.writable.startswith("/"):
             self._state = State.LOST
             self._hold_folder()
@@ -278,7 +268,7 @@ class NodeImage:
         self._locks[path] = fd
 
     def _fail(self, why: str) -> None:
-        self._stop_waiting()
+        self._timer.cancel()
         if self._state is not State.FAILED:
             self._state = State.FAILED
             self._events.noted(ImageSpan(self._began_ns, time.monotonic_ns(), {}, why))
@@ -315,9 +305,8 @@ class NodeImage:
 
     def close(self) -> None:
         """What still runs inside goes on."""
-        self._stop_waiting()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._timer.cancel()
+        self._watchdog.cancel()
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None

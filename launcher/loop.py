@@ -43,6 +43,29 @@ class Cancellable(Protocol):
     def cancel(self) -> None: ...
 
 
+class Alarm:
+    """One call that is to come, or none."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._call: Cancellable | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Since the last `set`, there was no `cancel`."""
+        return self._call is not None
+
+    def set(self, delay_s: float, callback: Callback, *args: Any) -> None:
+        """In place of the one that was set."""
+        self.cancel()
+        self._call = self._loop.call_later(delay_s, callback, *args)
+
+    def cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
 class EventLoop(Protocol):
     """The part of an event loop that the launcher uses; `Loop` and asyncio's loop both have it."""
 

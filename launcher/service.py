@@ -57,6 +57,12 @@ class ServiceProcess:
         self._lines.close()
         self._wait()
 
+    def kill(self) -> None:
+        """Ends one that may hang."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)  # it was not waited for, so the pid is its own
+        self.close()
+
     def leave(self) -> None:
         """Closes this end and lets it go on: it ends by itself."""
         self._lines.close()

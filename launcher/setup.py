@@ -9,14 +9,13 @@ when the keeper fails another one is started that only runs set-up. A keeper tha
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
-from launcher.loop import Cancellable, EventLoop
+from launcher.loop import Alarm, EventLoop
 from launcher.ranks.program import RankProgram, own_program
 from launcher.rendezvous.messages import SetupNews, SetupOrder
 from launcher.service import ServiceProcess
@@ -76,8 +75,8 @@ class NodeSetup:
         self._keeper: ServiceProcess | None = None
         self._keepers = 0
         self._began_ns = 0
-        self._timer: Cancellable | None = None
-        self._watchdog: Cancellable | None = None
+        self._timer = Alarm(loop)
+        self._watchdog = Alarm(loop)
         self._key = ""
         self._tree = ""  # that is mounted, or was
         self._is_mounted = False
@@ -137,38 +136,30 @@ class NodeSetup:
             is_plain=is_plain,
             why_plain=self._why,
         )
-        if self._timer is None:
-            self._timer = self._loop.call_later(SAY_AFTER_S, self._say_waiting)
+        if not self._timer.is_set:
+            self._timer.set(SAY_AFTER_S, self._say_waiting)
         self._watch()
 
     def _say_waiting(self) -> None:
         waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
         self._events.said(f"still seeing to the environment, for {waited_s:.0f} s (log: {self._log_path})")
-        self._timer = self._loop.call_later(SAY_EVERY_S, self._say_waiting)
+        self._timer.set(SAY_EVERY_S, self._say_waiting)
 
     def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        self._timer.cancel()
+        self._watchdog.cancel()
 
     def _watch(self) -> None:
         """Counts anew how long the keeper says nothing."""
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        self._watchdog.cancel()
         if self._state is State.WORKING and self._keeper is not None:
             limit_s = SILENCE_S + self._options.most_s
-            self._watchdog = self._loop.call_later(limit_s, self._end_silent, limit_s)
+            self._watchdog.set(limit_s, self._end_silent, limit_s)
 
     def _end_silent(self, limit_s: float) -> None:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
-            if keeper.pid:
-                os.kill(keeper.pid, signal.SIGKILL)  # it was not waited for, so the pid is its own
-            keeper.close()
+            keeper.kill()
         self._on_end(f"it has said nothing for {limit_s:g} s")
 
     # ---- orders ----------------------------------------------------------------------------------------------

@@ -141,6 +141,28 @@ def _share(number: int, part: int, whole: int) -> int:
     return (2 * number * part + whole) // (2 * whole)
 
 
+def beyond(recorded: Trace, known: Trace) -> Trace | None:
+    """What a start is taken to have needed whose hot blocks, of `known`, others have read before it.
+
+    Those are as they were known; besides them it has what was recorded. None when that was nothing: then nothing
+    was learned.
+    """
+    if (recorded.tree, recorded.workload) != (known.tree, known.workload):
+        raise ValueError("traces of one tree and one workload")
+    hot = set(known.hot())
+    means: dict[int, float] = {
+        number: first_ms
+        for number, first_ms in zip(recorded.blocks, recorded.first_ms, strict=True)
+        if number not in hot
+    }
+    if not means:
+        return None
+    means |= {
+        number: first_ms for number, first_ms in zip(known.blocks, known.first_ms, strict=True) if number in hot
+    }
+    return _make(recorded, 1, dict.fromkeys(means, 1), means, recorded.recordings)
+
+
 def prune(trace: Trace, *, kept_runs: int = KEPT_RUNS) -> Trace:
     """Forgets what is long ago: of twice as many runs as `kept_runs`, or more, so many count; rare blocks go."""
     if trace.runs < 2 * kept_runs:  # scaled more often, rounding would decide

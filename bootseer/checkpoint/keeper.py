@@ -39,7 +39,7 @@ from bootseer.checkpoint import prefetch
 from bootseer.checkpoint.arena import EMPTY, FAILED, READY, SHARD_UNIT_BYTES, UNIT_BYTES, Arena, Held
 from bootseer.checkpoint.arena_offers import Offers
 from bootseer.checkpoint.arena_server import ArenaServer, Unit
-from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide, read_memory
+from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide
 from bootseer.checkpoint.filler import run_filler
 from bootseer.checkpoint.keeper_process import (
     Child,
@@ -56,6 +56,7 @@ from bootseer.checkpoint.resolving import Resolver
 from bootseer.checkpoint.source import SourceFile
 from bootseer.checkpoint.versions import Pinned
 from bootseer.errors import BootseerError, CheckpointError
+from bootseer.storage.memory_limits import read_memory
 from bootseer.storage.paths import redact
 
 MOST_FILLERS = 3  # that may die before ranks read for themselves

@@ -15,13 +15,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from bootseer.checkpoint.capacity import read_memory
 from bootseer.checkpoint.memory import address
 from bootseer.checkpoint.parallel_read import read_all
 from bootseer.checkpoint.populate import populate
 from bootseer.checkpoint.source import Request, SourceFile
 from bootseer.errors import NotFound, SourceChanged, StorageError, Truncated
 from bootseer.storage.local_reading import read_range, stat_file, stat_of
+from bootseer.storage.memory_limits import read_memory
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.page_cache import cached_share, is_remote
 from bootseer.storage.protocol import Stat

@@ -13,6 +13,7 @@ import msgspec
 
 from bootseer.checkpoint.layout import Layout
 from bootseer.errors import FormatVersion, IntegrityError
+from bootseer.formats import other_format
 
 FORMAT = "bootseer-stripe/1"
 MANIFEST_NAME = "manifest.json"
@@ -30,7 +31,6 @@ MOST_UNITS = 1 << 24  # of all files together
 
 _VERSION = re.compile(r"[0-9]{20}-[0-9a-f]{12}")
 _STRIPE = re.compile(r"[0-9a-z][0-9a-z._-]{0,127}")
-_FORMAT_FAMILY = re.compile(r"bootseer-stripe/([0-9]{1,6})")
 
 
 class StripedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,10 +91,7 @@ def decode(data: bytes, where: str) -> Manifest:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{where}: is no manifest, or damaged: {error}") from error
     if head.format != FORMAT:
-        family = _FORMAT_FAMILY.fullmatch(head.format)
-        if family is None:
-            raise FormatVersion(f"{where}: has format {head.format[:80]!r}, not {FORMAT}")
-        raise FormatVersion(f"{where}: has format {head.format}; this Bootseer reads {FORMAT}: take a newer one")
+        raise other_format(head.format, FORMAT, where)
     if data[len(body) :] != _trailer(body):
         raise IntegrityError(f"{where}: is damaged: its SHA-256 is not the one in its second line")
     try:

@@ -12,8 +12,9 @@ import io
 import mmap
 from typing import Any
 
-from bootseer.checkpoint.capacity import format_bytes, read_memory
+from bootseer.checkpoint.capacity import format_bytes
 from bootseer.errors import CheckpointError
+from bootseer.storage.memory_limits import read_memory
 
 HUGE_PAGE_BYTES = 2 << 20
 SMALL_BYTES = 32 << 10  # below, the interpreter's own allocator does

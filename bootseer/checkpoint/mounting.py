@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from bootseer import aio
-from bootseer.checkpoint.capacity import read_memory
 from bootseer.checkpoint.inputs import FileInput, Input
 from bootseer.checkpoint.manifest import is_version
 from bootseer.checkpoint.opening import open_source
@@ -29,6 +28,7 @@ from bootseer.mounts import MountedFile, MountedFiles, Options, SavedFile, mount
 from bootseer.mounts.fuse import check_folder, check_system
 from bootseer.mounts.mounting import SETTLE_S, SPOOL_BYTES, WINDOW_BYTES
 from bootseer.storage import open_store, redact
+from bootseer.storage.memory_limits import read_memory
 from bootseer.storage.paths import scheme_of
 
 MEMORY_SHARE = 8  # of the free memory, at most one part in so many for the window, and for what is written

@@ -10,7 +10,8 @@ import re
 import msgspec
 
 from bootseer.env.caches_kinds import is_path
-from bootseer.errors import FormatVersion, IntegrityError, Untrusted
+from bootseer.errors import IntegrityError, Untrusted
+from bootseer.formats import decode_json
 from bootseer.tree.head import is_digest
 from bootseer.tree.index import MOST_INDEX_BYTES
 
@@ -21,7 +22,6 @@ MOST_BYTES = 1 << 40  # of all files
 MOST_ENVELOPE_BYTES = 64 << 20
 MOST_NUMBER = 999_999
 _NAME = re.compile(r"cache-([0-9]{6})\.json")
-_FAMILY = re.compile(r"bootseer-caches/([0-9]{1,6})")
 _MOST_TIME = 1 << 62
 
 
@@ -54,10 +54,6 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return sum(fact.size for fact in self.files)
 
 
-class _Family(msgspec.Struct):
-    format: str
-
-
 def name_of(number: int) -> str:
     """Of the file of a generation."""
     return f"cache-{number:06d}.json"
@@ -81,14 +77,9 @@ def decode(payload: bytes, where: str, key: str, number: int) -> Generation:
     Raises: Untrusted when it is that of another key or number, which somebody has put there; FormatVersion;
     IntegrityError.
     """
-    try:
-        found = msgspec.json.decode(payload, type=_Family).format
-        if found != FORMAT:
-            newer = ": take a newer Bootseer" if _FAMILY.fullmatch(found) else ""
-            raise FormatVersion(f"{where}: has format {found[:80]!r}; this Bootseer reads {FORMAT}{newer}")
-        generation = msgspec.json.decode(payload, type=Generation)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise IntegrityError(f"{where}: are no first-step caches, or damaged: {error}") from error
+    generation = decode_json(
+        payload, Generation, FORMAT, where, what="no list of first-step caches", most_bytes=MOST_ENVELOPE_BYTES
+    )
     check(generation, where)
     if generation.key != key:
         raise Untrusted(f"{where}: holds the caches of another key ({generation.key[:16]}): not loaded; delete it")

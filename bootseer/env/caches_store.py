@@ -28,7 +28,6 @@ from bootseer.env.caches_document import (
 )
 from bootseer.env.caches_tree import LastTree, entries_of
 from bootseer.errors import (
-    AlreadyExists,
     ConfigError,
     IntegrityError,
     NotFound,
@@ -36,12 +35,13 @@ from bootseer.errors import (
     StorageError,
     Untrusted,
 )
-from bootseer.storage import Entry, RangeReader, RangeRequest, Store, open_store
+from bootseer.storage import Entry, Store, open_store
 from bootseer.storage.paths import is_chained
 from bootseer.tree.head import is_digest
 from bootseer.tree.index import decode as decode_index
 from bootseer.tree.index import index_path
 from bootseer.tree.opening import publish_index, read_index_bytes
+from bootseer.tree.pack_folder import PackFolder
 from bootseer.tree.reading import StoreBlocks
 from bootseer.trust import SigningKey, Trust, seal
 from bootseer.trust.reading import place_of, read_whole
@@ -93,6 +93,7 @@ class CacheStore:
 
     def __init__(self, store: Store, key: str, trust: Trust) -> None:
         self._store = store
+        self._packs = PackFolder(store)
         self._key = key
         self._trust = trust
 
@@ -120,7 +121,7 @@ class CacheStore:
 
     def put(self, digest: str, data: bytes) -> None:
         """Stores a pack; for plain code, in any thread. Raises: StorageError."""
-        aio.run_sync(self._put(f"packs/{digest}", data))
+        self._packs.put(digest, data)
 
     async def publish(
         self, generation: Generation, index_bytes: bytes, packs: Sequence[str], key: SigningKey | None
@@ -211,24 +212,6 @@ class CacheStore:
         )
         where = place_of(self._store, name_of(number))
         return await aio.run_io(decode, believed.payload, where, self._key, number), believed.because
-
-    async def _put(self, path: str, data: bytes) -> None:
-        try:
-            async with self._store.create(path, size=len(data)) as writer:
-                await writer.write(data)
-        except AlreadyExists:
-            if not await self._is_same(path, data):
-                await self._store.publish(path, data)  # what has its name is not it
-
-    async def _is_same(self, path: str, data: bytes) -> bool:
-        try:
-            if (await self._store.stat(path)).size != len(data):
-                return False
-            there = bytearray(len(data))
-            await RangeReader(self._store).read([RangeRequest(path, 0, memoryview(there))])
-            return there == data
-        except (NotFound, IntegrityError):
-            return False
 
 
 def _free_after(number: int, taken: set[int]) -> int:

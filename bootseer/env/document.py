@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from bootseer.errors import ConfigError, FormatVersion, IntegrityError
+from bootseer.errors import ConfigError
+from bootseer.formats import decode_json
 
 FORMAT = "bootseer-env-key/1"
 MOST_DOCUMENT_BYTES = 1 << 20
@@ -49,10 +50,6 @@ class Change(NamedTuple):
     now: str | None
 
 
-class _Family(msgspec.Struct):
-    format: str
-
-
 def plain(text: str) -> str:
     """Text from the operating system as JSON can hold it."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -78,15 +75,8 @@ def key_of(document: KeyDocument) -> str:
 
 def decode(data: bytes, where: str) -> KeyDocument:
     """Of a store, so untrusted. Raises: FormatVersion for another format; IntegrityError for everything else."""
-    if len(data) > MOST_DOCUMENT_BYTES:
-        raise IntegrityError(f"{where}: {len(data)} bytes; at most {MOST_DOCUMENT_BYTES}")
-    try:
-        found = msgspec.json.decode(data, type=_Family).format
-        if found != FORMAT:
-            raise FormatVersion(f"{where}: has format {found[:80]!r}; this Bootseer reads {FORMAT}")
-        return msgspec.json.decode(data, type=KeyDocument)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise IntegrityError(f"{where}: is no key of an environment, or damaged: {error}") from error
+    what = "no key of an environment"
+    return decode_json(data, KeyDocument, FORMAT, where, what=what, most_bytes=MOST_DOCUMENT_BYTES)
 
 
 def differences(old: KeyDocument, new: KeyDocument) -> list[Change]:

@@ -11,8 +11,8 @@ import re
 
 import msgspec
 
-from bootseer.env.snapshot import one_line
 from bootseer.errors import IntegrityError
+from bootseer.formats import one_line
 
 FORMAT = "bootseer-env-lease/1"
 WORKING, DONE, FAILED = "working", "done", "failed"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from bootseer.env.layout import is_key
-from bootseer.errors import FormatVersion, IntegrityError
+from bootseer.errors import IntegrityError
+from bootseer.formats import decode_json
 from bootseer.tree.head import is_digest
 from bootseer.tree.index import MOST_ENTRIES, MOST_INDEX_BYTES
 
@@ -30,8 +30,6 @@ MOST_VERSION_BYTES = 64
 MOST_TIME_S = float(1 << 40)
 MOST_SETUP_S = 1e7
 MOST_BYTES = 1 << 60
-
-_FAMILY = re.compile(r"bootseer-env/([0-9]{1,6})")
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,12 +53,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     relocatable: bool
 
 
-class _Family(msgspec.Struct):
-    """What every version of the format begins with."""
-
-    format: str
-
-
 def encode(snapshot: Snapshot) -> bytes:
     """The payload; raises IntegrityError for what no reader would take."""
     check(snapshot, "this snapshot")
@@ -69,17 +61,7 @@ def encode(snapshot: Snapshot) -> bytes:
 
 def decode(payload: bytes, where: str) -> Snapshot:
     """Raises: FormatVersion for another format or a newer version of it; IntegrityError for everything else."""
-    if len(payload) > MOST_ENVELOPE_BYTES:
-        raise IntegrityError(f"{where}: {len(payload)} bytes; at most {MOST_ENVELOPE_BYTES}")
-    try:
-        found = msgspec.json.decode(payload, type=_Family).format
-        if found != FORMAT:
-            if _FAMILY.fullmatch(found) is None:
-                raise FormatVersion(f"{where}: has format {found[:80]!r}, not {FORMAT}")
-            raise FormatVersion(f"{where}: has format {found}; this Bootseer reads {FORMAT}: take a newer one")
-        snapshot = msgspec.json.decode(payload, type=Snapshot)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise IntegrityError(f"{where}: is no snapshot, or damaged: {one_line(str(error))}") from error
+    snapshot = decode_json(payload, Snapshot, FORMAT, where, what="no snapshot", most_bytes=MOST_ENVELOPE_BYTES)
     check(snapshot, where)
     return snapshot
 
@@ -122,11 +104,6 @@ def why_no_targets(targets: Sequence[str]) -> str:
         if under.startswith(above):
             return f"the target {_shown(under[:-1])} is in, or is, another one"
     return ""
-
-
-def one_line(text: str) -> str:
-    """Of a message that may quote what came from outside."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
 
 
 def _why_wrong(snapshot: Snapshot) -> str:

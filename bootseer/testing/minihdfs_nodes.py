@@ -88,7 +88,10 @@ class Server:
             self.process.wait()
 
     def freeze(self) -> None:
-        self.signal(signal.SIGSTOP)
+        """It answers nothing more once this returns: the signal alone lets its threads run on for a while."""
+        if self.is_running():
+            self.signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)

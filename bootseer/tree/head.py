@@ -11,7 +11,8 @@ from urllib.parse import quote_from_bytes
 
 import msgspec
 
-from bootseer.errors import ConfigError, FormatVersion, IntegrityError
+from bootseer.errors import ConfigError, IntegrityError
+from bootseer.formats import decode_json
 from bootseer.storage.paths import is_chained, redact, scheme_of
 from bootseer.tree.index import FORMAT, MOST_INDEX_BYTES, digest_of
 
@@ -23,7 +24,6 @@ IMAGE, ENV = "image", "env"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PIN = re.compile(r"(.+)@sha256:([^@/]*)", re.DOTALL)
-_FAMILY = re.compile(r"bootseer-tree/([0-9]{1,6})")
 _LOCAL = ("", "file", "local")
 _REGISTRIES = ("oci", "docker")  # their `@sha256:` is that of a manifest
 _WEB = ("http", "https", *_REGISTRIES)  # hosts, which are the same in small letters
@@ -37,12 +37,6 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     digest: str  # of the index object: the tree digest
     index_bytes: int  # of the index object
     kind: str  # IMAGE or ENV
-
-
-class _Family(msgspec.Struct):
-    """What every version of the format begins with."""
-
-    format: str
 
 
 def make_head(index_bytes: bytes, kind: str, url: str, name: str = "") -> Head:
@@ -61,17 +55,7 @@ def encode(head: Head) -> bytes:
 
 def decode(payload: bytes, where: str) -> Head:
     """Raises: FormatVersion for another format or a newer version of it; IntegrityError for everything else."""
-    if len(payload) > MOST_HEAD_BYTES:
-        raise IntegrityError(f"{where}: {len(payload)} bytes; at most {MOST_HEAD_BYTES}")
-    try:
-        found = msgspec.json.decode(payload, type=_Family).format
-        if found != FORMAT:
-            if _FAMILY.fullmatch(found) is None:
-                raise FormatVersion(f"{where}: has format {found[:80]!r}, not {FORMAT}")
-            raise FormatVersion(f"{where}: has format {found}; this Bootseer reads {FORMAT}: take a newer one")
-        head = msgspec.json.decode(payload, type=Head)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise IntegrityError(f"{where}: is no head of a tree, or damaged: {error}") from error
+    head = decode_json(payload, Head, FORMAT, where, what="no head of a tree", most_bytes=MOST_HEAD_BYTES)
     check(head, where)
     return head
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bootseer import aio
-from bootseer.errors import AlreadyExists, NotFound, SourceChanged
+from bootseer.errors import AlreadyExists, IntegrityError, NotFound, SourceChanged
 from bootseer.storage import RangeReader, RangeRequest, Store
 
 PACKS = "packs"
@@ -58,5 +58,5 @@ class PackFolder:
             there = bytearray(len(data))
             await RangeReader(self._store).read([RangeRequest(path, 0, memoryview(there))])
             return there == data
-        except NotFound:
+        except (NotFound, IntegrityError):
             return False

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from bootseer.checkpoint import load_file, load_pt, local_source, memory
-from bootseer.checkpoint.capacity import Memory
 from bootseer.checkpoint.memory import HUGE_PAGE_BYTES, PAGE_BYTES, address, allocate, place
 from bootseer.checkpoint.opening import open_source
 from bootseer.errors import CheckpointError, StorageError
+from bootseer.storage.memory_limits import Memory
 from tests.unit.checkpoint.sources import noise, put
 
 

@@ -19,6 +19,7 @@ from bootseer.blocks.trace import (
     MOST_RUNS,
     MOST_TRACED,
     Trace,
+    beyond,
     decode,
     encode,
     merge,
@@ -290,3 +291,26 @@ def test_an_interpreter_by_any_name_is_the_same_workload(python: str) -> None:
     assert workload_key(python, "train.py") == workload_key("python3", "train.py")
     assert workload_key("pythonic", "train.py") != workload_key("python3", "train.py")
     assert workload_key("accelerate", "python") != workload_key("accelerate", "python3")  # a script's own name
+
+
+@given(traces(), traces())
+def test_a_start_with_read_ahead_votes_for_what_was_hot_only_with_something_new(
+    recorded: Trace, known: Trace
+) -> None:
+    hot, seen = set(known.hot()), set(recorded.blocks)
+    found = beyond(recorded, known)
+    if seen <= hot:
+        assert found is None
+        return
+    assert found is not None and (found.runs, set(found.seen)) == (1, {1})
+    assert set(found.blocks) == hot | seen and found.recordings == recorded.recordings
+    times = dict(zip(found.blocks, found.first_ms, strict=True))
+    assert [times[number] for number in hot] == [
+        dict(zip(known.blocks, known.first_ms, strict=True))[n] for n in hot
+    ]
+    assert decode(encode(found), TREE, COUNT, "x") == found
+
+
+def test_read_ahead_of_another_workload_is_no_vote() -> None:
+    with pytest.raises(ValueError, match="one workload"):
+        beyond(make([1]), msgspec.structs.replace(make([2]), workload="0123456789abcdef"))
