@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from bench import ckpt_pages
-from bench.ckpt_run import BOUND, Program, python
+from bench.ckpt_run import BOUND, Program, programs, python
 from bench.env_disk import Disk
 from bench.env_kept import INSTALL_S, Kept, count, install, make_venv, run
 from bench.env_machine import Node, begin, import_on, make_nodes, read_all
@@ -178,14 +178,10 @@ class Bench:
         self, commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], nodes: Sequence[Node]
     ) -> Iterator[list[Program]]:
         """Nodes that restore; at the end neither they nor daemons of mounts are left."""
-        started: list[Program] = []
         try:
-            for argv, environ in commands:
-                started.append(Program(argv, environ))
-            yield started
+            with programs(commands) as started:
+                yield started
         finally:
-            for program in started:
-                program.close()
             for node in nodes:
                 if os.path.isdir(os.path.join(node.folder, "run", "trees", self._kept.digest)):
                     with contextlib.suppress(BenchError):  # one that its own mount namespace has taken along

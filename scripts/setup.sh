@@ -30,6 +30,10 @@ hostname hostname
 ps procps
 git git
 fusermount3 fuse3
+losetup mount
+mkfs.ext4 e2fsprogs
+zstd zstd
+c++ g++
 nginx nginx-light
 fsck.erofs erofs-utils
 mkfs.erofs erofs-utils

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher import image
 from launcher.cli import parse
 from launcher.image import ImageEvents, NodeImage
-from launcher.loop import Loop
 from launcher.ranks.program import RankProgram
 from launcher.spec import build_spec
 from tests.support import is_running, wait_until
-from tests.unit.launcher.ranks.looping import run_for, run_until
+from tests.unit.launcher.planned_keepers import KeeperBed, install
+from tests.unit.launcher.ranks.looping import run_for
 
 OMP = {"OMP_NUM_THREADS": "1"}
 FIRST, SECOND = "1" * 64, "2" * 64
@@ -48,12 +45,11 @@ for line in connection.makefile():
 """
 
 
-class Bed:
+class Bed(KeeperBed):
     """A node's image on a loop of its own, with the keepers of a plan."""
 
     def __init__(self, top: Path, *words: str) -> None:
-        self.top = top
-        self.loop = Loop()
+        super().__init__(top)
         self.opened: list[RankProgram] = []
         self.failed: list[str] = []
         self.said: list[str] = []
@@ -64,18 +60,8 @@ class Bed:
         self.image = NodeImage(self.loop, spec, (), events)
 
     def begin(self, *plan: dict[str, str]) -> None:
-        whole = [{"digest": FIRST, "lock": "", "silent": "", **each} for each in plan]
-        (self.top / "plan").write_text(json.dumps(whole))
+        self.plan([{"digest": FIRST, "lock": "", "silent": "", **each} for each in plan])
         self.image.begin([])
-
-    def until(self, condition: Callable[[], object]) -> None:
-        run_until(self.loop, condition)
-
-    def order(self, number: int) -> dict[str, Any]:
-        path = self.top / f"order{number}"
-        self.until(path.exists)
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
 
     def kill(self, number: int) -> None:
         os.kill(self.order(number)["pid"], signal.SIGKILL)
@@ -84,10 +70,7 @@ class Bed:
 @pytest.fixture
 def make_bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bed]]:
     beds: list[Bed] = []
-    script = tmp_path / "keeper"
-    script.write_text(KEEPER.replace("PYTHON", sys.executable).replace("TOP", os.fspath(tmp_path)))
-    script.chmod(0o755)
-    monkeypatch.setattr(image.sys, "executable", os.fspath(script))
+    install(KEEPER, tmp_path, monkeypatch)
 
     def make(*words: str) -> Bed:
         beds.append(Bed(tmp_path, *words))

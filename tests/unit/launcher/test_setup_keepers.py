@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ import pytest
 
 from launcher import setup
 from launcher.cli import parse
-from launcher.loop import Loop
 from launcher.ranks.program import RankProgram
 from launcher.rendezvous.messages import SetupNews, SetupOrder
 from launcher.setup import NodeSetup, SetupEvents, SetupSpan
 from launcher.spec import build_spec
 from tests.support import is_running, wait_until
-from tests.unit.launcher.ranks.looping import run_until
+from tests.unit.launcher.planned_keepers import KeeperBed, install
 
 OMP = {"OMP_NUM_THREADS": "1"}
 # Answers each order by the lines of the plan; notes what it is told to do. Lives on after its input's end if told.
@@ -58,12 +55,11 @@ READY = {
 }
 
 
-class Bed:
+class Bed(KeeperBed):
     """A node's set-up on a loop of its own, with the keepers of a plan."""
 
     def __init__(self, top: Path, *words: str) -> None:
-        self.top = top
-        self.loop = Loop()
+        super().__init__(top)
         self.ready: list[RankProgram] = []
         self.failed: list[SetupNews] = []
         self.news: list[SetupNews] = []
@@ -83,17 +79,8 @@ class Bed:
         self.setup = NodeSetup(self.loop, spec, (), events)
 
     def begin(self, *plan: dict[str, Any]) -> None:
-        (self.top / "plan").write_text(json.dumps(plan))
+        self.plan(plan)
         self.setup.begin(os.fspath(self.top))
-
-    def until(self, condition: Callable[[], object]) -> None:
-        run_until(self.loop, condition)
-
-    def order(self, number: int) -> dict[str, Any]:
-        path = self.top / f"order{number}"
-        self.until(path.exists)
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
 
     def told(self) -> list[str]:
         path = self.top / "told"
@@ -103,10 +90,7 @@ class Bed:
 @pytest.fixture
 def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bed]]:
     made: list[Bed] = []
-    program = tmp_path / "keeper"
-    program.write_text(KEEPER.replace("PYTHON", sys.executable).replace("TOP", os.fspath(tmp_path)))
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", os.fspath(program))
+    install(KEEPER, tmp_path, monkeypatch)
 
     def make(*words: str) -> Bed:
         made.append(Bed(tmp_path, *words))
