@@ -13,12 +13,15 @@ BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile $(if
 # Tests see what a fresh shell has, whatever this one sets.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS
 
-.PHONY: setup demo test check lint bench record-parity clean
+.PHONY: setup demo demo-setup test check lint bench record-parity clean
 
 setup: $(READY)  ## make .venv with all that tests and benches need
 
 $(READY): pyproject.toml scripts/setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh
+
+demo-setup: setup  ## install an environment, then restore it: two starts, stage by stage
+	@$(BIN)/python scripts/demo_setup.py
 
 demo: setup  ## train a small model on two ranks, lose one, restart, resume
 	@$(BIN)/python scripts/demo.py

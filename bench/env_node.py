@@ -26,6 +26,7 @@ from bootseer.env.store import EnvStore
 from bootseer.errors import BootseerError, NotFound
 from bootseer.mounts.holder import Holder
 from bootseer.mounts.tree_mount import TreeOptions, unmount_tree
+from bootseer.mounts.tree_waiting import begin_spare
 from bootseer.storage import Store, open_store
 from bootseer.tree.head import split_pin
 from bootseer.trust import Trust
@@ -71,6 +72,8 @@ def main(argv: list[str]) -> int:
     """Restores; see the module's docstring."""
     order = json.loads(argv[0])
     target, way = order["target"], order["way"]
+    if way == MOUNT:
+        begin_spare(order["store"])  # as the keeper of an environment does
     holder = Holder() if way == MOUNT else None  # before there are threads
     try:
         recover([target])

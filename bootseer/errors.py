@@ -95,6 +95,10 @@ class EnvError(BootseerError):
     """An environment cannot be set up, captured or restored."""
 
 
+class KeyUnknown(ConfigError):
+    """What decides an environment cannot be told: set-up is run, and what it does is not kept."""
+
+
 class SetupFailed(EnvError):
     """A set-up command failed, or took too long.
 

@@ -12,6 +12,7 @@ flags.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
@@ -67,17 +68,28 @@ def apply_config(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
     Returns: a line that says which file was read; "" if there is none. Raises: ConfigError.
     """
     path = args.config or NAME
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except FileNotFoundError:
-        if args.config:
-            raise ConfigError(f"--config {path}: there is no such file") from None
+    data = _read_named(path) if args.config else _read_unnamed()
+    if data is None:
         return ""
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     fill(args, read_settings(data, path), environ)
     return f"settings of {path}"
+
+
+def _read_named(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"--config {path}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _read_unnamed() -> bytes | None:
+    """./bootseer.toml, unless somebody else could have written it; None if there is none."""
+    from bootseer.trust.unnamed import read_unnamed
+
+    return read_unnamed(os.path.join(os.getcwd(), NAME), NAME, most_bytes=MOST_BYTES)
 
 
 def read_settings(data: bytes, path: str) -> dict[str, Any]:

@@ -55,6 +55,8 @@ STOP_MARGIN_S = 12.0
 # A rank 0 that found its port taken is started again this often without touching the budget.
 MOST_PORT_RETRIES = 10
 MOST_FAILURES_TOLD = 64
+# Of join_s: for all nodes to have the kept environment. What is left suffices to run set-up after it.
+USE_SHARE = 0.5
 # How long before its connection broke a node may have failed, where the shell does not know better.
 UNHEARD_S = 5.0
 
@@ -387,7 +389,8 @@ class Job:
         if self._setup is None:
             from launcher.setup_policy import JobSetup
 
-            self._setup = JobSetup(self._rules.min_nodes, self._rules.setup_wait_s)
+            rules = self._rules
+            self._setup = JobSetup(rules.min_nodes, rules.setup_wait_s, rules.join_s * USE_SHARE)
         self._tell_setup(self._setup.receive(number, node.join.host, news, now_s))
 
     def _tell_setup(self, orders: Iterable[SetupSend]) -> None:

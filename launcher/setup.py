@@ -26,7 +26,9 @@ SAY_AFTER_S = 10.0
 SAY_EVERY_S = 30.0
 MOST_KEEPERS = 2
 STABLE_S = 60.0  # a mount that held for so long does not count
-SILENCE_S = 900.0  # without a word, on top of what it was given for set-up and for others
+SILENCE_S = 300.0  # without a word, on top of what it was given for set-up or for others
+# Of join_timeout, at most: so that a job of several nodes does not end before set-up was run in another way.
+SILENCE_SHARE = 1 / 3
 MOST_TAIL_LINES = 20
 LOG_NAME = "setup.log"
 
@@ -77,6 +79,8 @@ class NodeSetup:
         self._began_ns = 0
         self._timer = Alarm(loop)
         self._watchdog = Alarm(loop)
+        self._given_s: float | None = None  # for what the keeper does now; None: it waits for an order
+        self._given_before_s: float | None = None  # it waited for another process
         self._key = ""
         self._tree = ""  # that is mounted, or was
         self._is_mounted = False
@@ -100,7 +104,8 @@ class NodeSetup:
         self._began_ns = time.monotonic_ns()
         self._start(is_plain=False)
 
-    def _start(self, *, is_plain: bool) -> None:
+    def _start(self, *, is_plain: bool, is_bare: bool = False) -> None:
+        """`is_plain`: set-up is run. `is_bare`: without a look at anything that may hang."""
         self._state = State.WORKING
         self._keepers += 1
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
@@ -134,11 +139,12 @@ class NodeSetup:
             log_path=self._log_path,
             own=_own_files(self._run_dir),
             is_plain=is_plain,
+            is_bare=is_bare,
             why_plain=self._why,
         )
         if not self._timer.is_set:
             self._timer.set(SAY_AFTER_S, self._say_waiting)
-        self._watch()
+        self._give(0.0)
 
     def _say_waiting(self) -> None:
         waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
@@ -149,18 +155,23 @@ class NodeSetup:
         self._timer.cancel()
         self._watchdog.cancel()
 
+    def _give(self, given_s: float | None) -> None:
+        """What the keeper does from now on may take so long, if nothing hangs; None: it waits for an order."""
+        self._given_s = given_s
+        self._watch()
+
     def _watch(self) -> None:
         """Counts anew how long the keeper says nothing."""
         self._watchdog.cancel()
-        if self._state is State.WORKING and self._keeper is not None:
-            limit_s = SILENCE_S + self._options.most_s
+        if self._state is State.WORKING and self._keeper is not None and self._given_s is not None:
+            limit_s = min(SILENCE_S, self._spec.join_timeout_s * SILENCE_SHARE) + self._given_s
             self._watchdog.set(limit_s, self._end_silent, limit_s)
 
     def _end_silent(self, limit_s: float) -> None:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.kill()
-        self._on_end(f"it has said nothing for {limit_s:g} s")
+        self._on_end(f"it has said nothing for {round(limit_s, 1):g} s", was_silent=True)
 
     # ---- orders ----------------------------------------------------------------------------------------------
 
@@ -180,20 +191,33 @@ class NodeSetup:
         if order.do in ("own", "again"):
             self._has_waited = False
         if order.do == "build":
-            self._keeper.ask("build", is_urgent=order.text == "others")
+            self._keeper.ask("build", is_urgent=order.text == "others", damaged=order.tree)
         else:
             self._keeper.ask(order.do, tree=order.tree)
+        # What runs set-up may have to wait for others first.
+        self._give(0.0 if order.do in ("use", "show") else self._options.most_s)
 
     # ---- what the keeper says --------------------------------------------------------------------------------
 
     def _take(self, answer: dict[str, Any]) -> None:
-        match answer["did"]:
+        did = answer["did"]
+        if did in ("looked", "fetched", "unfetched", "found"):
+            self._given_s = None  # the coordinator has the next word
+        match did:
             case "said":
                 self._events.said(answer["text"])
             case "line":
                 self._lines += 1
                 self._events.line(answer["text"])
+            case "alive":
+                pass
+            case "waiting":
+                self._given_before_s, self._given_s = self._given_s, self._options.most_s
+                self._tell("waiting")  # from now on the job gives it the time that set-up may take
+            case "waited":
+                self._given_s = self._given_before_s
             case "setup-began":
+                self._given_s = self._options.timeout_s
                 count = len(self._options.commands)
                 commands = "a command" if count == 1 else f"{count} commands"
                 self._events.said(f"set-up runs {commands} (log: {self._log_path})")
@@ -205,7 +229,7 @@ class NodeSetup:
                 else:
                     self._tell("fetched", tree=answer["tree"])
             case "unfetched":
-                self._on_unfetched(answer["why"])
+                self._on_unfetched(answer["why"], answer.get("damaged", ""))
             case "ready":
                 self._on_ready(answer)
             case "found":
@@ -229,6 +253,7 @@ class NodeSetup:
     def _ask(self, do: str, tree: str = "") -> None:
         if self._keeper is not None:
             self._keeper.ask(do, tree=tree)
+            self._give(0.0)
 
     def _tell(self, what: str, *, tree: str = "", text: str = "") -> None:
         self._events.news(SetupNews(what, self._key, tree, text))
@@ -240,11 +265,15 @@ class NodeSetup:
         else:
             self._tell("looked", tree=tree, text=why)
 
-    def _on_unfetched(self, why: str) -> None:
+    def _on_unfetched(self, why: str, damaged: str) -> None:
         if self._is_reopening:
             self._fail(f"the environment that ranks of this job ran in cannot be had again: {why}", [])
             return
-        self._tell("unfetched", text=why)  # what follows from it says why
+        if damaged:
+            self._events.said(f"the kept environment cannot be used: {why}")
+            self._tell("damaged", tree=damaged, text=why)
+        else:
+            self._tell("unfetched", text=why)  # what follows from it says why
 
     def _on_ready(self, answer: Mapping[str, Any]) -> None:
         if self._state is not State.WORKING:
@@ -288,7 +317,7 @@ class NodeSetup:
 
     # ---- trouble and the end ---------------------------------------------------------------------------------
 
-    def _on_end(self, why: str) -> None:
+    def _on_end(self, why: str, *, was_silent: bool = False) -> None:
         """The keeper is gone."""
         self._keeper = None
         if self._state is State.READY:
@@ -305,16 +334,16 @@ class NodeSetup:
             return
         if self._state is State.WORKING:
             self._is_reopening = False
-            self._restart(why, is_plain=True)
+            self._restart(why, is_plain=True, is_bare=was_silent)
 
-    def _restart(self, why: str, *, is_plain: bool) -> None:
+    def _restart(self, why: str, *, is_plain: bool, is_bare: bool = False) -> None:
         self._why = f"the process that sees to the environment has failed: {why}"
         if self._keepers >= MOST_KEEPERS:
             self._fail(f"{self._why}, {self._keepers} times", [])
             return
         if is_plain:
             self._events.said(f"{self._why}; set-up is run")
-        self._start(is_plain=is_plain)
+        self._start(is_plain=is_plain, is_bare=is_bare)
 
     def _drop_keeper(self) -> None:
         keeper, self._keeper = self._keeper, None

@@ -3,22 +3,24 @@
     LOOKING --all nodes have looked, or a while has passed--> USING --all have it at hand--> SHOWN
        |  nobody has it                                         ^  |one cannot have it
        +--> BUILDING (one node) ----published-------------------+  |
-       |        |not published, or too late                        |
+       |        |not published, or too late                        |one cannot, or it takes too long
        +--------+------------------------------------> OWN <-------+
 
 Nodes fetch before anything of theirs is changed, and show what they fetched only when all can: a node that cannot
-have it makes all run set-up for themselves, from the same beginning, so that no two environments come of it. In:
-SetupNews of nodes, lost nodes, the time. Out: SetupOrders. Which ranks run, and whether environments are the same
-in the end, is the Job's business.
+have it makes all run set-up for themselves, from the same beginning, so that no two environments come of it. What
+is damaged in the store is built anew, once. In: SetupNews of nodes, lost nodes, the time. Out: SetupOrders. Which
+ranks run, and whether environments are the same in the end, is the Job's business.
 """
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import NamedTuple
 
 from launcher.rendezvous.messages import SetupNews, SetupOrder
 
+MOST_NAMED = 4
 SETTLE_S = 5.0  # after the first word of a node: the others are not waited for longer before it is decided
 
 
@@ -63,17 +65,23 @@ class _Node:
 class JobSetup:
     """See the module's docstring. Times are seconds of one monotonic clock."""
 
-    def __init__(self, least: int, wait_s: float) -> None:
-        """Args: least: nodes without which the job does not start. wait_s: for a builder."""
+    def __init__(self, least: int, wait_s: float, use_s: float = math.inf) -> None:
+        """Args: least: nodes without which the job does not start. wait_s: for a builder.
+
+        use_s: for all nodes to have what is kept, on top of what of `wait_s` no builder needed.
+        """
         self._least = least
         self._wait_s = wait_s
+        self._use_s = use_s
         self._nodes: dict[int, _Node] = {}
         self._phase = Phase.LOOKING
         self._key = ""
         self._tree = ""
         self._decide_at_s: float | None = None
         self._wait_until_s: float | None = None
+        self._use_until_s: float | None = None
         self._has_tried_again = False
+        self._damaged = ""  # a tree of the store, which the builder is to replace
         self._orders: list[Order] = []
 
     @property
@@ -84,6 +92,8 @@ class JobSetup:
         """The next moment at which `tick` may have something to do."""
         if self._phase is Phase.LOOKING:
             return self._decide_at_s
+        if self._phase is Phase.USING:
+            return self._use_until_s
         return self._wait_until_s if self._phase is Phase.BUILDING else None
 
     # ---- facts -----------------------------------------------------------------------------------------------
@@ -102,6 +112,8 @@ class JobSetup:
                     self._on_fetched(number, node, news.tree)
                 case "unfetched":
                     self._on_unfetched(number, node, news.text)
+                case "damaged":
+                    self._on_damaged(number, node, news, now_s)
                 case "published" | "found":
                     self._on_built(number, node, news)
                 case "unpublished":
@@ -127,6 +139,8 @@ class JobSetup:
             self._decide(now_s)
         elif self._phase is Phase.BUILDING and self._wait_until_s is not None and now_s >= self._wait_until_s:
             self._go_own(f"the environment was not built within {self._wait_s:g} s (--setup-wait)")
+        elif self._phase is Phase.USING and self._use_until_s is not None and now_s >= self._use_until_s:
+            self._give_up_using()
         return self._take()
 
     def try_again(self) -> list[Order]:
@@ -182,10 +196,11 @@ class JobSetup:
             if node.key != self._key:
                 self._leave_out(number, node)
         group = self._group()
-        trees = [node.tree for node in group.values() if node.tree]
+        trees = [node.tree for node in group.values() if node.tree and node.tree != self._damaged]
         if trees:
             self._tree = max(trees, key=lambda tree: (trees.count(tree), tree))
             self._phase = Phase.USING
+            self._use_until_s = self._until(now_s + self._wait_s) if len(group) > 1 else None
             for number, node in group.items():
                 if node.tree != self._tree or node.part is Part.LOOKED:
                     self._use(number, node, self._tree)
@@ -200,21 +215,24 @@ class JobSetup:
             self._go_own("")
             return
         builder = min(able)
-        self._phase = Phase.BUILDING
+        self._phase, self._use_until_s = Phase.BUILDING, None
         self._wait_until_s = now_s + self._wait_s if len(group) > 1 else None
+        anew = " anew, as what is kept is damaged" if self._damaged else ""
         for number, node in group.items():
             if number == builder:
                 node.part = Part.BUILDING
-                self._tell(number, SetupOrder("build", "", "others" if len(group) > 1 else ""))
+                self._tell(number, SetupOrder("build", self._damaged, "others" if len(group) > 1 else ""))
             else:
                 node.part = Part.WAITING
-                self._tell(number, SetupOrder("wait", "", f"{group[builder].name} builds the environment"))
+                self._tell(number, SetupOrder("wait", "", f"{group[builder].name} builds the environment{anew}"))
 
     def _bring_in(self, number: int, node: _Node, now_s: float) -> None:
         """A node that comes when it is decided."""
         if node.key != self._key:
             self._leave_out(number, node)
         elif self._phase in (Phase.USING, Phase.SHOWN):
+            if self._use_until_s is None:
+                self._use_until_s = self._until(now_s + self._wait_s)
             self._use(number, node, self._tree)
         elif self._phase is Phase.BUILDING:
             node.part = Part.WAITING
@@ -236,7 +254,27 @@ class JobSetup:
         elif self._phase is Phase.USING:
             self._try_show()
 
+    def _on_damaged(self, number: int, node: _Node, news: SetupNews, now_s: float) -> None:
+        """What the store has is damaged: if no node replaced it, every start would find it so, and install."""
+        if self._damaged or node.part is not Part.FETCHING or news.tree != node.tree:
+            self._on_unfetched(number, node, news.text)
+            return
+        if self._phase is Phase.LOOKING:
+            self._damaged, node.tree, node.part = node.tree, "", Part.LOOKED
+            if len(self._nodes) >= self._least:
+                self._decide(now_s)
+            return
+        group = self._group().values()
+        is_made = any(each.part in (Part.MADE, Part.SHOWN) for each in group)
+        if self._phase is not Phase.USING or is_made or all(each.cannot for each in group):
+            self._on_unfetched(number, node, news.text)
+            return
+        self._damaged = node.tree
+        self._choose_builder(now_s)
+
     def _on_unfetched(self, number: int, node: _Node, why: str) -> None:
+        if node.part is Part.WAITING:
+            return  # for another tree than the one that it tried
         if self._phase is Phase.SHOWN:
             self._own(number, node, "")
         elif self._phase is Phase.LOOKING:
@@ -253,7 +291,8 @@ class JobSetup:
             if news.what == "found":
                 self._own(number, node, "")
             return
-        self._phase, self._tree, self._wait_until_s = Phase.USING, news.tree, None
+        self._phase, self._tree = Phase.USING, news.tree
+        self._use_until_s, self._wait_until_s = self._until(self._wait_until_s), None
         node.part = Part.MADE
         for each, other in self._group().items():
             if each != number or news.what == "found":
@@ -271,6 +310,15 @@ class JobSetup:
     def _group(self) -> dict[int, _Node]:
         """Nodes that have the job's key."""
         return {number: node for number, node in self._nodes.items() if node.key == self._key}
+
+    def _until(self, moment_s: float | None) -> float | None:
+        """`use_s` after a moment; None: nobody waits, or without a bound."""
+        return None if moment_s is None or self._use_s == math.inf else moment_s + self._use_s
+
+    def _give_up_using(self) -> None:
+        slow = [node.name for node in self._group().values() if node.part is Part.FETCHING]
+        more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+        self._go_own(f"the kept environment was not in time on {', '.join(slow[:MOST_NAMED])}{more}")
 
     def _use(self, number: int, node: _Node, tree: str) -> None:
         node.part, node.tree = Part.FETCHING, tree
@@ -291,14 +339,15 @@ class JobSetup:
 
     def _go_own(self, why: str) -> None:
         text = f"{why}; every node runs set-up for itself" if why else ""
-        self._phase, self._wait_until_s, self._decide_at_s = Phase.OWN, None, None
+        self._phase, self._wait_until_s, self._use_until_s, self._decide_at_s = Phase.OWN, None, None, None
         for number, node in self._nodes.items():
             if node.part not in (Part.MADE, Part.BUILDING):
                 self._own(number, node, text)
 
     def _leave_out(self, number: int, node: _Node) -> None:
         if node.part is not Part.MADE:
-            self._own(number, node, "set-up begins with something else here than on other nodes: it is run")
+            text = "set-up begins with something else here than on other nodes: it is run"
+            self._own(number, node, text if node.key else "")  # without one it has said why
 
     def _own(self, number: int, node: _Node, text: str) -> None:
         node.part, node.tree = Part.MADE, ""

@@ -12,8 +12,9 @@ import socket
 import stat
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 from hypothesis import strategies as st
 
 from bootseer.tree.index import (
@@ -129,6 +130,38 @@ def make(entries: Iterable[Entry]) -> Made:
     )
     check(index, "made")
     return Made(index, bytes(device.data), hashlib.sha256(encode(index)).hexdigest())
+
+
+def in_folders(tree: Index) -> Index:
+    """The same with all names of a folder one after the other, as trees are built."""
+    below: dict[int, list[int]] = {}
+    for entry in range(1, len(tree)):
+        below.setdefault(tree.parents[entry], []).append(entry)
+    order, open_ = [0], [0]
+    while open_:
+        found = below.get(open_.pop(), [])
+        order += found
+        open_ += [entry for entry in reversed(found) if entry in below]
+    place = {entry: number for number, entry in enumerate(order)}
+    # Of the names of a file the first one has what the others refer to.
+    first = {entry: min(place[each] for each in range(len(tree)) if entry in (each, tree.links[each]))
+             for entry in range(len(tree)) if tree.links[entry] == -1}  # fmt: skip
+
+    def own(entry: int) -> int:
+        return entry if tree.links[entry] == -1 else tree.links[entry]
+
+    alike = ("names", "modes", "uids", "gids", "mtimes_ns", "sizes", "targets")
+    columns: dict[str, Any] = {name: [getattr(tree, name)[entry] for entry in order] for name in alike}
+    return msgspec.structs.replace(
+        tree,
+        **columns,
+        parents=[place[tree.parents[entry]] for entry in order],
+        links=[-1 if first[own(entry)] == place[entry] else first[own(entry)] for entry in order],
+        runs=[tree.runs[own(entry)] if first[own(entry)] == place[entry] else [] for entry in order],
+        rdevs={place[entry]: number for entry, number in tree.rdevs.items()},
+        xattrs={first[own(entry)]: pairs for entry, pairs in tree.xattrs.items()},
+        opaque=[place[entry] for entry in tree.opaque],
+    )
 
 
 def expected(made: Made) -> dict[bytes, Seen]:

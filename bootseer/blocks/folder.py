@@ -17,7 +17,8 @@ from typing import NamedTuple
 from bootseer.errors import ConfigError
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.page_cache import is_remote
-from bootseer.trust.owned_files import NotOwnedError, check_owned_folder, own_uids
+from bootseer.trust.owned_files import NotOwnedError, check_owned_folder
+from bootseer.trust.owned_files import trusted_uids as trusted_uids
 
 VARIABLE = "BOOTSEER_CACHE"
 LIMIT_VARIABLE = "BOOTSEER_CACHE_LIMIT"
@@ -100,23 +101,6 @@ def make_private(folder: str) -> None:
             os.mkdir(folder, 0o700)
         except FileExistsError:
             pass  # another process was faster
-
-
-def trusted_uids() -> frozenset[int]:
-    """Users who may own the folders above one of ours: this user and root.
-
-    In a user namespace without all users, as containers without root have them, root is shown as nobody, and
-    cannot be told from others that are not mapped either.
-    """
-    uids = own_uids()
-    try:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
-            if file.read().split() == ["0", "0", "4294967295"]:
-                return uids
-        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
-            return uids | {int(file.read())}
-    except (OSError, ValueError):
-        return uids
 
 
 def _check(folder: str) -> None:

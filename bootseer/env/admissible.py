@@ -8,9 +8,10 @@ that run with another's rights, and what would change how an overlay of it looks
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from bootseer.tree.index import OVERLAY_XATTRS, Index
+from bootseer.tree.index import OVERLAY_XATTRS
 
 CAPABILITY = b"security.capability"
 _OTHERS_RIGHTS = stat.S_ISUID | stat.S_ISGID
@@ -22,13 +23,30 @@ _KINDS = {
 }
 
 
-def why_no_environment(index: Index, targets: int) -> str:
+class Entries(Protocol):
+    """What counts of an index."""
+
+    @property
+    def parents(self) -> Sequence[int]: ...
+    @property
+    def names(self) -> Sequence[bytes]: ...
+    @property
+    def modes(self) -> Sequence[int]: ...
+    @property
+    def rdevs(self) -> Mapping[int, tuple[int, int]]: ...
+    @property
+    def xattrs(self) -> Mapping[int, Sequence[tuple[bytes, bytes]]]: ...
+    def path(self, entry: int, /) -> bytes: ...
+
+
+def why_no_environment(index: Entries, targets: int) -> str:
     """Why the tree cannot be the environment of so many targets: the first reason found, "" if there is none."""
-    tops = [index.names[entry] for entry in _children_of_root(index)]
+    children = _children_of_root(index)
+    tops = [index.names[entry] for entry in children]
     if tops != sorted(b"%d" % number for number in range(targets)):
         shown = ascii(b", ".join(tops[:4]))[1:]
         return f"has {shown} at its top instead of one folder for each of {targets} targets"
-    for entry in _children_of_root(index):
+    for entry in children:
         if not stat.S_ISDIR(index.modes[entry]):
             return f"{_shown(index, entry)} is no folder"
     # There are few different modes, and nearly always none of these: environments have many entries.
@@ -46,12 +64,23 @@ def why_no_environment(index: Index, targets: int) -> str:
     return ""
 
 
-def _children_of_root(index: Index) -> Iterator[int]:
-    """They come first: parents before children, and those of a folder together."""
-    return (entry for entry, parent in enumerate(index.parents) if parent == 0 and entry)
+def why_other_targets(found: Sequence[str], wanted: Sequence[str]) -> str:
+    """Why a snapshot that is for the folders `found` is none of a key for `wanted`; "" if they are the same.
+
+    The key says where set-up may write, and was checked (targets.py); a snapshot only says so.
+    """
+    if list(found) == list(wanted):
+        return ""
+    others = ", ".join(each for each in found if each not in wanted) or "the same in another order"
+    return f"is for {others[:200]!a}, and its key for {', '.join(wanted)[:200]}: it is not used"
 
 
-def _why_odd(index: Index, entry: int, mode: int) -> str:
+def _children_of_root(index: Entries) -> list[int]:
+    """All entries are looked at: an index may have them in another order than a builder gives them."""
+    return [entry for entry, parent in enumerate(index.parents) if parent == 0 and entry]
+
+
+def _why_odd(index: Entries, entry: int, mode: int) -> str:
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFCHR and index.rdevs.get(entry) == (0, 0):
         return ""  # a whiteout
@@ -65,5 +94,5 @@ def _is_privileged(mode: int) -> bool:
     return bool(mode & _OTHERS_RIGHTS) and not stat.S_ISDIR(mode)
 
 
-def _shown(index: Index, entry: int) -> str:
+def _shown(index: Entries, entry: int) -> str:
     return ascii(index.path(entry)[:200])[1:]

@@ -19,12 +19,18 @@ import msgspec
 from bootseer.env import apply_journal, renames
 from bootseer.env.apply_journal import Attributes, Folder, Journal, Move, attributes_of
 from bootseer.env.apply_plan import Kind, plan
+from bootseer.env.on_disk import NOTHING, identity
 from bootseer.env.subtree import Subtree
+from bootseer.env.walk import OURS
 from bootseer.errors import BootseerError, ConfigError, StorageError
 from bootseer.storage.os_errors import to_storage_error
 from bootseer.tree.safe_folders import FOLDER, LastFolder
 
 TREE, GONE = b"tree", b"gone"  # in the staging folder: what comes, what went
+
+
+class HalfChangedError(StorageError):
+    """A target can be neither completed nor put back."""
 
 
 def fill_journal(journal: Journal, below: Subtree, target_fd: int, tree_fd: int) -> Journal:
@@ -36,6 +42,8 @@ def fill_journal(journal: Journal, below: Subtree, target_fd: int, tree_fd: int)
             fd = there.open(_names(path))
             found = {}
             for name in map(os.fsencode, os.listdir(fd)):
+                if not path and name.startswith(OURS):
+                    continue  # new files that are made inside the target
                 try:
                     found[name] = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
                 except FileNotFoundError:
@@ -45,12 +53,11 @@ def fill_journal(journal: Journal, below: Subtree, target_fd: int, tree_fd: int)
         made = plan(below, look)
         moves = []
         for step in made.steps:
-            if step.kind is Kind.REPLACE:
+            comes = None
+            if step.kind is not Kind.REMOVE:
                 folder, name = _split(step.path)
-                found = os.stat(name, dir_fd=new.open(folder), follow_symlinks=False)
-                moves.append(Move(step.kind, step.path, found.st_dev, found.st_ino))
-            else:
-                moves.append(Move(step.kind, step.path))
+                comes = identity(new.open(folder), name)
+            moves.append(Move(step.kind, step.path, comes or NOTHING))
         folders = []
         for entry in made.folders:
             path = index.path(entry)
@@ -58,7 +65,12 @@ def fill_journal(journal: Journal, below: Subtree, target_fd: int, tree_fd: int)
                 stat.S_IMODE(index.modes[entry]), index.uids[entry], index.gids[entry], index.mtimes_ns[entry]
             )
             folders.append(Folder(path, attributes_of(os.fstat(there.open(_names(path)))), after))
-    return msgspec.structs.replace(journal, moves=moves, folders=folders)
+        try:  # overlayfs: a folder of a lower layer is another one as soon as it is changed
+            os.fchmod(target_fd, stat.S_IMODE(os.fstat(target_fd).st_mode))
+        except OSError:
+            pass
+        place = identity(target_fd) or NOTHING
+    return msgspec.structs.replace(journal, moves=moves, folders=folders, place=place)
 
 
 class Moving:
@@ -85,7 +97,7 @@ class Moving:
             try:
                 self.undo()
             except BootseerError as failure:
-                raise StorageError(
+                raise HalfChangedError(
                     f"{error}; and it could not be undone ({failure}): the next start tries"
                 ) from error
             raise
@@ -167,7 +179,7 @@ class _Steps:
                     raise self._changed(move) from error
             return
         found = _stat(there, name)
-        if found is not None and (found.st_dev, found.st_ino) == (move.device, move.inode):
+        if found is not None and _is_new(there, name, move):
             return
         if (
             found is not None
@@ -187,10 +199,10 @@ class _Steps:
             new = self.new.open(folder)
             rest = _stat(new, name)
             if move.kind is Kind.ADD:
-                if rest is None and found is not None:
+                if rest is None and _is_new(there, name, move):  # else somebody made another one meanwhile
                     renames.move(there, name, new, name)
                 return
-            if found is not None and (found.st_dev, found.st_ino) == (move.device, move.inode):
+            if _is_new(there, name, move):
                 if rest is not None:  # the two were exchanged
                     if renames.try_exchange(new, name, there, name):
                         return
@@ -228,14 +240,22 @@ class _Steps:
 def recover(journal: Journal, target_fd: int, staging_fd: int, *, is_of_boot: bool) -> bool:
     """Ends what a killed run has begun: True if the target has the environment now, False if it is as it was.
 
-    Args: is_of_boot: the machine has not been started anew since. Raises: StorageError, ConfigError.
+    Args: is_of_boot: the machine has not been started anew since. Raises: HalfChangedError; StorageError.
     """
     moving = Moving(journal, target_fd, staging_fd)
-    if not is_of_boot:
+    if is_of_boot:
+        try:
+            moving.carry_out()
+        except HalfChangedError:
+            raise
+        except BootseerError:
+            return False  # something stands in its way; it was undone
+        return True
+    try:
         moving.undo()
-        return False
-    moving.carry_out()
-    return True
+    except BootseerError as error:
+        raise HalfChangedError(str(error)) from error
+    return False
 
 
 def finish(staging_fd: int, target: str) -> None:
@@ -252,6 +272,11 @@ def _split(path: bytes) -> tuple[Sequence[bytes], bytes]:
     """Names of its folder, and its own."""
     *folder, name = path.split(b"/")
     return tuple(folder), name
+
+
+def _is_new(fd: int, name: bytes, move: Move) -> bool:
+    """Whether what has that name is what the move brings."""
+    return move.comes.is_of(identity(fd, name))
 
 
 def _stat(fd: int, name: bytes) -> os.stat_result | None:

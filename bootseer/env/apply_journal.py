@@ -1,7 +1,8 @@
 """What is being done to a target, written down before it is begun: a run that was killed is completed, or undone.
 
-One JSON file in the staging folder. Each step can be seen to be done or not by what lies where, so nothing is
-written between steps. After another boot of the machine the new files may be empty (nothing was synced): then the
+One JSON file in the staging folder, on disk before the first step: `journal` while moves are under way, `done`
+when all were made but the new files may not be on disk yet. Each step can be seen to be done or not by what lies
+where, so nothing is written between steps. After another boot of the machine the new files may be empty: then the
 steps are undone. Only this user's own journals are read, and still with bounds: paths stay below the target.
 """
 
@@ -16,10 +17,11 @@ import msgspec
 from bootseer.blocks.tree_files import write_at
 from bootseer.env.apply_plan import Kind
 from bootseer.env.markers import Marker
+from bootseer.env.on_disk import NOTHING, Identity, sync_names
 from bootseer.errors import IntegrityError
 
-NAME = b"journal"
-FORMAT = "bootseer-env-journal/1"
+NAME, DONE = b"journal", b"done"
+FORMAT = "bootseer-env-journal/2"
 MOST_BYTES = 256 << 20
 _TEMPORARY = b"journal.new"
 
@@ -38,8 +40,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
     kind: Kind
     path: bytes
-    device: int = 0  # of what comes, when it replaces something: its identity
-    inode: int = 0
+    comes: Identity = NOTHING  # of what is not there yet
 
 
 class Folder(msgspec.Struct, frozen=True, array_like=True):
@@ -57,6 +58,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     target: str
     boot: str  # in which it was written
     is_fresh: bool = False  # there was no target: one rename makes it
+    place: Identity = NOTHING  # of the target; of what becomes the target
     has_owners: bool  # owners are set, not only modes and times
     moves: list[Move]
     folders: list[Folder]  # parents first; the target itself first of all
@@ -65,22 +67,24 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def write(fd: int, journal: Journal) -> None:
-    """Into an open staging folder, whole or not at all. Raises: OSError."""
+    """Into an open staging folder, whole or not at all, and on disk. Raises: OSError."""
     data = msgspec.json.encode(journal)
     file = os.open(
         _TEMPORARY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd
     )
     try:
         write_at(file, data, 0)
+        os.fsync(file)
     finally:
         os.close(file)
     os.rename(_TEMPORARY, NAME, src_dir_fd=fd, dst_dir_fd=fd)
+    sync_names(fd)
 
 
-def read(fd: int, where: str) -> Journal | None:
+def read(fd: int, where: str, name: bytes = NAME) -> Journal | None:
     """None when there is none: nothing was moved. Raises: IntegrityError; OSError."""
     try:
-        file = os.open(NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
     except FileNotFoundError:
         return None
     with open(file, "rb") as opened:
@@ -98,12 +102,18 @@ def read(fd: int, where: str) -> Journal | None:
     return journal
 
 
+def end(fd: int) -> None:
+    """All moves are made; what was there before is kept until the new files are on disk. Raises: OSError."""
+    os.rename(NAME, DONE, src_dir_fd=fd, dst_dir_fd=fd)
+
+
 def remove(fd: int) -> None:
     """With it gone the target is as it should be. Raises: OSError."""
-    try:
-        os.unlink(NAME, dir_fd=fd)
-    except FileNotFoundError:
-        pass
+    for name in (NAME, DONE):
+        try:
+            os.unlink(name, dir_fd=fd)
+        except FileNotFoundError:
+            pass
 
 
 def attributes_of(status: Any) -> Attributes:

@@ -16,7 +16,7 @@ import msgspec
 
 from bootseer.env.document import plain
 from bootseer.env.redaction import is_secret_name
-from bootseer.errors import ConfigError, LaunchError
+from bootseer.errors import ConfigError, KeyUnknown, LaunchError
 
 PATIENCE_S = 30.0
 MOST_ANSWER_BYTES = 16 << 20
@@ -58,7 +58,8 @@ class Interpreter(msgspec.Struct, frozen=True):
 def ask_interpreter(python: str, environ: Mapping[str, str], cwd: str) -> Interpreter:
     """Runs it once, for some hundredths of a second.
 
-    Raises: ConfigError when it cannot be run or answers nonsense; LaunchError when it does not answer.
+    Raises: ConfigError when it cannot be run, KeyUnknown when it answers nonsense; LaunchError when it does
+        not answer.
     """
     own = {name: value for name, value in environ.items() if not is_secret_name(name)}
     own["PYTHONDONTWRITEBYTECODE"] = "1"  # it must not change what is about to be compared
@@ -74,13 +75,13 @@ def ask_interpreter(python: str, environ: Mapping[str, str], cwd: str) -> Interp
     if mark not in output or not end:
         last = output.decode("utf-8", "replace").strip().rpartition("\n")[2]
         shown = "".join(letter if letter.isprintable() else "?" for letter in last[:200])
-        raise ConfigError(
+        raise KeyUnknown(
             f"{python}: does not say what is installed (exit status {status}): {shown or 'it wrote nothing'}"
         )
     try:
         return msgspec.json.decode(line, type=Interpreter)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"{python}: its answer about what is installed is not understood: {error}") from error
+        raise KeyUnknown(f"{python}: its answer about what is installed is not understood: {error}") from error
 
 
 def _run(words: Sequence[str], environ: Mapping[str, str], cwd: str, mark: bytes) -> tuple[bytes, int]:
@@ -116,7 +117,7 @@ def _run(words: Sequence[str], environ: Mapping[str, str], cwd: str, mark: bytes
                     return bytes(output), process.wait(max(0.0, deadline_s - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     return bytes(output), -1
-        raise ConfigError(f"{words[0]}: writes more than {MOST_ANSWER_BYTES} bytes when it starts")
+        raise KeyUnknown(f"{words[0]}: writes more than {MOST_ANSWER_BYTES} bytes when it starts")
     finally:
         process.stdout.close()
         if process.poll() is None:

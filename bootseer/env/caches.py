@@ -15,21 +15,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.env.caches_collect import SETTLE_S, Sum, collect
 from bootseer.env.caches_document import Generation
-from bootseer.env.caches_folders import KeyFolder, choose, shows_reads, topology_variables
-from bootseer.env.caches_kinds import NCCL
-from bootseer.env.caches_merge import LIMIT_BYTES, Found, merge, unit_of_path
+from bootseer.env.caches_folders import KeyFolder, Place, choose, shows_reads, topology_variables
+from bootseer.env.caches_kinds import NCCL, is_own
+from bootseer.env.caches_merge import LIMIT_BYTES, Found, Given, Merged, merge, unit_of_path
+from bootseer.env.caches_own import why_not
 from bootseer.env.caches_seed import choose as choose_missing
 from bootseer.env.caches_seed import unpack
 from bootseer.env.caches_store import CacheStore, Newest, open_caches
 from bootseer.env.caches_tidy import make_room, mark_all, tidy
 from bootseer.env.caches_tree import LastTree, MergedFiles
+from bootseer.env.caches_turn import WAIT_S, turn
 from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound, SourceChanged
 from bootseer.storage import Store
 from bootseer.tree.building import build
@@ -39,6 +41,7 @@ from bootseer.trust import SigningKey, Trust
 SEED_S = 30.0
 TRIES = 6  # of a generation that another node was faster with
 _MIB = 1 << 20
+_MOST_NAMES = 5  # in a line
 _REPLACED = "the last first-step caches are replaced by those of this node"
 
 
@@ -80,6 +83,7 @@ class FirstStepCaches:
         limit_bytes: int = LIMIT_BYTES,
         node_type: str = "",
         store: Callable[[], Store] | None = None,
+        wait_s: float = WAIT_S,
     ) -> None:
         """
         Args:
@@ -89,6 +93,7 @@ class FirstStepCaches:
             own: further folders to be kept, by a name for each (--cache-dir NAME=DIR).
             only: names of kinds, by default all but "nccl". node_type: of `caches_key.read_node_type`.
             store: gives the store of this key instead of `url`; called on aio's loop.
+            wait_s: at most so long a capture waits for those of other nodes.
         Raises: ConfigError, StorageError: there is no place for caches.
         """
         if not is_digest(key):
@@ -98,6 +103,8 @@ class FirstStepCaches:
         self._signing_key = signing_key
         self._open_store = store or ((lambda: open_caches(url, key)) if url else None)
         self._environ, self._node_type = dict(environ), node_type
+        self._wait_s = wait_s
+        self._given: Given | None = None
         self._sums: dict[str, Sum] = {}
         self._folder = KeyFolder(key, environ)
         try:
@@ -151,6 +158,7 @@ class FirstStepCaches:
             return time.monotonic() - started_s < timeout_s
 
         number = 0
+        self._given = Given(0, time.time_ns())
         try:
             with _opened(self._open_store) as store:
                 caches = CacheStore(store, self._key, self._trust)
@@ -161,14 +169,18 @@ class FirstStepCaches:
                     why = f": {newest.notes[0]}" if newest.notes else ""
                     return _seeded(started_s, 0, 0, 0, f"there are no first-step caches yet{why}", is_cold=True)
                 number = generation.number
-                wanted = choose_missing(generation.files, self.places)
+                wanted = choose_missing(generation.files, self._usable())
                 if not wanted:
+                    self._given = Given(number, time.time_ns())
                     return _seeded(started_s, 0, 0, number, "first-step caches are all there", is_cold=False)
                 with self._folder.alone() as is_alone:
                     if is_alone:  # what is there and what comes are within the limit together
                         make_room(ours, self._limit_bytes - sum(each.fact.size for each in wanted))
                 tree = aio.run_sync(caches.open(generation))
                 done = unpack(wanted, tree, self._folder.path, has_time=has_time)
+                self._given = Given(number, time.time_ns())
+                for each in done.refused:
+                    self._say(each)
         except BootseerError as error:
             return _seeded(started_s, 0, 0, number, f"first-step caches are not used: {error}", is_cold=True)
         line = f"first-step caches: {done.files} files, {done.size / _MIB:.1f} MiB ({newest.because})"
@@ -181,12 +193,18 @@ class FirstStepCaches:
         started_s = time.monotonic()
         if self._open_store is None:
             return _captured(started_s, "first-step caches are kept on this node alone")
-        found = collect(self.places, self._sums, settle_s=settle_s, pause=pause).found
+        collected = collect(self._usable(), self._sums, settle_s=settle_s, pause=pause)
+        found = collected.found
+        self._tell_secrets(collected.secrets)
         if not found:
             return _captured(started_s, "there is nothing of a first step to keep")
         try:
             with _opened(self._open_store) as store:
-                return self._publish(CacheStore(store, self._key, self._trust), found, started_s)
+                caches = CacheStore(store, self._key, self._trust)
+                with turn(store, self._key, self._nothing_new(caches, found), wait_s=self._wait_s) as is_needed:
+                    if not is_needed:
+                        return _captured(started_s, "first-step caches have nothing new")
+                    return self._publish(caches, found, started_s)
         except BootseerError as error:
             return _captured(started_s, f"first-step caches are not kept: {error}")
 
@@ -197,8 +215,9 @@ class FirstStepCaches:
             self._note(newest)
             last, tree = newest.generation, None
             if last is not None:
-                last, tree = (None, None) if last.number == damaged else self._open_last(caches, last)
-            merged = merge(last, found, int(time.time()), number=newest.next, limit_bytes=self._limit_bytes)
+                is_damaged = last.number == damaged
+                last, tree = (None, None) if is_damaged else aio.run_sync(self._open_last(caches, last))
+            merged = self._merge(last, found, newest.next)
             if not merged.is_worth_it:
                 return _captured(started_s, "first-step caches have nothing new")
             mine = {each.path: each for each in found if each.path in merged.ours}
@@ -234,13 +253,53 @@ class FirstStepCaches:
             return _captured(started_s, line, newest.next, merged.added, merged.evicted, merged.size)
         raise AssertionError("the last try returns or raises")
 
-    def _open_last(self, caches: CacheStore, last: Generation) -> tuple[Generation | None, LastTree | None]:
+    def _merge(self, last: Generation | None, found: list[Found], number: int) -> Merged:
+        return merge(
+            last, found, int(time.time()), number=number, limit_bytes=self._limit_bytes, given=self._given
+        )
+
+    def _nothing_new(self, caches: CacheStore, found: list[Found]) -> Callable[[], Awaitable[bool]]:
+        """Asks whether the store has by now what this node found; looks only at what came since it was asked."""
+        seen = -1
+
+        async def ask() -> bool:
+            nonlocal seen
+            number = await caches.newest_number()
+            if number == seen:
+                return False
+            seen = number
+            newest = await caches.newest()
+            last = newest.generation
+            if last is not None:
+                last, _ = await self._open_last(caches, last)
+            merged = await aio.run_io(self._merge, last, found, newest.next)
+            return not merged.is_worth_it
+
+        return ask
+
+    async def _open_last(self, caches: CacheStore, last: Generation) -> tuple[Generation | None, LastTree | None]:
         """The last generation; none where its tree is gone or damaged: what this node has replaces it."""
         try:
-            return last, aio.run_sync(caches.open(last))
+            return last, await caches.open(last)
         except (NotFound, IntegrityError) as error:
             self._say(f"{_REPLACED}: {error}")
             return None, None
+
+    def _usable(self) -> list[Place]:
+        """The places, without own folders that others can write to: these are neither filled nor kept."""
+        found = []
+        for place in self.places:
+            why = why_not(place) if is_own(place.kind) else ""
+            if why:
+                self._say(why)
+            else:
+                found.append(place)
+        return found
+
+    def _tell_secrets(self, paths: list[str]) -> None:
+        if paths:
+            names = ", ".join(paths[:_MOST_NAMES]) + (" and others" if len(paths) > _MOST_NAMES else "")
+            self._say(f"first-step caches: {names}: not kept, as these are credentials")
 
     def _key_to_sign(self) -> SigningKey | None:
         return self._signing_key or self._trust.signing_key()

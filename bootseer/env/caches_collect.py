@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import NamedTuple
 
+from bootseer.env import contents
 from bootseer.env.caches_document import MOST_FILES
 from bootseer.env.caches_folders import Place, is_read
 from bootseer.env.caches_kinds import (
@@ -24,6 +25,8 @@ from bootseer.env.caches_kinds import (
     Grouping,
     is_built,
     is_group,
+    is_named_as_credential,
+    is_own,
     is_taken,
     lock_of,
     looks_whole,
@@ -31,6 +34,7 @@ from bootseer.env.caches_kinds import (
     without_folder,
 )
 from bootseer.env.caches_merge import Found
+from bootseer.env.walk import Entry
 
 SETTLE_S = 1.0
 _MOST_LOOKED_AT = 4 * MOST_FILES
@@ -59,6 +63,7 @@ class Sum(NamedTuple):
     ino: int
     sha256: str  # of its canonical bytes; "" of what is not whole
     kept_bytes: int  # of these
+    is_secret: bool = False
 
 
 class Collected(NamedTuple):
@@ -66,6 +71,7 @@ class Collected(NamedTuple):
 
     found: list[Found]
     left_out: dict[str, int]  # why, and how many files
+    secrets: list[str]  # absolute paths of credentials, which are left out
 
 
 Sums = MutableMapping[str, Sum]  # by absolute path
@@ -92,7 +98,8 @@ def collect(
     found: list[Found] = []
     for place, each in looks.items():
         found += _finished(place, each, look(place, Counter()), sums, left_out)
-    return Collected(found, dict(left_out))
+    full = (os.path.join(place.path, path) for place, each in looks.items() for path in each)
+    return Collected(found, dict(left_out), [each for each in full if each in sums and sums[each].is_secret])
 
 
 def look(place: Place, left_out: Counter[str]) -> dict[str, Seen]:
@@ -164,6 +171,8 @@ def _finished(
         known = sums.get(os.path.join(place.path, path))
         if known is None or not seen.is_as(second.get(path)) or known[:3] != seen[:3]:
             left_out["being written"] += 1
+        elif known.is_secret:
+            left_out["credentials"] += 1
         elif not known.sha256:
             left_out["not written to the end"] += 1
         elif is_locked(place, path):
@@ -229,10 +238,23 @@ def _sum(place: Place, path: str, seen: Seen, sums: Sums) -> None:
         return
     sums.pop(full, None)
     try:
+        if is_own(place.kind) and _is_secret(full, path, seen.size):
+            sums[full] = Sum(seen.size, seen.mtime_ns, seen.ino, "", 0, is_secret=True)
+            return
         digest, kept_bytes = _digest(full, path, seen.size)
     except OSError:
         return  # gone, or not to be read
     sums[full] = Sum(seen.size, seen.mtime_ns, seen.ino, digest, kept_bytes)
+
+
+def _is_secret(full: str, path: str, size: int) -> bool:
+    """Whether it is a credential: in the store it would be for everybody who reads that."""
+    if is_named_as_credential(path) and size <= contents.MOST_SECRET_BYTES:
+        return True
+    where = os.fsencode(full)
+    if not contents.may_hold_secret(where, Entry(stat.S_IFREG, 0, 0, size, 0, 0, 0, 0, 1, b"")):
+        return False
+    return contents.holds_secret(where, _read(full, contents.MOST_SECRET_BYTES))
 
 
 def _digest(full: str, path: str, size: int) -> tuple[str, int]:

@@ -43,10 +43,12 @@ _DISTRIBUTIONS = (
     *("torch", "triton", "pytorch-triton", "pytorch-triton-rocm", "triton-nightly", "jax", "jaxlib"),
     *("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "numba", "llvmlite", "nvidia-cutlass-dsl"),
 )
-# In the interpreter of the ranks, which may be any Python 3 from 3.8 on. Nothing heavy is imported.
+# In the interpreter of the ranks, which may be any Python 3 from 3.8 on. Nothing heavy is imported, and nothing at
+# all from the working folder ("" of -c): before the first import that has to go.
 _PROBE = """
-import importlib.metadata, importlib.util, json, os, platform, re, sys
+import sys
 sys.path[:] = [each for each in sys.path if each]
+import importlib.metadata, importlib.util, json, os, platform, re
 python = (platform.python_implementation(), platform.python_version(), getattr(sys, "abiflags", ""))
 found = {"python": "%s-%s%s" % python, "libc": "-".join(platform.libc_ver()), "machine": platform.machine()}
 for name in sys.argv[1:]:

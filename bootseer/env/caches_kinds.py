@@ -43,6 +43,7 @@ class Kind(NamedTuple):
     also: tuple[tuple[str, str], ...] = ()  # set with it
     grouping: Grouping = Grouping.STEM
     is_bound: bool = False  # to the path that it was made at
+    is_by_content: bool = False  # names say what files were made of: two of a name are as good as each other
 
     @property
     def is_whole(self) -> bool:
@@ -53,14 +54,32 @@ class Kind(NamedTuple):
 KINDS = (
     # Headers are compiled before kernels, even if all kernels are there, and into TMPDIR: 6 s and 150 MB in each
     # start on a fresh node. The switch is part of inductor's own key, so it has to be the same in every start.
-    Kind("inductor", "TORCHINDUCTOR_CACHE_DIR", (("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0"),)),
-    Kind("triton", "TRITON_CACHE_DIR", (("TRITON_CACHE_AUTOTUNING", "1"),), Grouping.FOLDER),
+    Kind(
+        "inductor",
+        "TORCHINDUCTOR_CACHE_DIR",
+        (("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0"),),
+        is_by_content=True,
+    ),
+    Kind("triton", "TRITON_CACHE_DIR", (("TRITON_CACHE_AUTOTUNING", "1"),), Grouping.FOLDER, is_by_content=True),
     Kind("cuda", "CUDA_CACHE_PATH", (("CUDA_CACHE_MAXSIZE", str(_CUDA_MOST_BYTES)),), Grouping.WHOLE),
     Kind("extensions", "TORCH_EXTENSIONS_DIR", (), Grouping.WHOLE_FOLDER, is_bound=True),
-    Kind("jax", "JAX_COMPILATION_CACHE_DIR"),
+    Kind("jax", "JAX_COMPILATION_CACHE_DIR", is_by_content=True),
     Kind("numba", "NUMBA_CACHE_DIR"),
 )
 NCCL = Kind("nccl")  # only where it is asked for: a topology of another node would be wrong
+_RULED = {kind.name for kind in (*KINDS, NCCL)}
+# In a user's own folder, whatever it is called: only below `huggingface` and the like they are known elsewhere.
+_CREDENTIALS = {"token", "stored_tokens", "credentials", "application_default_credentials.json", "hosts.yml"}
+
+
+def is_own(kind: Kind) -> bool:
+    """Whether it is one that the user has named, by --cache-dir: anything may be in it."""
+    return kind.name not in _RULED
+
+
+def is_named_as_credential(path: str) -> bool:
+    """Whether a file of an own folder is one that tools keep tokens in."""
+    return path.rpartition("/")[2] in _CREDENTIALS
 
 
 def is_temporary(name: str) -> bool:

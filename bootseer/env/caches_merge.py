@@ -3,7 +3,8 @@
 In: the newest generation, the finished files of one node, the limits. Out: the files of the next generation, whose
 bytes come from the node or from the last tree. Different models, nodes and jobs meet here: files are named by what
 they were made of, so most never conflict. Where two do, the newer one stays; a unit that is only whole together is
-taken from one side. What was not of use for the longest time goes first.
+taken from one side. But nodes of a job make the same at the same time, with other bytes: what another one has
+published since this start was seeded is as good as its own. What was not of use for the longest time goes first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,13 @@ class Found(NamedTuple):
     sha256: str
     is_used: bool  # this start has made it or read it
     source: str  # its absolute path here
+
+
+class Given(NamedTuple):
+    """What the start began with."""
+
+    number: int  # the generation that is in its folders, 0 for none
+    at_ns: int  # when it was, since the epoch: what is older here was not made for want of it
 
 
 class Merged(NamedTuple):
@@ -72,17 +80,18 @@ def merge(
     number: int,
     limit_bytes: int = LIMIT_BYTES,
     most_files: int = MOST_FILES,
+    given: Given | None = None,
 ) -> Merged:
-    """The generation `number`. `now_s`: since the epoch."""
+    """The generation `number`. `now_s`: since the epoch. `given`: not known: of two files the newer one stays."""
     old = {} if last is None else {fact.path: fact for fact in last.files}
     files = dict(old)
     ours: set[str] = set()
     for unit in _by_unit(found):
         if is_whole_path(unit[0].path):
-            _take_whole(files, ours, unit, number, now_s)
+            _take_whole(files, ours, unit, number, now_s, given)
         else:
             for each in unit:
-                _take(files, ours, each, number, now_s)
+                _take(files, ours, each, number, now_s, given)
     used = (fact.used_s for path, fact in old.items() if path in files and files[path].used_in == number)
     stale_s = min(used, default=now_s)
     evicted = _evict(files, limit_bytes, most_files) if files else 0
@@ -100,18 +109,23 @@ def _by_unit(found: Iterable[Found]) -> list[list[Found]]:
     return list(units.values())
 
 
-def _take(files: dict[str, Fact], ours: set[str], each: Found, number: int, now_s: int) -> None:
+def _take(
+    files: dict[str, Fact], ours: set[str], each: Found, number: int, now_s: int, given: Given | None
+) -> None:
     there = files.get(each.path)
     if not each.is_used:
         return  # what went from the store is not to come back because a node still has it
-    if there is not None and there.sha256 == each.sha256:
+    is_named = kind_named(each.path.partition("/")[0]).is_by_content
+    if there is not None and (there.sha256 == each.sha256 or (is_named and _is_as_good([there], [each], given))):
         files[each.path] = _used(there, number, now_s)
     elif there is None or there.mtime_ns < each.mtime_ns:
         files[each.path] = Fact(each.path, each.size, each.mtime_ns, each.sha256, number, number, now_s)
         ours.add(each.path)
 
 
-def _take_whole(files: dict[str, Fact], ours: set[str], unit: list[Found], number: int, now_s: int) -> None:
+def _take_whole(
+    files: dict[str, Fact], ours: set[str], unit: list[Found], number: int, now_s: int, given: Given | None
+) -> None:
     """All of it or nothing: files of different builds do not fit together."""
     name = unit_of_path(unit[0].path)
     there = {path: fact for path, fact in files.items() if is_in(path, name)}
@@ -120,7 +134,7 @@ def _take_whole(files: dict[str, Fact], ours: set[str], unit: list[Found], numbe
         return
     is_same = there.keys() == new.keys() and all(fact.sha256 == new[path].sha256 for path, fact in there.items())
     newest_ns = max((fact.mtime_ns for fact in there.values()), default=None)
-    if is_same:
+    if is_same or (there and _is_as_good(list(there.values()), unit, given)):
         files.update((path, _used(fact, number, now_s)) for path, fact in there.items())
         return
     if newest_ns is not None and newest_ns >= max(each.mtime_ns for each in unit):
@@ -130,6 +144,14 @@ def _take_whole(files: dict[str, Fact], ours: set[str], unit: list[Found], numbe
     for each in unit:
         files[each.path] = Fact(each.path, each.size, each.mtime_ns, each.sha256, number, number, now_s)
         ours.add(each.path)
+
+
+def _is_as_good(there: Sequence[Fact], here: Sequence[Found], given: Given | None) -> bool:
+    """Whether this start has not made its own because those were there and of no use to it."""
+    if given is None:
+        return False
+    is_since = all(fact.since > given.number for fact in there)
+    return is_since or all(each.mtime_ns <= given.at_ns for each in here)
 
 
 def is_in(path: str, unit: str) -> bool:

@@ -13,15 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from bootseer.blocks.folder import make_private
+from bootseer.env import caches_own
 from bootseer.env.caches_collect import prefix
 from bootseer.env.caches_document import Fact
 from bootseer.env.caches_folders import STAGING, Place, mark
-from bootseer.env.caches_kinds import MOST_JSON_BYTES, is_group, is_taken, unit_of, with_folder
+from bootseer.env.caches_kinds import MOST_JSON_BYTES, is_group, is_own, is_taken, unit_of, with_folder
 from bootseer.env.caches_tree import LastTree, select
 from bootseer.errors import StorageTimeout
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.materialise import materialise
 from bootseer.tree.reading import BlockSource
+from bootseer.trust.owned_files import NotOwnedError
+
+_MOST_REFUSED = 3  # lines
 
 
 class Wanted(NamedTuple):
@@ -37,6 +41,7 @@ class Unpacked(NamedTuple):
 
     files: int
     size: int  # bytes
+    refused: list[str]  # why some were not put there, lines for people
 
 
 def choose(facts: Sequence[Fact], places: Sequence[Place]) -> list[Wanted]:
@@ -88,6 +93,13 @@ def unpack(
         if not has_time():
             raise StorageTimeout(f"{root}: the first-step caches were not there in time")
 
+    refused: dict[str, None] = {}
+    for place in {each.place for each in wanted if is_own(each.place.kind)}:
+        try:
+            caches_own.make(place.path)
+        except NotOwnedError as error:
+            refused[_refused(error)] = None
+            wanted = [each for each in wanted if each.place != place]
     with map_os_errors(root):
         staging = tempfile.mkdtemp(prefix=STAGING, dir=root)
     try:
@@ -96,13 +108,22 @@ def unpack(
         files = size = 0
         for each in _in_units(wanted):
             check()
-            with map_os_errors(each[0].place.path):
-                if _move(each, staging):
-                    files += len(each)
-                    size += sum(one.fact.size for one in each)
-        return Unpacked(files, size)
+            try:
+                with map_os_errors(each[0].place.path):
+                    is_moved = _move(each, staging)
+            except NotOwnedError as error:
+                refused[_refused(error)] = None
+                continue
+            if is_moved:
+                files += len(each)
+                size += sum(one.fact.size for one in each)
+        return Unpacked(files, size, list(refused)[:_MOST_REFUSED])
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _refused(error: NotOwnedError) -> str:
+    return f"first-step caches: {error}: nothing is put there"
 
 
 class _InTime:
@@ -131,7 +152,7 @@ def _in_units(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
 
 
 def _move(files: Sequence[Wanted], staging: str) -> bool:
-    """Whether it was moved: somebody may have made the same meanwhile."""
+    """Whether it was moved: somebody may have made the same meanwhile. Raises: NotOwnedError; OSError."""
     place = files[0].place
     for each in files:
         _make_ready(each, os.path.join(staging, each.fact.path))
@@ -146,19 +167,14 @@ def _move(files: Sequence[Wanted], staging: str) -> bool:
                 return False
             raise
         return True
-    source, target = os.path.join(staging, files[0].fact.path), os.path.join(place.path, files[0].path)
-    make_private(os.path.dirname(target))
+    path = files[0].path
+    if not is_own(place.kind):
+        make_private(place.path)  # a rank may have taken it away
+    fd = caches_own.open_below(place.path, path)
     try:
-        os.link(source, target, follow_symlinks=False)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without hard links
-        if os.path.lexists(target):
-            return False
-        os.rename(source, target)
-        return True
-    os.unlink(source)
-    return True
+        return caches_own.put(os.path.join(staging, files[0].fact.path), fd, os.path.basename(path))
+    finally:
+        os.close(fd)
 
 
 def _make_ready(each: Wanted, source: str) -> None:

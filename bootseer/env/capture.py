@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +21,10 @@ from bootseer.env import contents, outside, priority
 from bootseer.env.compiling import Compiler
 from bootseer.env.difference import Difference, compare
 from bootseer.env.leaving_out import check_links, find_left_out, show
+from bootseer.env.scratch import scratch
 from bootseer.env.source import EnvSource, Part, open_files
 from bootseer.env.walk import Walk, walk
 from bootseer.errors import CaptureRefused, ConfigError, EditableRefused
-from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.building import BuiltTree, Progress, build
 from bootseer.tree.packing import Put
 
@@ -73,7 +72,7 @@ class Capture:
 
     Args:
         targets: absolute folders, none within another; they need not exist before.
-        environ: of the set-up commands: says where caches are.
+        environ: of the set-up commands: says where caches are, that of Bootseer too.
         inputs: declared files and folders; packages may be installed in place from them.
         python: the ranks' interpreter, for targets that have none of their own.
         cwd: where the commands run. `name`: stands in the tree's index.
@@ -93,6 +92,7 @@ class Capture:
     ) -> None:
         self._targets = [os.path.normpath(target) for target in targets]
         _check_targets(self._targets)
+        self._environ = dict(environ)
         self._inputs = list(inputs)
         self._python = python
         self._name = name
@@ -180,9 +180,7 @@ class Capture:
         notes: list[str] = []
         left_out: list[str] = []
         parts = []
-        with map_os_errors("TMPDIR"):
-            scratch = tempfile.TemporaryDirectory(prefix="bootseer-env-")
-        with scratch as folder:
+        with scratch(self._environ) as folder:
             workers = threads or len(os.sched_getaffinity(0))
             compiler = Compiler(folder, self._python, workers, on_progress, notes)
             for target, after, difference in zip(self._targets, self._after, self._differences, strict=True):

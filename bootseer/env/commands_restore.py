@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
+from bootseer.env.admissible import why_other_targets
 from bootseer.env.commands import Say, find_key, key_here, opened, read_document, shown
 from bootseer.env.document import KeyDocument
 from bootseer.env.env_tree import StoredTree
@@ -22,7 +23,7 @@ from bootseer.env.snapshot import Snapshot
 from bootseer.env.spec import SetupSpec
 from bootseer.env.store import EnvStore, Found
 from bootseer.env.targets import check_target
-from bootseer.errors import ConfigError, EnvError
+from bootseer.errors import ConfigError, EnvError, IntegrityError
 from bootseer.tree.index import Index
 from bootseer.trust import Trust
 
@@ -87,6 +88,8 @@ def _put(
     is_of_here: bool,
 ) -> Put:
     snapshot = found.snapshot
+    if document is not None and (reason := why_other_targets(snapshot.targets, document.targets)):
+        raise IntegrityError(f"{shown(envs.tree_url(snapshot))}: {reason}")
     if to and len(to) != len(snapshot.targets):
         raise ConfigError(
             f"--to: {len(to)} folders for the {len(snapshot.targets)} targets {', '.join(snapshot.targets)}"

@@ -25,6 +25,7 @@ from bootseer.env.setup_run import run_setup, setup_environ
 from bootseer.env.snapshot import Snapshot, listed
 from bootseer.env.spec import SetupSpec
 from bootseer.env.store import EnvStore, Found, Published
+from bootseer.env.unclean import begin_setup, end_setup, why_changed, why_unclean
 from bootseer.errors import BootseerError, EnvError, SetupFailed
 from bootseer.trust import SigningKey, Trust
 from bootseer.trust.signing import Signing
@@ -99,6 +100,8 @@ def snapshot(
             now = key_here(spec, environ, lambda _: None)
             if now.keyed.key != keyed.key or now.there is not None:
                 raise EnvError(f"{', '.join(keyed.targets)}: was changed by another job meanwhile: run this again")
+            if unclean := why_unclean(keyed.targets, environ):
+                raise EnvError(unclean)
             making = _Making(spec, keyed, environ, envs, lease, say)
             return making.run(options, signing, replaces, on_line, count)
 
@@ -137,6 +140,7 @@ class _Making:
             without=[log_path],
         )
         self._lease.tell("looks at the targets")
+        begin_setup(keyed.targets, self._environ)
         capture.begin()
         self._lease.tell("runs set-up commands")
         environ = setup_environ(self._environ, keyed.targets)
@@ -159,6 +163,12 @@ class _Making:
         if ran.left_running:
             self._say(f"set-up left processes running, which were ended: {', '.join(ran.left_running[:5])}")
         changes = capture.end()
+        changed = why_changed(keyed, spec, self._environ)
+        end_setup(keyed.targets, self._environ, is_clean=not changed)
+        if changed:
+            raise EnvError(
+                f"{changed}, so what it made is not published: make the folder anew, and run this again"
+            )
         if changes.is_empty:
             self._say(
                 f"set-up changed nothing in {', '.join(keyed.targets)}: if it installs elsewhere, name that folder"

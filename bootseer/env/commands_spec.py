@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from bootseer.env.spec import SetupSpec
 from bootseer.errors import ConfigError, UsageError
+from bootseer.trust.unnamed import read_unnamed
 
 CONFIG = "bootseer.toml"
 MOST_CONFIG_BYTES = 1 << 20
@@ -133,15 +134,9 @@ def read_config(path: str, cwd: str) -> dict[str, Any]:
     Raises: ConfigError.
     """
     name = os.path.join(cwd, path or CONFIG)
-    try:
-        with open(name, "rb") as file:
-            data = file.read(MOST_CONFIG_BYTES + 1)
-    except FileNotFoundError:
-        if not path:
-            return {}
-        raise ConfigError(f"{name}: there is no such file") from None
-    except OSError as error:
-        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from error
+    data = _read_named(name) if path else read_unnamed(name, name, most_bytes=MOST_CONFIG_BYTES)
+    if data is None:
+        return {}
     if len(data) > MOST_CONFIG_BYTES:
         raise ConfigError(f"{name}: more than {MOST_CONFIG_BYTES} bytes")
     try:
@@ -158,6 +153,16 @@ def read_config(path: str, cwd: str) -> dict[str, Any]:
                 raise ConfigError(f"{name}: [{table}] has no key {key!r}: one of {', '.join(known)}")
             found[known[key]] = _checked(value, known[key], f"{name}: [{table}] {key}")
     return found
+
+
+def _read_named(name: str) -> bytes:
+    try:
+        with open(name, "rb") as file:
+            return file.read(MOST_CONFIG_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{name}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from error
 
 
 def _checked(value: object, flag: str, where: str) -> Any:

@@ -16,6 +16,7 @@ from bootseer.tree.index import Index
 from bootseer.tree.reading import BlockSource
 
 if TYPE_CHECKING:
+    from bootseer.blocks import Cache
     from bootseer.storage import Store
     from bootseer.tree.opening import OpenedTree
 
@@ -57,34 +58,85 @@ class StoredTree:
             for what is done without.
         """
         self.url, self.digest = url, digest
-        self._options, self._log = dict(options or {}), log
+        self.options, self._log = dict(options or {}), log
         self._environ = os.environ if environ is None else environ
+
+    @property
+    def is_in_files(self) -> bool:
+        """Whether its store is a folder, here or mounted here."""
+        return bool(self._path())
 
     @contextmanager
     def open(self) -> Iterator[OpenEnvTree]:
         from bootseer.blocks import open_cache
-        from bootseer.blocks.local import open_local
-        from bootseer.storage import open_store
-        from bootseer.tree.head import split_pin
         from bootseer.tree.opening import open_tree
-        from bootseer.tree.reading import StoreBlocks
         from bootseer.trust import Trust
 
         cache = open_cache(self._environ, log=self._log)
 
-        async def opened() -> tuple[Store, OpenedTree]:
-            store = open_store(split_pin(self.url)[0], options=self._options)
-            try:
-                found = await open_tree(store, self.url, Trust(), digest=self.digest, cached=cache.read_index)
-            except BaseException:
-                await store.aclose()
-                raise
-            return store, found
+        async def opened(store: Store) -> OpenedTree:
+            return await open_tree(store, self.url, Trust(), digest=self.digest, cached=cache.read_index)
 
-        store, found = aio.run_sync(opened())
-        try:
-            stored = StoreBlocks(store, found.index)
-            with open_local(cache, self.digest, found.index, stored, self._log) as blocks:
+        with self._open_store() as store:
+            found = aio.run_sync(opened(store))
+            with self._blocks_of(found.index, store, cache) as blocks:
                 yield OpenEnvTree(found.index, blocks)
+
+    @contextmanager
+    def open_blocks(self, index: Index) -> Iterator[BlockSource]:
+        """For one thread of another process, which got what it knows of the index from one that has opened it.
+
+        Args: index: only its packs and blocks count. Raises: StorageError, ConfigError.
+        """
+        from bootseer.blocks import open_cache
+
+        cache = open_cache(self._environ, log=self._log)
+        with self._open_store() as store, self._blocks_of(index, store, cache, is_alone=True) as blocks:
+            yield blocks
+
+    @contextmanager
+    def _open_store(self) -> Iterator[Store]:
+        from bootseer.storage import open_store
+        from bootseer.tree.head import split_pin
+
+        async def opened() -> Store:
+            return open_store(split_pin(self.url)[0], options=self.options)
+
+        store = aio.run_sync(opened())
+        try:
+            yield store
         finally:
             aio.run_sync(store.aclose())
+
+    @contextmanager
+    def _blocks_of(
+        self, index: Index, store: Store, cache: Cache, *, is_alone: bool = False
+    ) -> Iterator[BlockSource]:
+        from bootseer.blocks.local import open_local
+        from bootseer.tree.reading import StoreBlocks
+
+        stored: BlockSource = StoreBlocks(store, index)
+        folder = self._folder() if is_alone else ""
+        if folder:
+            from bootseer.tree.materialise_reading import FolderBlocks
+
+            stored = FolderBlocks(folder, index, stored)
+        with open_local(cache, self.digest, index, stored, self._log) as blocks:
+            yield blocks
+
+    def _folder(self) -> str:
+        """Of the store, if it lies on a disk of this machine: calls to others may hang."""
+        from bootseer.storage.page_cache import is_remote
+
+        folder = self._path()
+        return folder if folder and not is_remote(folder) else ""
+
+    def _path(self) -> str:
+        """Of the store, "" for one that is no folder."""
+        from bootseer.storage.open import local_path
+        from bootseer.storage.paths import is_chained, scheme_of
+        from bootseer.tree.head import split_pin
+
+        url = split_pin(self.url)[0]
+        is_file = scheme_of(url) in ("", "file", "local") and not is_chained(url)
+        return local_path(url) if is_file else ""

@@ -2,7 +2,9 @@
 
 A folder's digest is that of the sorted list of what is in it: relative path, kind, whether it may be executed,
 SHA-256 of the content or the target of a link. Times, owners and the other mode bits do not count: they differ
-between two checkouts of the same files. Left out is what tools make and nobody installs.
+between two checkouts of the same files. Left out is what tools make and nobody installs: of a project also what
+its builds make; of a folder that the user declared only what changes by itself (.git, __pycache__ ...), and there
+what links lead to counts as if it lay in the folder.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import subprocess
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, KeyUnknown
 from bootseer.storage.os_errors import to_storage_error
 
 MOST_FILES = 100_000
@@ -23,10 +25,12 @@ MOST_BYTES = 10_000_000_000
 GIT_S = 20.0
 END_BYTES = 64 << 10  # of an archive
 
-_SKIPPED_FOLDERS = {
-    *(b".git", b".hg", b".svn", b"__pycache__", b"build", b".eggs", b"node_modules"),
+_TOOLS_FOLDERS = {
+    *(b".git", b".hg", b".svn", b"__pycache__"),
     *(b".tox", b".nox", b".mypy_cache", b".ruff_cache", b".pytest_cache", b".ipynb_checkpoints"),
 }
+_SKIPPED_FOLDERS = _TOOLS_FOLDERS | {b"build", b".eggs", b"node_modules"}
+_NO_FILES = ("/proc", "/sys")
 _SKIPPED_ENDS = (b".pyc", b".pyo", b".egg-info", b".dist-info")
 _ARCHIVES = (b".whl", b".zip", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".conda", b".egg", b".html")
 # What the build of a package reads; the rest of an editable install is used where it lies.
@@ -60,19 +64,19 @@ class _Entry(NamedTuple):
 
 
 def digest_file(path: str) -> str:
-    """SHA-256 in hex. Raises: ConfigError for what is no regular file, or cannot be read."""
+    """SHA-256 in hex. Raises: KeyUnknown for what is no regular file, or cannot be read."""
     try:
         return _digest_open(os.fsencode(path))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read as an input of set-up: {error.strerror}") from error
+        raise KeyUnknown(f"{path}: cannot be read as an input of set-up: {error.strerror}") from error
 
 
 def digest_folder(path: str, excluded: Collection[str] = ()) -> str:
     """Of everything in a folder. `excluded`: resolved paths of folders that do not belong to it, as targets.
 
-    Raises: ConfigError for more than MOST_FILES or MOST_BYTES, and for what cannot be read.
+    Raises: KeyUnknown for more than MOST_FILES or MOST_BYTES, and for what cannot be read; ConfigError.
     """
-    return _digest(path, _walk(path, excluded))
+    return _digest(path, _walk_all(path, excluded))
 
 
 def digest_archives(path: str) -> str:
@@ -103,7 +107,7 @@ def _digest(folder: str, entries: Iterable[_Entry], *, is_editable: bool = False
     top = os.fsencode(folder)
     for path, info in entries:
         if len(lines) >= MOST_FILES:
-            raise ConfigError(f"{folder}: has more than {MOST_FILES} files: {_WAY_OUT}")
+            raise KeyUnknown(f"{folder}: has more than {MOST_FILES} files: {_WAY_OUT}")
         kind, content = b"", ""
         if stat.S_ISLNK(info.st_mode):
             kind, target = b"l", os.readlink(os.path.join(top, path))
@@ -117,16 +121,14 @@ def _digest(folder: str, entries: Iterable[_Entry], *, is_editable: bool = False
             else:
                 left_bytes -= min(info.st_size, end_bytes) if end_bytes else info.st_size
                 if left_bytes < 0:
-                    raise ConfigError(f"{folder}: has more than {MOST_BYTES} bytes: {_WAY_OUT}")
+                    raise KeyUnknown(f"{folder}: has more than {MOST_BYTES} bytes: {_WAY_OUT}")
                 try:
                     content = _digest_open(os.path.join(top, path), end_bytes)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
                     shown = os.fsdecode(os.path.join(top, path))
-                    raise ConfigError(
-                        f"{shown}: cannot be read as an input of set-up: {error.strerror}"
-                    ) from error
+                    raise KeyUnknown(f"{shown}: cannot be read as an input of set-up: {error.strerror}") from error
         else:
             continue  # sockets, fifos, devices: nothing that is installed
         lines.append(b"%s %s %d %s\n" % (kind, content.encode(), len(path), path))
@@ -162,21 +164,11 @@ def _is_of_build(path: bytes) -> bool:
 
 
 def _walk(path: str, excluded: Collection[str], *, is_deep: bool = True) -> Iterator[_Entry]:
-    top = os.fsencode(path)
     left_out = {os.fsencode(each) for each in excluded}
     folders = [b""]
     while folders:
         folder = folders.pop()
-        try:
-            with os.scandir(os.path.join(top, folder) if folder else top) as found:
-                entries = list(found)
-        except FileNotFoundError:
-            if not folder:
-                raise ConfigError(f"{path}: there is no such folder") from None
-            continue
-        except OSError as error:
-            raise ConfigError(str(to_storage_error(error, os.fsdecode(os.path.join(top, folder))))) from error
-        for entry in entries:
+        for entry in _scan(path, folder):
             below = folder + b"/" + entry.name if folder else entry.name
             try:
                 info = entry.stat(follow_symlinks=False)
@@ -187,6 +179,73 @@ def _walk(path: str, excluded: Collection[str], *, is_deep: bool = True) -> Iter
                     folders.append(below)
             elif not entry.name.endswith(_SKIPPED_ENDS) or (stat.S_ISLNK(info.st_mode)):
                 yield _Entry(below, info)
+
+
+def _walk_all(path: str, excluded: Collection[str]) -> Iterator[_Entry]:
+    """Of a folder that was declared: all but what tools leave there; what links lead to as well as the links."""
+    top = os.fsencode(path)
+    left_out = [os.path.realpath(os.fsencode(each)) for each in (*excluded, *_NO_FILES)]
+    seen: set[tuple[int, int]] = set()
+    folders, linked = [b""], list[bytes]()
+    while folders or linked:
+        if folders:
+            folder = folders.pop()
+        else:  # in one order: a folder that two links lead to counts for the first
+            linked.sort(reverse=True)
+            folder = linked.pop()
+        try:
+            here = os.stat(os.path.join(top, folder) if folder else top)
+        except OSError:
+            here = None
+        if here is not None:
+            if (here.st_dev, here.st_ino) in seen:
+                continue
+            seen.add((here.st_dev, here.st_ino))
+        for entry in _scan(path, folder):
+            below = folder + b"/" + entry.name if folder else entry.name
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                if entry.name not in _TOOLS_FOLDERS and not _is_foreign(entry.path, left_out):
+                    folders.append(below)
+                continue
+            yield _Entry(below, info)
+            behind = _behind(entry.path, left_out) if stat.S_ISLNK(info.st_mode) else None
+            if behind is None:
+                continue
+            if stat.S_ISDIR(behind.st_mode):
+                linked.append(below)
+            else:
+                yield _Entry(below, behind)
+
+
+def _behind(link: bytes, left_out: Collection[bytes]) -> os.stat_result | None:
+    """What a link leads to; None for nothing, and for what does not belong to an input."""
+    real = os.path.realpath(link)
+    try:
+        info = os.stat(real)
+    except OSError:
+        return None
+    if any(real == each or real.startswith(each + b"/") for each in left_out):
+        return None
+    is_foreign = stat.S_ISDIR(info.st_mode) and _is_foreign(real, left_out)
+    return None if is_foreign else info
+
+
+def _scan(path: str, folder: bytes) -> list[os.DirEntry[bytes]]:
+    """What is in a folder below; nothing if it has gone meanwhile."""
+    top = os.fsencode(path)
+    try:
+        with os.scandir(os.path.join(top, folder) if folder else top) as found:
+            return list(found)
+    except FileNotFoundError:
+        if not folder:
+            raise ConfigError(f"{path}: there is no such folder") from None
+        return []
+    except OSError as error:
+        raise KeyUnknown(str(to_storage_error(error, os.fsdecode(os.path.join(top, folder))))) from error
 
 
 def _is_skipped(name: bytes) -> bool:

@@ -10,20 +10,21 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bootseer.env import command_words, folder_digest, manifests
+from bootseer.env import command_words, compiled, folder_digest, manifests
 from bootseer.env.base import is_below
 from bootseer.env.command_words import Source, read_command
 from bootseer.env.document import ABSENT, plain
 from bootseer.env.redaction import user_variables
 from bootseer.env.requirements import Local, Named, Wanted, decode_text, parse_requirements, unpinned
 from bootseer.env.spec import SetupSpec
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, KeyUnknown
 
 MOST_FILES = 256  # that requirement files name
 MOST_DEPTH = 16  # of requirement files in requirement files
 MOST_REQUIREMENTS_BYTES = 8 << 20
 MOST_SCRIPT_BYTES = 16 << 20
 _PROJECT_FILES = ("pyproject.toml", "uv.toml", ".python-version", "poetry.toml")
+_BUILT = (".whl", ".conda", ".egg")
 # Of pip (PIP_ and any option) and uv; several paths have spaces between them.
 _VARIABLES = {
     **dict.fromkeys(("PIP_CONSTRAINT", "UV_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), command_words.CONSTRAINTS),
@@ -42,6 +43,7 @@ class Inputs(NamedTuple):
     notes: list[str]
     editables: list[str]  # folders that are installed in place, resolved
     is_known: bool  # False: programs may read what nobody declared
+    may_compile: bool  # for the machine that it runs on
 
 
 def find_inputs(
@@ -65,6 +67,10 @@ def find_inputs(
         list(dict.fromkeys(finder.notes)),
         list(dict.fromkeys(finder.editables)),
         finder.is_known,
+        finder.may_compile
+        or not finder.is_known
+        or compiled.variables_ask(environ)
+        or any(compiled.has_to_be_built(each.text) for each in finder.wanted),
     )
 
 
@@ -87,6 +93,7 @@ class _Finder:
         self.notes: list[str] = []
         self.editables: list[str] = []
         self.is_known = True
+        self.may_compile = False
 
     def declare(self, path: str) -> None:
         """An input that the user named."""
@@ -104,6 +111,7 @@ class _Finder:
     def read(self, number: int, command: str) -> None:
         """A command: what it names, and what that names."""
         found = read_command(command, self._environ, self._cwd, self._markers)
+        self.may_compile = self.may_compile or compiled.asks_to_compile(command)
         self.variables += found.variables
         self.secret_variables += user_variables(command)
         self.wanted += found.wanted
@@ -142,10 +150,16 @@ class _Finder:
             self._project(source)
         elif source.kind in (command_words.LOCAL, command_words.LINKS) and os.path.isdir(path):
             self._folder(source)
+            if source.kind == command_words.LINKS:
+                self.may_compile = self.may_compile or _has_sources(path)
+            else:
+                self.may_compile = self.may_compile or compiled.may_compile(path)
         elif source.kind == command_words.SCRIPT:
             self._script(path)
         elif self._file(path) and source.kind not in (command_words.FILE, command_words.LOCAL):
             self._follow(source, chain, is_constraint=source.kind == command_words.CONSTRAINTS)
+        if source.kind == command_words.LOCAL and not os.path.isdir(path):
+            self.may_compile = self.may_compile or not path.endswith(_BUILT)  # a folder, if a command makes it
 
     def _file(self, path: str) -> bool:
         """Hashes it; whether it is there."""
@@ -153,7 +167,7 @@ class _Finder:
         if name in self.digests:
             return self.digests[name] != ABSENT
         if len(self.digests) >= MOST_FILES + len(self._declared):
-            raise ConfigError(
+            raise KeyUnknown(
                 f"{path}: set-up commands name more than {MOST_FILES} files: use fewer requirement files"
             )
         if not os.path.exists(path):
@@ -208,6 +222,7 @@ class _Finder:
             text = f"{os.path.join(folder, 'pyproject.toml')} (there is no {source.lock})"
             self.wanted.append(Wanted("", text, False))
         self._folder(source._replace(kind=command_words.LOCAL, path=folder, has_dependencies=False))
+        self.may_compile = self.may_compile or compiled.may_compile(folder)
 
     def _follow(self, source: Source, chain: tuple[str, ...], is_constraint: bool = False) -> None:
         """What a requirement file names. Each is read once, so one that names itself ends."""
@@ -217,11 +232,12 @@ class _Finder:
         if (path, is_constraint) in self._parsed and not (source.extras or source.groups):
             return
         if len(chain) >= MOST_DEPTH:
-            raise ConfigError(f"{path}: requirement files name each other {MOST_DEPTH} deep: use fewer")
+            raise KeyUnknown(f"{path}: requirement files name each other {MOST_DEPTH} deep: use fewer")
         self._parsed.add((path, is_constraint))
         text = _read(path)
         if text is None:
             return
+        self.may_compile = self.may_compile or compiled.asks_to_compile(text)
         named = self._parse(source, text)
         self.secret_variables += user_variables(text)
         self.variables += named.variables
@@ -291,8 +307,16 @@ def _read(path: str) -> str | None:
     except OSError:
         return None  # a project without one; files were hashed before, with an error if that failed
     if len(data) > MOST_REQUIREMENTS_BYTES:
-        raise ConfigError(f"{path}: a requirement file of more than {MOST_REQUIREMENTS_BYTES} bytes")
+        raise KeyUnknown(f"{path}: a requirement file of more than {MOST_REQUIREMENTS_BYTES} bytes")
     return decode_text(data)
+
+
+def _has_sources(folder: str) -> bool:
+    """Whether archives there may have to be built."""
+    try:
+        return any(map(compiled.is_of_sources, os.listdir(folder)))
+    except OSError:
+        return True
 
 
 def _is_requirements(path: str) -> bool:

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from bootseer.env import base as bases
+from bootseer.env.compiled import machine_facts
 from bootseer.env.document import KeyDocument, key_of, plain
 from bootseer.env.inputs import find_inputs
 from bootseer.env.redaction import redact_text, redact_variable, secret_values
+from bootseer.env.redaction_commands import looks_secret, redact_command
 from bootseer.env.spec import SetupSpec
 from bootseer.env.targets import local_store, resolve_targets
 from bootseer.errors import ConfigError
@@ -27,7 +29,7 @@ _DECIDING = re.compile(
     r"|CC|CXX|CPP|LD|AR|FC|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|FFLAGS|ARCHFLAGS|LDSHARED|CPATH|LIBRARY_PATH"
     r"|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|PKG_CONFIG_PATH|CUDA_HOME|CUDA_PATH|CUDACXX|CUDAARCHS|CUDNN_HOME|NCCL_HOME"
     r"|NVCC_PREPEND_FLAGS|NVCC_APPEND_FLAGS|TORCH_CUDA_ARCH_LIST|TORCH_NVCC_FLAGS|FORCE_CUDA|USE_CUDA|BUILD_VERSION"
-    r"|ROCM_HOME|ROCM_PATH|PYTORCH_ROCM_ARCH|HIP_PLATFORM|RUSTFLAGS|VIRTUAL_ENV|SOURCE_DATE_EPOCH"
+    r"|ROCM_HOME|ROCM_PATH|PYTORCH_ROCM_ARCH|HIP_PLATFORM|RUSTFLAGS|SOURCE_DATE_EPOCH"
 )
 # Those of them that change how it is made, not what.
 _INDIFFERENT = re.compile(
@@ -36,11 +38,11 @@ _INDIFFERENT = re.compile(
     r"|CLIENT_CERT|BREAK_SYSTEM_PACKAGES|REQUIRE_VIRTUALENV)"
     r"|UV_(CACHE_DIR|NO_CACHE|NO_PROGRESS|HTTP_\w+|CONCURRENT_\w+|LINK_MODE|NATIVE_TLS|COMPILE_BYTECODE\w*|STACK_SIZE"
     r"|LOCK_TIMEOUT|LOG_CONTEXT|RUN_\w+)"
-    r"|CONDA_(SHLVL|PROMPT_MODIFIER|EXE|PYTHON_EXE|PKGS_DIRS|ROOT|PREFIX_\d+|CHANGEPS1|_\w+)|MAMBA_EXE"
+    r"|CONDA_(SHLVL|PROMPT_MODIFIER|EXE|PYTHON_EXE|PKGS_DIRS|ROOT|PREFIX_\d+|CHANGEPS1|DEFAULT_ENV|_\w+)|MAMBA_EXE"
     r"|CMAKE_(BUILD_PARALLEL_LEVEL|COLOR_\w+|EXPORT_COMPILE_COMMANDS)"
 )
 # Named in commands often, and different at every start.
-_PASSING = {"PATH", "_", "SHLVL", "PS1", "LINENO", "RANDOM", "SECONDS", "PPID", "IFS"}
+_PASSING = {"PATH", "_", "SHLVL", "PS1", "LINENO", "RANDOM", "SECONDS", "PPID", "IFS", "VIRTUAL_ENV"}
 
 
 class Keyed(NamedTuple):
@@ -84,14 +86,16 @@ def make_key(
         base = bases.with_known(base, known_base)
     excluded = [*targets, *filter(None, [local_store(spec.store)])]
     inputs = find_inputs(spec, environ, excluded, markers)
+    if inputs.may_compile:
+        base = base | machine_facts(environ, in_image=bool(image_digest))
     secrets = secret_values(environ, inputs.secret_variables)
     names = [*spec.variables, *inputs.variables]
     document = KeyDocument(
-        commands=[redact_text(plain(command), secrets) for command in spec.commands],
+        commands=[redact_command(plain(command), secrets) for command in spec.commands],
         targets=targets,
         inputs=inputs.digests,
         base=base,
-        variables=_variables(environ, names, secrets),
+        variables=_variables(_inactive(environ, targets), names, secrets),
         salt=plain(spec.salt),
         # Programs of which nothing is known may read anything below it, unless the user said what they read.
         cwd="" if inputs.is_known or spec.inputs else plain(os.path.realpath(spec.cwd)),
@@ -101,6 +105,12 @@ def make_key(
     if age_s is None and unpinned:
         age_s = UNPINNED_AGE_S
     notes = [redact_text(plain(note), secrets) for note in inputs.notes]
+    notes += [
+        f"warning: a word of set-up command {number} looks like a secret, and is stored in clear in the key: "
+        "put it into a variable that is named for secrets, as MY_TOKEN"
+        for number, command in enumerate(document.commands, 1)
+        if looks_secret(command)
+    ]
     return Keyed(document, key_of(document), unpinned, notes, age_s, targets, inputs.editables)
 
 
@@ -114,6 +124,16 @@ def _is_made_by_setup(spec: SetupSpec) -> bool:
     raise ConfigError(
         f"{spec.python}: there is no such interpreter; if set-up makes it, name its folder by --setup-target"
     )
+
+
+def _inactive(environ: Mapping[str, str], targets: Iterable[str]) -> dict[str, str]:
+    """As if no target was activated: set-up is told of its target in any case (setup_run.setup_environ)."""
+    own = set(targets)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name != "CONDA_PREFIX" or os.path.realpath(value) not in own
+    }
 
 
 def _variables(environ: Mapping[str, str], names: Iterable[str], secrets: Iterable[str]) -> dict[str, str]:

@@ -15,8 +15,8 @@ from bootseer.tree.index import Index
 SAMPLES = 64
 
 
-def known_walk(index: Index, folder: str) -> Walk | None:
-    """The walk of a folder that was just unpacked from `index`, without inodes; None if it has to be walked."""
+def known_walk(index: Index) -> Walk | None:
+    """The walk of a folder that is unpacked from `index`, without inodes; None if it has to be walked."""
     found: Walk = {}
     is_root = os.geteuid() == 0
     uid, gid = os.geteuid(), os.getegid()
@@ -39,10 +39,16 @@ def known_walk(index: Index, folder: str) -> Walk | None:
             0,
             index.targets[entry],
         )
-    for path in paths[:: max(1, len(paths) // SAMPLES)]:
-        if not _is_as_known(os.path.join(os.fsencode(folder), path), found[path]):
-            return None
     return found
+
+
+def is_as_known(found: Walk, folder: str) -> bool:
+    """Whether that folder is so, as far as some of its names tell."""
+    names = list(found.items())
+    return all(
+        _is_as_known(os.path.join(os.fsencode(folder), path), entry)
+        for path, entry in names[:: max(1, len(names) // SAMPLES)]
+    )
 
 
 def _is_as_known(path: bytes, entry: Entry) -> bool:

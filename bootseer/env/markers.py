@@ -2,10 +2,14 @@
 
     CACHE/env/there/<sha256 of the target's path>.json       the marker
                     <sha256 of the target's path>.paths      names that it answers for, zstd
+                    <sha256 of the target's path>.unclean    set-up has begun there, and did not end well
 
 A marker counts if the target is still as it was then: by type, owner, mode, size and time of each name that the
 environment has, and by the distributions that are installed. Times of folders do not count, nor what programs
 write beside (bytecode, caches). After another boot it counts only if the files were on disk when it was written.
+
+What set-up leaves that fails half way, or is killed, need not be a distribution: no key speaks of it, and no
+difference that is made on top of it has it. So it is written down before set-up begins.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from bootseer.storage.page_cache import is_remote
 from bootseer.tree.compression import compress, decompress
 
 FORMAT = "bootseer-env-there/1"
+UNCLEAN_FORMAT = "bootseer-env-unclean/1"
 FOLDER = ("env", "there")
 MOST_MARKER_BYTES = 16 << 20
 MOST_PATHS_BYTES = 256 << 20
@@ -50,6 +55,8 @@ class Entry(Protocol):
     @property
     def mtime_ns(self) -> int: ...
     @property
+    def ctime_ns(self) -> int: ...
+    @property
     def target(self) -> bytes: ...
 
 
@@ -64,6 +71,30 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     walk_sha256: str = ""  # of `digest_of`
     boot: str = ""  # in which it was written
     is_durable: bool = False  # the files were on disk by then
+
+
+class Unclean(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Set-up has begun at a target: until it has ended well nobody knows what is there."""
+
+    format: str = UNCLEAN_FORMAT
+    target: str
+    before_sha256: str  # of what was there, as `digest_before`; "": nobody could look
+    newest_ns: int  # the last change of anything that was in it, by the clock of its file system; 0: it was empty
+    is_over: bool = False  # a later set-up has ended well: on top of what this one left
+
+
+def digest_before(walk: Mapping[bytes, Entry]) -> str:
+    """Of all that is in a target, but not of bytecode: each program that runs there writes some."""
+    found = {path: entry for path, entry in walk.items() if path and b"__pycache__" not in path.split(b"/")}
+    return digest_of(found)
+
+
+def is_clean(unclean: Unclean, walk: Mapping[bytes, Entry]) -> bool:
+    """PURE: whether nothing is left of it: the target is as it was, or empty, or was made anew since."""
+    oldest_ns = min((entry.ctime_ns for path, entry in walk.items() if path), default=None)
+    if oldest_ns is None or digest_before(walk) == unclean.before_sha256:
+        return True
+    return 0 < unclean.newest_ns < oldest_ns
 
 
 def digest_of(walk: Mapping[bytes, Entry], paths: Iterable[bytes] | None = None) -> str:
@@ -126,12 +157,17 @@ class Markers:
         paths = self._paths(marker)
         return paths is not None and digest_of(walk, paths) == marker.walk_sha256
 
-    def write(self, marker: Marker, walk: Mapping[bytes, Entry], paths: Sequence[bytes]) -> Marker:
-        """The marker, completed and kept. Args: paths: the names in the tree, those that it deletes too.
+    def write(
+        self, marker: Marker, walk: Mapping[bytes, Entry], paths: Sequence[bytes], *, walk_sha256: str = ""
+    ) -> Marker:
+        """The marker, completed and kept.
 
+        Args:
+            paths: the names in the tree, those that it deletes too.
+            walk_sha256: `digest_of(walk, paths)`, where it is known; `walk` does not count then.
         Raises: StorageError.
         """
-        made = msgspec.structs.replace(marker, walk_sha256=digest_of(walk, paths), boot=self.boot)
+        made = msgspec.structs.replace(marker, walk_sha256=walk_sha256 or digest_of(walk, paths), boot=self.boot)
         with map_os_errors(self.folder):
             folders.make_private(self.folder)
             # The names first: a marker without its own counts for nothing.
@@ -158,6 +194,62 @@ class Markers:
                     os.unlink(os.path.join(self.folder, self._name(target) + suffix))
                 except FileNotFoundError:
                     pass
+
+    def paths(self, marker: Marker) -> list[bytes] | None:
+        """The names that it answers for; None where they are not known."""
+        return self._paths(marker)
+
+    # ---- set-up that has begun ---------------------------------------------------------------------------------
+
+    def unclean(self, target: str) -> Unclean | None:
+        """What was written down of a target. What cannot be read counts, as if nothing had been known before."""
+        name = self._name(target) + ".unclean"
+        if not os.path.lexists(os.path.join(self.folder, name)):
+            return None
+        try:
+            found = msgspec.json.decode(self._read(name, MOST_MARKER_BYTES) or b"", type=Unclean)
+        except msgspec.MsgspecError:
+            found = None
+        if found is None or found.format != UNCLEAN_FORMAT or found.target != target:
+            return Unclean(target=target, before_sha256="", newest_ns=0)
+        return found
+
+    def begin(self, target: str, walk: Mapping[bytes, Entry] | None) -> None:
+        """Before set-up: on disk when it returns. Args: walk: of just now; None: nobody could look.
+
+        What an earlier one has left stays written down. Raises: StorageError.
+        """
+        earlier = self.unclean(target)
+        if earlier is not None and (walk is None or not is_clean(earlier, walk)):
+            made = msgspec.structs.replace(earlier, is_over=False)
+        else:
+            newest_ns = max((entry.ctime_ns for path, entry in (walk or {}).items() if path), default=0)
+            before = "" if walk is None else digest_before(walk)
+            made = Unclean(target=target, before_sha256=before, newest_ns=newest_ns)
+        self._put_unclean(made)
+
+    def doubt(self, target: str, walk: Mapping[bytes, Entry]) -> None:
+        """Nobody knows what is there, until it is made anew. Args: walk: of just now. Raises: StorageError."""
+        newest_ns = max((entry.ctime_ns for path, entry in walk.items() if path), default=0)
+        self._put_unclean(Unclean(target=target, before_sha256="", newest_ns=newest_ns))
+
+    def end(self, target: str, *, is_clean: bool) -> None:
+        """Set-up has ended well. Args: is_clean: it began with what its key says. Raises: StorageError."""
+        if is_clean:
+            with map_os_errors(self.folder):
+                try:
+                    os.unlink(os.path.join(self.folder, self._name(target) + ".unclean"))
+                except FileNotFoundError:
+                    pass
+        else:
+            found = self.unclean(target)
+            if found is not None:
+                self._put_unclean(msgspec.structs.replace(found, is_over=True))
+
+    def _put_unclean(self, unclean: Unclean) -> None:
+        with map_os_errors(self.folder):
+            folders.make_private(self.folder)
+            write_whole(self.folder, self._name(unclean.target) + ".unclean", msgspec.json.encode(unclean))
 
     # ---- files -----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from bootseer.env.admission import Admission
 from bootseer.errors import ConfigError
 from bootseer.mounts.holder import Holder
 from bootseer.mounts.image_root import enter_path
@@ -23,6 +24,9 @@ from bootseer.storage.os_errors import map_os_errors
 
 if TYPE_CHECKING:
     from bootseer.trust import Trust
+
+WHOLE_BYTES = 4 << 30  # stored; reads of a start that nobody has recorded are small and many
+OPTIONS = TreeOptions(whole_bytes=WHOLE_BYTES)
 
 
 class MountedEnv:
@@ -81,15 +85,20 @@ def mount_env(
     """Lays the tree at `url` over its targets: folder "0" of it over the first, and so on.
 
     Args: url: of the tree's folder in its store; digest: of the tree, which is all that is believed; workload: by
-        bootseer.blocks.trace.workload_key: which recording is prefetched; holder: closed with the result, or by
-        the caller after an error.
-    Raises: ConfigError when this user or machine cannot have it, with the reason; StorageError; IntegrityError.
+        bootseer.blocks.trace.workload_key: which recording is prefetched; without one everything is; holder:
+        closed with the result, or by the caller after an error.
+    Raises: ConfigError when this user or machine cannot have it, with the reason; StorageError; IntegrityError,
+        also for a tree that has what no environment may.
     """
     if not may_mount():
         raise ConfigError("mounts need root (CAP_SYS_ADMIN)")
     began_s = time.monotonic()
+    options = options or OPTIONS
+    admission = Admission(url, digest, len(targets), options.store, os.environ if environ is None else environ)
     tree = mount_tree(url, trust=trust, digest=digest, workload=workload, options=options, environ=environ)
     seconds = {"tree": time.monotonic() - began_s}
+    admission.check()
+    seconds["admission"] = time.monotonic() - began_s - seconds["tree"]
     real = []
     for target in targets:
         with map_os_errors(target):

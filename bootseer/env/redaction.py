@@ -5,7 +5,8 @@ have to be public, as any node computes the document, and a weak password could 
 two runs that differ in nothing but a secret have the same key. What is hidden: user and password of URLs; values
 in their queries and fragments, but for names that say what is fetched; values of variables and options whose
 names speak of secrets; headers that authorise; tokens of well-known shapes; and, wherever it stands, the value of
-each variable of the environment that holds a secret.
+each variable of the environment that holds a secret. Secrets that only a program tells from other words of its
+command: redaction_commands.py.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ def _hide_user(found: re.Match[str]) -> str:
 
 def _hide_option(found: re.Match[str]) -> str:
     name, mark, value = found[1], found[2], found[3]
+    if mark != "=" and name.endswith(("-stdin", "-with-token")):
+        return found[0]  # it says where the secret comes from
     if not is_secret_name(name.lstrip("-")) or _VARIABLE.fullmatch(value) or (mark != "=" and value[0] == "-"):
         return found[0]
     return f"{name}{mark}{SECRET}"

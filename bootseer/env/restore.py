@@ -16,24 +16,33 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from bootseer.blocks.present import read_boot_id
 from bootseer.env import apply_journal
-from bootseer.env.apply import Moving, fill_journal, finish
+from bootseer.env.admissible import why_no_environment
+from bootseer.env.apply import HalfChangedError, Moving, fill_journal, finish
 from bootseer.env.apply_journal import Journal
-from bootseer.env.known_walk import known_walk
+from bootseer.env.known_walk import is_as_known, known_walk
 from bootseer.env.markers import Marker, Markers, digest_of, open_markers
+from bootseer.env.on_disk import NOTHING, identity
+from bootseer.env.owning import owned_by
 from bootseer.env.relocate import relocate, why_not
 from bootseer.env.settling import settle_later
 from bootseer.env.staging import WAIT_S as WAIT_S
 from bootseer.env.staging import Claim, Staging, claim
 from bootseer.env.subtree import Subtree, subtree
+from bootseer.env.unpack_helpers import UnpackHelpers, unpack_helpers
 from bootseer.env.walk import Walk, walk
-from bootseer.errors import BootseerError, ConfigError
+from bootseer.errors import BootseerError, ConfigError, IntegrityError
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.page_cache import is_remote
-from bootseer.tree.materialise import Progress, materialise
+from bootseer.tree.materialise import Materialised, Progress, materialise
+from bootseer.tree.materialise_helpers import HelperFailedError
+from bootseer.tree.reading import BlockSource
 
 if TYPE_CHECKING:
     from bootseer.env.env_tree import EnvTree
@@ -88,8 +97,7 @@ def restore(
     Args:
         targets: other folders than the snapshot's, one for each: then scripts and the like are rewritten.
         base: of the key document; kept in the markers, for the key of the next start.
-        expected: `markers.digest_of` of targets as they were when the key was made; one that has changed since, or
-            is missing here, is left alone: by target.
+        expected: `state_of` targets when the key was made; one that has changed since is left alone: by target.
         mounting: None: nothing is mounted.
         hot: blocks in the order of a start; what lies in them is unpacked first.
         on_progress: bytes and files since the last call.
@@ -124,6 +132,8 @@ def recover(
         if os.path.isdir(os.path.dirname(target)):
             with _claimed(target, environ, wait_s) as claimed:
                 notes += claimed.notes
+                if claimed.unsettled:
+                    settle_later([target], environ)
     return notes
 
 
@@ -138,6 +148,12 @@ def is_there(targets: Sequence[str], key: str, tree: str, *, environ: Mapping[st
         if not markers.is_there(marker, walk(target)):
             return False
     return True
+
+
+def state_of(target: str) -> str:
+    """All that is in a target, as one digest; an empty folder is as none. Raises: StorageError, ConfigError."""
+    found = walk(target)
+    return digest_of(found if len(found) > 1 else {})
 
 
 class _Restoring:
@@ -185,7 +201,9 @@ class _Restoring:
                     if mounting is not None:
                         return self._done(MOUNT, self._mount(mounting))
                 elif way == UNPACK:
-                    return self._done(self._unpack(hot, on_progress))
+                    with _without_collections():  # until all that was read of the tree is gone again
+                        how = self._unpack(hot, on_progress)
+                    return self._done(how)
                 else:
                     raise ValueError(f"{way!r} is no way to restore an environment")
             except BootseerError as error:
@@ -232,7 +250,6 @@ class _Restoring:
     def _unpack(self, hot: Sequence[int], on_progress: Progress | None) -> str:
         """Which way it was: another process may have been faster."""
         with ExitStack() as stack:
-            stack.enter_context(_without_collections())
             claims = {
                 target: stack.enter_context(_claimed(target, self._environ, self._wait_s))
                 for target in sorted(self._targets)  # in one order: nobody waits for somebody who waits for him
@@ -242,9 +259,18 @@ class _Restoring:
             if self._is_there():
                 return THERE
             self._check_expected(self._targets)
+            # They begin while the tree is opened, and are ready when it is.
+            helpers = stack.enter_context(
+                unpack_helpers(
+                    self._tree, self._snapshot, self._environ, is_wanted=not hot and len(self._targets) == 1
+                )
+            )
             opened = stack.enter_context(self._tree.open())
+            reason = why_no_environment(opened.tree, len(self._targets))
+            if reason:
+                raise IntegrityError(f"{self._tree.url or 'its tree'}: {reason}")
             parts = [
-                _Part(claims[target], subtree(opened.tree, str(number).encode()))
+                _Part(claims[target], _at_home(subtree(opened.tree, str(number).encode()), claims[target]))
                 for number, target in enumerate(self._targets)
             ]
             moves = self._moves()
@@ -254,28 +280,54 @@ class _Restoring:
                     raise ConfigError(f"{self._targets[0]}: the environment of {moves[0][0].decode()}: {reason}")
             try:
                 for part in parts:
-                    part.staging = part.claim.stage()
-                    done = materialise(
-                        part.below.tree,
-                        part.staging.tree,
-                        opened.blocks,
-                        hot=hot,
-                        threads=_threads(),
-                        on_progress=on_progress,
-                        is_private=True,
-                    )
-                    for what, count in done.skipped.items():
-                        self._skipped[what] = self._skipped.get(what, 0) + count
+                    self._fill(part, opened.blocks, hot, helpers, on_progress)
                     if moves:
-                        relocate(part.below.tree, part.staging.tree_fd, moves, part.claim.target)
+                        relocate(part.below.tree, part.staged.tree_fd, moves, part.claim.target)
                 self._before_move()
                 self._move(parts)
             finally:
                 for part in parts:
-                    if part.staging is not None:
+                    if part.staging is not None and not part.is_kept:
                         part.staging.throw_away()
         settle_later(self._targets, self._environ)
         return UNPACK
+
+    def _fill(
+        self,
+        part: _Part,
+        blocks: BlockSource,
+        hot: Sequence[int],
+        helpers: UnpackHelpers | None,
+        on_progress: Progress | None,
+    ) -> None:
+        """Makes the files of a target, beside it."""
+
+        def fill(helpers: UnpackHelpers | None) -> Materialised:
+            part.staging = part.claim.stage()
+            try:
+                return materialise(
+                    part.below.tree,
+                    part.staging.tree,
+                    blocks,
+                    hot=hot,
+                    threads=_threads(),
+                    on_progress=on_progress,
+                    is_private=True,
+                    helpers=helpers,
+                    meanwhile=part.look_ahead,
+                )
+            finally:
+                if helpers is not None:
+                    helpers.close()  # whatever happened: nobody else writes there any more
+
+        try:
+            done = fill(helpers)
+        except HelperFailedError as error:
+            self._notes.append(f"the environment is unpacked by one process alone: {error}")
+            part.staged.throw_away()
+            done = fill(None)
+        for what, count in done.skipped.items():
+            self._skipped[what] = self._skipped.get(what, 0) + count
 
     def _moves(self) -> list[tuple[bytes, bytes]]:
         """Only of an environment that goes elsewhere; also targets that stay, for paths that lead there."""
@@ -287,7 +339,7 @@ class _Restoring:
     def _check_expected(self, targets: Sequence[str]) -> None:
         for target in targets:
             wanted = self._expected.get(target)
-            if wanted is not None and digest_of(walk(target)) != wanted:
+            if wanted is not None and state_of(target) != wanted:
                 raise ConfigError(f"{target}: was changed since its environment was looked for: start again")
 
     def _move(self, parts: Sequence[_Part]) -> None:
@@ -304,18 +356,23 @@ class _Restoring:
             for part in reversed(done):
                 part.undo()
             for part in parts:
-                part.forget()
+                if not part.is_kept:
+                    part.forget()
             raise
         for part in parts:
-            self._markers(part).write(self._marker(part), self._walk(part), part.paths)
+            self._mark(part)
         for part in parts:
-            part.forget()
+            part.end()
 
-    def _walk(self, part: _Part) -> Walk:
-        """Of a target that has just got its environment."""
-        target = part.claim.target
-        is_known = part.claim.is_fresh and not self._skipped and not self._moves()
-        return (known_walk(part.below.tree, target) if is_known else None) or walk(target)
+    def _mark(self, part: _Part) -> None:
+        """A target that has just got its environment."""
+        target, markers, marker = part.claim.target, self._markers(part), self._marker(part)
+        if part.claim.is_fresh and not self._skipped and not self._moves():
+            known = part.known
+            if known is not None and is_as_known(known.walk, target):
+                markers.write(marker, known.walk, part.paths, walk_sha256=known.sha256)
+                return
+        markers.write(marker, walk(target), part.paths)
 
     def _markers(self, part: _Part) -> Markers:
         return open_markers(self._environ, part.claim.target)
@@ -331,6 +388,13 @@ class _Restoring:
         )
 
 
+class _Known(NamedTuple):
+    """A folder that was not walked."""
+
+    walk: Walk
+    sha256: str  # of it, by `digest_of`
+
+
 class _Part:
     """One target, from unpacked files to moved ones."""
 
@@ -339,11 +403,28 @@ class _Part:
         self.staging: Staging | None = None
         self._moving: Moving | None = None
         self._is_shown = False
-        self.paths = _paths(below)
+        self.is_kept = False  # what it has staged is still needed when this process is done
+
+    @cached_property
+    def paths(self) -> list[bytes]:
+        """All names that the tree says something about."""
+        return paths_of(self.below)
+
+    @cached_property
+    def known(self) -> _Known | None:
+        """What is there when only the tree is."""
+        found = known_walk(self.below.tree)
+        return None if found is None else _Known(found, digest_of(found, self.paths))
+
+    def look_ahead(self) -> None:
+        """Finds out meanwhile what is needed when all is there."""
+        if self.claim.is_fresh:
+            _ = self.known
+        _ = self.paths
 
     def prepare(self, marker: Marker) -> None:
         """Writes down what is to be done."""
-        staging, claimed = self._staged(), self.claim
+        staging, claimed = self.staged, self.claim
         journal = Journal(
             target=claimed.target,
             boot=read_boot_id(),
@@ -357,27 +438,47 @@ class _Part:
         if not claimed.is_fresh:
             journal = fill_journal(journal, self.below, claimed.target_fd, staging.tree_fd)
             self._moving = Moving(journal, claimed.target_fd, staging.fd)
+        else:
+            journal = msgspec.structs.replace(journal, place=identity(staging.tree_fd) or NOTHING)
         with map_os_errors(staging.folder):
             apply_journal.write(staging.fd, journal)
 
     def carry_out(self) -> None:
         if self._moving is None:
-            self.claim.show(self._staged())
-            self._is_shown = True
-        else:
+            self.claim.show(self.staged)
+            self._is_shown = self.is_kept = True
+            return
+        self.is_kept = True  # what the target had
+        try:
             self._moving.carry_out()
+        except HalfChangedError:
+            raise
+        except BaseException:  # it was undone
+            self.is_kept = False
+            raise
 
     def undo(self) -> None:
         if self._moving is not None:
             self._moving.undo()
         elif self._is_shown:
-            self.claim.hide(self._staged())
+            self.claim.hide(self.staged)
+        self.is_kept = False
+
+    def end(self) -> None:
+        """All is moved. Until it is on disk the next start can undo it."""
+        if is_remote(self.claim.target):  # a server has what was closed
+            self.forget()
+            self.is_kept = False
+            return
+        with map_os_errors(self.staged.folder):
+            apply_journal.end(self.staged.fd)
 
     def forget(self) -> None:
         """There is nothing to complete any more."""
-        finish(self._staged().fd, self.claim.target)
+        finish(self.staged.fd, self.claim.target)
 
-    def _staged(self) -> Staging:
+    @property
+    def staged(self) -> Staging:
         assert self.staging is not None, "it is unpacked first"
         return self.staging
 
@@ -391,7 +492,9 @@ def alone_at(targets: Sequence[str], *, environ: Mapping[str, str], wait_s: floa
     with ExitStack() as stack:
         notes: list[str] = []
         for target in sorted({os.path.realpath(each) for each in targets}):
-            notes += stack.enter_context(_claimed(target, environ, wait_s)).notes
+            claimed = stack.enter_context(_claimed(target, environ, wait_s))
+            claimed.settle()
+            notes += claimed.notes
         yield notes
 
 
@@ -406,11 +509,21 @@ def _claimed(target: str, environ: Mapping[str, str], wait_s: float) -> Iterator
             markers.write(journal.marker, walk(journal.target), journal.paths)
 
     with claim(target, environ=environ, boot=read_boot_id(), wait_s=wait_s, on_recovered=mark) as claimed:
+        if claimed.is_doubtful:
+            open_markers(environ, claimed.target).doubt(claimed.target, walk(claimed.target))
         yield claimed
 
 
-def _paths(below: Subtree) -> list[bytes]:
-    """All names that a tree says something about."""
+def _at_home(below: Subtree, claimed: Claim) -> Subtree:
+    """In the hands of who has the target; a new one is the caller's."""
+    if claimed.is_fresh:
+        return owned_by(below, os.geteuid(), os.getegid())
+    found = os.fstat(claimed.target_fd)
+    return owned_by(below, found.st_uid, found.st_gid)
+
+
+def paths_of(below: Subtree) -> list[bytes]:
+    """All names that a tree says something about, those that it takes away too."""
     paths = [b""] * len(below.tree)
     for entry in range(1, len(below.tree)):
         above = paths[below.tree.parents[entry]]

@@ -1,18 +1,23 @@
 """Has restored files written to disk in the background, and lets markers say so: `-m bootseer.env.settling`.
 
-Nothing is synced while ranks wait. Until it is done a marker counts only until the machine is started anew.
+Nothing is synced while ranks wait. Until it is done a marker counts only until the machine is started anew, and
+what was there before is kept, so that the next start can put it back.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from bootseer.env import apply_journal, staging
 from bootseer.env.markers import open_markers
+from bootseer.env.on_disk import sync_file_system
+from bootseer.env.scratch import sweep
+from bootseer.env.target_lock import id_of
 from bootseer.errors import BootseerError
+from bootseer.tree.safe_folders import FOLDER
 
 _SHELL = 'exec </dev/null >/dev/null 2>&1; "$@" &'
 
@@ -34,24 +39,50 @@ def settle_later(targets: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def settle(targets: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Now. What cannot be synced keeps its marker as it is."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    """Now. What cannot be synced keeps its marker, and what it had before, as they are."""
     for target in targets:
         try:
             markers = open_markers(environ, target)
             marker = markers.read(target)
-            if marker is None or marker.is_durable:
-                continue
             fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                if libc.syncfs(fd) == 0:
-                    markers.make_durable(marker)
-            finally:
-                os.close(fd)
         except (BootseerError, OSError):
             continue
+        try:
+            moved = _moved(target)  # before it is synced: those that are ended now
+            is_new = marker is not None and not marker.is_durable
+            if (moved or is_new) and sync_file_system(fd):
+                if marker is not None and is_new:
+                    markers.make_durable(marker)
+                for above, name in moved:
+                    _forget(above, name, keeps_time=above == target)
+        except (BootseerError, OSError):
+            continue
+        finally:
+            os.close(fd)
+
+
+def _moved(target: str) -> list[tuple[str, str]]:
+    """Where the staging folders are whose moves are all made: folder, name."""
+    found = []
+    for above in (os.path.dirname(target), target):
+        for name in os.listdir(above):
+            if name.startswith(f"{staging.PREFIX}{id_of(target)}-"):
+                folder = os.path.join(above, name)
+                is_ours = os.lstat(folder).st_uid == os.geteuid()
+                if is_ours and os.path.lexists(os.path.join(folder, os.fsdecode(apply_journal.DONE))):
+                    found.append((above, name))
+    return found
+
+
+def _forget(above: str, name: str, *, keeps_time: bool) -> None:
+    fd = os.open(above, FOLDER)
+    try:
+        staging.forget(fd, name, keeps_time=keeps_time)
+    finally:
+        os.close(fd)
 
 
 if __name__ == "__main__":
     os.nice(19)
     settle(sys.argv[1:], os.environ)
+    sweep(os.environ)

@@ -5,12 +5,13 @@ lines and URLs come that way, never in argv. It ends when its input does, except
 built: that it finishes first, within PUBLISH_MOST_S.
 
     start  ... (setup_keeper_work.Wanted)  -> looked key tree why            what this node has, or could have
-    use    tree                            -> fetched tree, or unfetched why
+    use    tree                            -> fetched tree, or unfetched why damaged (the tree, or "")
     show   tree                            -> ready ...                      what was fetched is in its place
-    build  is_urgent                       -> ready ... then published tree, or unpublished why; or found tree
+    build  is_urgent damaged (a tree)      -> ready ... then published tree, or unpublished why; or found tree
     own, again                             -> ready ...                      set-up was run, if it had to be
     first-step                                                               what the start has read is known
-    any time:  said text | setup-began | line text (of set-up) | failed why tail | lost
+    any time:  said text | setup-began | line text (of set-up) | failed why tail | lost | alive (it gets on)
+               | waiting, waited (for another process that is at the targets)
 """
 
 from __future__ import annotations
@@ -107,8 +108,9 @@ def main() -> None:
         return
     holder = None
     if "mount" in order["ways"]:
-        from bootseer.env.setup_keeper_mount import make_holder
+        from bootseer.env.setup_keeper_mount import begin_daemon, make_holder
 
+        begin_daemon(order)
         holder = make_holder()
     from bootseer.env.setup_keeper_work import Work
 

@@ -12,18 +12,23 @@ from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.env.keying import Keyed, make_key
-from bootseer.env.markers import Entry, Marker, Markers, open_markers
-from bootseer.env.restore import recover
+from bootseer.env.markers import Entry, Marker, Markers, is_clean, open_markers
+from bootseer.env.restore import paths_of, recover, state_of
 from bootseer.env.spec import SetupSpec
 from bootseer.env.store import EnvStore, Found
+from bootseer.env.subtree import subtree
+from bootseer.env.unclean import why_unclean
 from bootseer.env.walk import walk
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, ConfigError, KeyUnknown, StorageTimeout
 from bootseer.storage import open_store
+from bootseer.storage.paths import redact
+from bootseer.tree.index import Index
 from bootseer.trust import Trust
 
 MOST_UNPINNED_TOLD = 5
 
 Say = Callable[[str], object]
+OnWait = Callable[[bool], object]
 
 
 class There(NamedTuple):
@@ -43,6 +48,8 @@ class Looked(NamedTuple):
     found: Found | None  # in the store
     there: There | None  # with this key, and not too old
     cannot: str  # why nothing that is built here could be published; "" if it could
+    expected: Mapping[str, str] = {}  # `restore.state_of` each target, of just before the key was made
+    unclean: str = ""  # why set-up does not begin with what the key says; "" if it does
 
     @property
     def tree(self) -> str:
@@ -52,51 +59,111 @@ class Looked(NamedTuple):
         return "" if self.there is None else self.there.tree
 
 
-def look(spec: SetupSpec, environ: Mapping[str, str], say: Say, wait_s: float) -> Looked:
-    """Args: wait_s: for another process that is at the targets.
+def look(
+    spec: SetupSpec,
+    environ: Mapping[str, str],
+    say: Say,
+    wait_s: float,
+    on_wait: OnWait = lambda _: None,
+) -> Looked:
+    """Args: wait_s: for another process that is at the targets. on_wait: told when that begins (True) and ends.
 
-    Raises: ConfigError, LaunchError, StorageError: there can be no environment.
+    Raises: KeyUnknown, LaunchError, StorageError when it cannot be told what there is; StorageTimeout when another
+        process is at the targets; ConfigError: there can be no environment.
     """
     guessed = list(spec.targets) or default_targets(spec.python)
-    keyed, there = _keyed(spec, environ, guessed, say, wait_s)
-    if {os.path.realpath(each) for each in keyed.targets} != {os.path.realpath(each) for each in guessed}:
-        keyed, there = _keyed(spec, environ, keyed.targets, say, wait_s)  # it has its environment elsewhere
+    now = _keyed(spec, environ, guessed, say, wait_s, on_wait)
+    if {os.path.realpath(each) for each in now.keyed.targets} != {os.path.realpath(each) for each in guessed}:
+        now = _keyed(spec, environ, now.keyed.targets, say, wait_s, on_wait)  # it has its environment elsewhere
+    keyed, there, expected, unclean = now
     for note in keyed.notes:
         say(note)
     if keyed.unpinned:
         say(unpinned_line(keyed))
     if not spec.store:
-        return Looked(keyed, None, None, there, "there is no --env-store")
+        return Looked(keyed, None, None, there, "there is no --env-store", expected, unclean)
     try:
         store = open_env_store(spec.store, environ, say)
         found = aio.run_sync(store.find(keyed.key, time.time()))
     except BootseerError as error:
         say(f"the environment store cannot be used: {error}")
-        return Looked(keyed, None, None, there, str(error))
-    if found is not None and there is not None and there.tree != found.snapshot.tree and keyed.unpinned:
-        found = None  # other versions may be in place, and what is put over them leaves traces of both
+        return Looked(keyed, None, None, there, str(error), expected, unclean)
+    has_other = found is not None
+    if found is not None and there is not None and there.tree != found.snapshot.tree:
+        # Pinned or not: what they depend on may be of other versions, and one over the other gives both.
+        if there.tree:
+            say(
+                f"{', '.join(keyed.targets)}: has another environment of this key than the store by now, and it is"
+                " used: make the folder anew to get the store's"
+            )
+        found = None
     cannot = ""
     if there is not None and found is None:
         cannot = "it is in its place already, so it cannot be told what set-up did"
+        if not has_other:
+            say(not_in_store_line(keyed, store))
     elif not store.store.features.creates_if_absent:
         cannot = "this store cannot create a file exactly once"
         if found is None:
-            say(f"{store.url}: {cannot}, so nothing is published there: every node installs for itself")
-    return Looked(keyed, store, found, there, cannot)
+            say(f"{redact(store.url)}: {cannot}, so nothing is published there: every node installs for itself")
+    elif unclean and found is None:
+        cannot = unclean
+        say(f"{cannot}, so what set-up makes is not kept")
+    return Looked(keyed, store, found, there, cannot, expected, unclean)
+
+
+def look_again(looked: Looked, spec: SetupSpec, environ: Mapping[str, str]) -> Looked:
+    """The same by who is alone at the targets now: another job may have been there, inputs may have changed.
+
+    Raises: ConfigError, LaunchError, StorageError.
+    """
+    now = _key_now(spec, environ, looked.keyed.targets)
+    found = looked.found if now.keyed.key == looked.keyed.key else None
+    return Looked(now.keyed, looked.store, found, now.there, looked.cannot, now.expected, now.unclean)
+
+
+class _Now(NamedTuple):
+    """Of targets; as in Looked."""
+
+    keyed: Keyed
+    there: There | None
+    expected: Mapping[str, str]
+    unclean: str
 
 
 def _keyed(
-    spec: SetupSpec, environ: Mapping[str, str], targets: list[str], say: Say, wait_s: float
-) -> tuple[Keyed, There | None]:
-    """The key, and what is in place, if that has it: else the key is that of set-up on top of what is there."""
-    for note in recover(targets, environ=environ, wait_s=wait_s):
+    spec: SetupSpec, environ: Mapping[str, str], targets: list[str], say: Say, wait_s: float, on_wait: OnWait
+) -> _Now:
+    """What `_key_now` finds when no other process is at the targets any more."""
+    try:
+        try:
+            notes = recover(targets, environ=environ, wait_s=0.0)
+        except StorageTimeout:
+            on_wait(True)
+            notes = recover(targets, environ=environ, wait_s=wait_s)
+            on_wait(False)
+    except ConfigError as error:
+        raise KeyUnknown(str(error)) from error  # nobody can be alone there
+    for note in notes:
         say(note)
+    return _key_now(spec, environ, targets)
+
+
+def _key_now(spec: SetupSpec, environ: Mapping[str, str], targets: Sequence[str]) -> _Now:
+    """The key, and what is in place, if that has it: else the key is that of set-up on top of what is there."""
     there = find_there(targets, environ)
     if there is not None:
         keyed = make_key(spec, environ, known_base=there.base)
         if is_current(there, keyed, time.time()):
-            return keyed, there
-    return make_key(spec, environ), None
+            return _Now(keyed, there, {}, "")
+    # In this order: what changes while the key is made is seen by who compares later.
+    expected = states_of(targets) if spec.store else {}
+    return _Now(make_key(spec, environ), None, expected, why_unclean(targets, environ))
+
+
+def states_of(targets: Sequence[str]) -> dict[str, str]:
+    """`restore.state_of` each of them, by resolved path. Raises: StorageError, ConfigError."""
+    return {real: state_of(real) for real in map(os.path.realpath, targets)}
 
 
 def default_targets(python: str) -> list[str]:
@@ -116,14 +183,49 @@ def open_env_store(url: str, environ: Mapping[str, str], say: Say) -> EnvStore:
     return aio.run_sync(begin())
 
 
-def find_there(targets: list[str], environ: Mapping[str, str]) -> There | None:
+def is_still_there(there: There, targets: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether no job has changed targets since they were found so: by their markers, mostly without a walk."""
+    try:
+        for target in map(os.path.realpath, targets):
+            markers = open_markers(environ, target)
+            if markers.unclean(target) is not None:
+                now = find_there(targets, environ)
+                return now is not None and now[:3] == there[:3]
+            marker = markers.read(target)
+            if marker is None or (marker.key, marker.tree, marker.base) != there[:3]:
+                return False
+    except BootseerError:
+        return False
+    return True
+
+
+def covers(index: Index, targets: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether a tree has something for each name that the environment in its place made, changed or took away.
+
+    Then it can go over that one, and nothing is left of it.
+    """
+    for number, target in enumerate(map(os.path.realpath, targets)):
+        markers = open_markers(environ, target)
+        marker = markers.read(target)
+        paths = None if marker is None else markers.paths(marker)
+        if paths is None or not set(paths) <= set(paths_of(subtree(index, str(number).encode()))):
+            return False
+    return True
+
+
+def find_there(targets: Sequence[str], environ: Mapping[str, str]) -> There | None:
     """What all targets have, as their markers say, if they are still like that."""
     found: There | None = None
     for target in map(os.path.realpath, targets):
         try:
             markers = open_markers(environ, target)
             marker = markers.read(target)
-            if marker is None or not markers.is_there(marker, walk(target)):
+            if marker is None:
+                return None
+            now, unclean = walk(target), markers.unclean(target)
+            if unclean is not None and not unclean.is_over and not is_clean(unclean, now):
+                return None
+            if not markers.is_there(marker, now):
                 return None
         except BootseerError:
             return None
@@ -151,6 +253,14 @@ def mark(
         real = os.path.realpath(target)
         markers: Markers = open_markers(environ, real)
         markers.write(Marker(target=real, key=key, tree=tree, base=dict(base)), after, paths)
+
+
+def not_in_store_line(keyed: Keyed, store: EnvStore) -> str:
+    """PURE: why nothing is published although nothing is there."""
+    return (
+        f"the environment is in its place here, but not in {redact(store.url)}, and no start of this node can put"
+        f" it there: make {', '.join(keyed.targets)} anew, or run `bootseer env snapshot --rebuild` in a fresh one"
+    )
 
 
 def unpinned_line(keyed: Keyed) -> str:

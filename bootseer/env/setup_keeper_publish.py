@@ -18,6 +18,7 @@ from bootseer.env.settling import settle_later
 from bootseer.env.setup_keeper_look import Looked, mark
 from bootseer.env.snapshot import Snapshot, listed
 from bootseer.errors import ConfigError
+from bootseer.storage.paths import redact
 
 MOST_NAMED = 5
 
@@ -31,10 +32,12 @@ def publish(
     *,
     is_urgent: bool,
     say: Callable[[str], object],
+    replaces: int = 0,
 ) -> str:
     """The digest of the tree that counts from now on.
 
     Args: setup_s: how long the commands took. is_urgent: others wait; else it is done at idle priority.
+        replaces: the generation of one that is damaged.
     Raises: SourceChanged, CaptureRefused, ConfigError, StorageError, IntegrityError: nothing was published.
     """
     keyed, store = looked.keyed, looked.store
@@ -48,7 +51,8 @@ def publish(
     lease.tell("set-up has ended, its result is being published")
     built = capture.build(store.packs(keyed.key).put, is_idle=not is_urgent)
     snapshot = describe(keyed, built, setup_s, time.time())
-    published = aio.run_sync(store.publish(snapshot, document, built.tree.index_bytes, signing))
+    index_bytes = built.tree.index_bytes
+    published = aio.run_sync(store.publish(snapshot, document, index_bytes, signing, replaces=replaces))
     if isinstance(published, Cannot):
         raise ConfigError(published.why)
     facts = built.facts
@@ -64,7 +68,7 @@ def publish(
     settle_later(keyed.targets, environ)
     say(
         f"the environment is kept: {facts.files} files, {facts.bytes / 1e6:.0f} MB, published in "
-        f"{time.monotonic() - began_s:.1f} s; the next start takes it from {store.url}"
+        f"{time.monotonic() - began_s:.1f} s; the next start takes it from {redact(store.url)}"
     )
     return snapshot.tree
 

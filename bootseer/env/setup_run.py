@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bootseer.env.redaction import redact_text, secret_values
+from bootseer.env.redaction_commands import redact_command
 from bootseer.errors import SetupFailed
 from bootseer.storage.os_errors import map_os_errors
 
@@ -195,7 +196,7 @@ class _Followed:
             return
         secrets = secret_values(self._environ)
         tail = tuple(redact_text(line, secrets) for line in self._log.tail())
-        command = _shorten(redact_text(self._commands[self._done], secrets))
+        command = _shorten(redact_command(self._commands[self._done], secrets))
         which = f"set-up command {self._done + 1} of {len(self._commands)} ({command})"
         if self._why_ended == "too long":
             what = f"was ended: all of them together may take {timeout_s:g} s (--setup-timeout)"

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, KeyUnknown
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.safe_folders import FOLDER
 
+OURS = b".bootseer-env-"  # names at a target's top that are no part of it; see staging.py
 MOST_ENTRIES = 1 << 22  # a target of so many was not meant: a tree that is mounted has all of them in memory
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL}  # or of another type by now
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
@@ -95,7 +96,7 @@ def walk(folder: str, *, without: frozenset[bytes] = frozenset()) -> Walk:
 def _look_into(fd: int, above: bytes, without: frozenset[bytes], found: Walk) -> list[bytes]:
     """Adds everything in one folder; the names of the folders among it."""
     if len(found) > MOST_ENTRIES:
-        raise ConfigError(
+        raise KeyUnknown(
             f"more than {MOST_ENTRIES} files below a target of set-up commands: name a smaller folder"
         )
     folders = []
@@ -103,7 +104,7 @@ def _look_into(fd: int, above: bytes, without: frozenset[bytes], found: Walk) ->
         for each in entries:
             name = each.name.encode(_ENCODING, _ERRORS)
             path = above + name
-            if without and path in without:
+            if (without and path in without) or (not above and name.startswith(OURS)):
                 continue
             try:
                 now = each.stat(follow_symlinks=False)

@@ -23,6 +23,14 @@ class Bringer:
     def __init__(self, log: Callable[[str], None]) -> None:
         self.brought = Brought(prefetch={}, blocks={})
         self._log = log
+        self._is_shown = False
+        self._input: asyncio.StreamWriter | None = None  # once it has its order
+
+    def note_shown(self) -> None:
+        """The tree can be read through its mount."""
+        self._is_shown = True
+        if self._input is not None:
+            self._input.write(b"shown\n")
 
     async def run(self, order: Order) -> None:
         """Until it has ended, well or not. Cancelled, it ends it."""
@@ -39,6 +47,7 @@ class Bringer:
         try:
             await self._talk(process, encode(order))
         finally:
+            self._input = None
             if process.returncode is None:
                 process.kill()
             await process.wait()
@@ -48,6 +57,9 @@ class Bringer:
         try:
             process.stdin.write(order)
             await process.stdin.drain()
+            self._input = process.stdin
+            if self._is_shown:
+                self.note_shown()
             while True:
                 async with asyncio.timeout(SILENCE_S):
                     line = await process.stdout.readline()

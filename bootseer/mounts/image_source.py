@@ -71,6 +71,27 @@ def open_source(
     if url.startswith(ROOTFS):
         return FolderSource(url.removeprefix(ROOTFS))
     began_s = time.monotonic()
+    from bootseer.mounts.tree_waiting import begin_spare, end_spare
+
+    begin_spare(url, unless_served=_runtime())  # it gets ready while the tree is looked for
+    try:
+        return _open_tree(url, workload, say, name, digest, began_s)
+    finally:
+        end_spare()
+
+
+def _runtime() -> str:
+    from bootseer.mounts.tree_places import locate
+
+    try:
+        return locate(os.environ)
+    except ConfigError:
+        return ""  # it is said when it is needed
+
+
+def _open_tree(
+    url: str, workload: tuple[str, str], say: Callable[[str], object], name: str, digest: str, began_s: float
+) -> Source:
     from bootseer.blocks.trace import workload_key
     from bootseer.mounts.tree_control import NotAnsweringError
     from bootseer.mounts.tree_mount import mount_tree, probe_mount

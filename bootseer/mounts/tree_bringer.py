@@ -1,14 +1,18 @@
 """Brings the hot blocks of a tree into its cache, for its daemon: `python -P -m bootseer.mounts.tree_bringer`.
 
 A process of its own: the daemon answers the kernel, each answer needs the interpreter's lock, and whoever unpacks
-blocks beside it makes each read of a starting program late. In: an Order by stdin, which stays open: its end is
-this one's. Out: by stdout a line of figures (`Brought`, JSON) a few times a second, the last one when all is done.
+blocks beside it makes each read of a starting program late. It also reads the hot files through the mount as soon
+as that is shown, ahead of the program (read_ahead.py).
+
+In: an Order by stdin, then a line when the tree is shown; stdin stays open: its end is this one's. Out: by stdout
+a line of figures (`Brought`, JSON) a few times a second, the last one when all is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import os
 import struct
 import sys
@@ -20,9 +24,12 @@ from bootseer import aio
 from bootseer.blocks import Prefetcher
 from bootseer.errors import BootseerError, StorageError
 from bootseer.mounts import tree_metadata
+from bootseer.mounts.read_ahead import ReadAhead, has_room
+from bootseer.mounts.read_ahead_plan import HotPieces
 from bootseer.mounts.tree_parts import open_cache, open_fetcher
 from bootseer.mounts.tree_settings import Settings
 from bootseer.storage import open_store
+from bootseer.storage.memory_limits import read_memory
 from bootseer.tree.index import MOST_INDEX_BYTES
 
 TELL_S = 0.25
@@ -37,6 +44,7 @@ class Order(msgspec.Struct, kw_only=True):
     digest: str
     hot: list[int]
     index: bytes | None = None  # the index object, which was checked; None: it is in the cache
+    root: str = ""  # where the tree will be shown; "": nothing is read ahead
 
 
 class Brought(msgspec.Struct, kw_only=True):
@@ -44,6 +52,7 @@ class Brought(msgspec.Struct, kw_only=True):
 
     prefetch: dict[str, float | str]
     blocks: dict[str, float]
+    read_ahead: int = 0  # pieces of files
 
 
 def encode(order: Order) -> bytes:
@@ -65,18 +74,32 @@ def main() -> int:
 
 
 def _read_order() -> Order:
-    source = sys.stdin.buffer
-    (length,) = LENGTH.unpack(source.read(LENGTH.size).ljust(LENGTH.size, b"\0"))
-    data = source.read(min(length, MOST_ORDER_BYTES))
+    with open(0, "rb", buffering=0, closefd=False) as source:  # what comes after the order is read later
+        (length,) = LENGTH.unpack(_read_all(source, LENGTH.size).ljust(LENGTH.size, b"\0"))
+        data = _read_all(source, min(length, MOST_ORDER_BYTES))
     try:
         return msgspec.msgpack.decode(data, type=Order)
     except msgspec.MsgspecError as error:
         raise StorageError(f"what is to be brought cannot be understood: {error}") from error
 
 
+def _read_all(source: io.FileIO, length: int) -> bytes:
+    found = bytearray()
+    while len(found) < length and (data := source.read(length - len(found))):
+        found += data
+    return bytes(found)
+
+
+def _hear(is_shown: asyncio.Event) -> None:
+    if not os.read(0, 64):
+        os._exit(1)  # whoever asked has gone
+    is_shown.set()
+
+
 async def _bring(order: Order) -> None:
     settings = order.settings
-    asyncio.get_running_loop().add_reader(0, os._exit, 1)  # nothing more comes: whoever asked has gone
+    is_shown = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, _hear, is_shown)
     async with AsyncExitStack() as stack:
         store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
         stack.push_async_callback(store.aclose)
@@ -87,17 +110,43 @@ async def _bring(order: Order) -> None:
         index = await aio.run_io(tree_metadata.decode_slim, data, order.digest)
         fetcher = await open_fetcher(stack, settings, store, cache, index, order.digest, _log)
         prefetcher = Prefetcher(fetcher, order.hot, log=_log)
+        ahead: ReadAhead | None = None
+        if bool(order.root) and await aio.run_io(_has_room, order):
+            pieces = await aio.run_io(HotPieces, data, order.digest, order.hot)
+            ahead = ReadAhead(order.root, pieces, order.hot, fetcher.cache.missing)
 
-        async def tell() -> None:
+        def tell() -> None:
+            files = 0 if ahead is None else ahead.files
+            _tell(Brought(prefetch=prefetcher.statistics(), blocks=fetcher.statistics(), read_ahead=files))
+
+        async def tell_often() -> None:
             while True:
-                _tell(Brought(prefetch=prefetcher.statistics(), blocks=fetcher.statistics()))
+                tell()
                 await asyncio.sleep(TELL_S)
 
         async with asyncio.TaskGroup() as group:
-            telling = group.create_task(tell())
+            telling = group.create_task(tell_often())
+            reading = group.create_task(_read_ahead(ahead, is_shown))
             await prefetcher.run()
+            if ahead is not None:
+                ahead.note_all()
+            await reading
             telling.cancel()
-        _tell(Brought(prefetch=prefetcher.statistics(), blocks=fetcher.statistics()))
+        tell()
+
+
+def _has_room(order: Order) -> bool:
+    return has_room(len(order.hot), read_memory())
+
+
+async def _read_ahead(ahead: ReadAhead | None, is_shown: asyncio.Event) -> None:
+    if ahead is None:
+        return
+    await is_shown.wait()
+    try:
+        await aio.run_io(ahead.run)
+    except OSError as error:
+        _log(f"hot files are not read ahead any more: {error}")
 
 
 def _tell(brought: Brought) -> None:

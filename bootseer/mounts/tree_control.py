@@ -23,6 +23,7 @@ from bootseer.errors import BootseerError, ConfigError, StorageError, StorageTim
 IDLE_S = 60.0
 DEADLINE_S = 30.0
 STORE_TIMEOUT_S = 30.0
+READ_AHEAD_SHARE = 7 / 8
 ANY_WORKLOAD = "0" * 16  # as in bootseer.blocks.trace
 
 MOST_ANSWER_BYTES = 4 << 20

@@ -1,18 +1,21 @@
-"""Starts the daemon of a tree, and its minder: `python -P -m bootseer.mounts.tree_daemon READY LOCK FOLDER`.
+"""Starts the daemon of a tree, and its minder: `python -P -m bootseer.mounts.tree_daemon ORDERS [SCHEME]`.
 
-    starter        mount_tree: waits for this process, which ends at once, and for a line at READY
+    starter        tree_waiting.py: gives one order at ORDERS, a socket, or none
       minder       waits for the daemon's end; takes away what it has left mounted; opens nothing of FUSE
-        daemon     tree_serving.py: the store, the cache, the mounts, the socket
+        daemon     imports what it will need, waits for its order, then is tree_serving.py
 
-Settings come by stdin: a URL may hold a password, and everybody sees command lines. LOCK is an open and locked
-file, which both processes have: it is free when nothing of them is left. Little is imported before the fork, so
-that the minder stays small.
+The process that was started ends at once. The daemon may be started before anybody knows whether it is needed, and
+ends when ORDERS does. An order comes by the socket, as a URL may hold a password and everybody sees command lines;
+with it come the log, a pipe for what the daemon says, and the lock of the tree's folder, open and held. Daemon and
+minder both have the lock: it is free when nothing of them is left. Little is imported before the fork, so that the
+minder stays small. SCHEME: of the URL that is expected.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from types import FrameType
@@ -20,33 +23,31 @@ from typing import NoReturn
 
 from bootseer.errors import BootseerError
 from bootseer.mounts import cgroup
+from bootseer.mounts.tree_orders import ACCEPTED, MOST_FOLDER_BYTES, receive
 from bootseer.mounts.tree_places import Place
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+UNNEEDED_S = 60.0  # without an order it ends: its starter has something else to do
 
 
-def main(ready: int, lock: int, folder: str) -> NoReturn:
-    """`ready`: a pipe; `lock`: of the tree's folder, held."""
+def main(orders: int, scheme: str) -> NoReturn:
+    """`orders`: a socket."""
     if os.fork():
         os._exit(0)
-    place = Place.of_folder(folder)
     os.chdir("/")
-    if why := cgroup.leave():  # its starter's end is not that of all who use the tree
-        _say(f"{place.folder}: {why}")
-    for fd in (ready, lock):
-        os.set_inheritable(fd, False)
+    why = cgroup.leave()  # its starter's end is not that of all who use the tree
+    os.set_inheritable(orders, False)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until both know what to do with them
     daemon = os.fork()
     if daemon:
-        os.close(ready)
-        _let_go_of_streams()
-        _mind(place, lock, daemon)
+        os.close(orders)
+        theirs.close()
+        _mind(ours, daemon, why)
+    ours.close()
     status = 1
     try:
-        place.write_state({"minder": os.getppid(), "daemon": os.getpid()})
-        from bootseer.mounts import tree_serving
-
-        status = tree_serving.serve(place, ready, SIGNALS)
+        status = _serve(socket.socket(fileno=orders), theirs, scheme)
     except BaseException:
         import traceback
 
@@ -56,8 +57,47 @@ def main(ready: int, lock: int, folder: str) -> NoReturn:
         os._exit(status)  # threads that hang are not waited for
 
 
-def _mind(place: Place, lock: int, daemon: int) -> NoReturn:
-    """Waits for the daemon's end, and tidies up. Signals are handed on."""
+# ---- the daemon ----------------------------------------------------------------------------------------------
+
+
+def _serve(orders: socket.socket, minder: socket.socket, scheme: str) -> int:
+    """The exit status."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # one that serves nothing just ends
+    from bootseer.mounts import tree_warm
+
+    tree_warm.warm(scheme)
+    from bootseer.mounts import tree_maker, tree_serving
+
+    tree_maker.start()
+    order = receive(orders, UNNEEDED_S)
+    if order is None:
+        return 0
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # tree_serving.py knows what to do with them
+    try:
+        orders.sendall(ACCEPTED)  # from here on its starter starts no other one
+    except OSError:
+        return 0  # nobody waits for it any more; the lock is free again
+    orders.close()
+    socket.send_fds(minder, [os.fsencode(order.folder)], [order.lock, order.log])
+    _take_log(order.log)
+    if minder.recv(1) != ACCEPTED:
+        raise OSError("the minder has ended")
+    minder.close()
+    place = Place.of_folder(order.folder)
+    place.write_state({"minder": os.getppid(), "daemon": os.getpid()})
+    return tree_serving.serve(place, order.ready, order.settings, SIGNALS)
+
+
+# ---- the minder ----------------------------------------------------------------------------------------------
+
+
+def _mind(orders: socket.socket, daemon: int, why: str) -> NoReturn:
+    """Waits for the daemon's end, and tidies up. Signals are handed on.
+
+    Args: orders: by which the daemon says what it serves; why: the cgroup could not be left.
+    """
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         del frame
@@ -66,13 +106,28 @@ def _mind(place: Place, lock: int, daemon: int) -> NoReturn:
     for number in SIGNALS:
         signal.signal(number, hand_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    place: Place | None = None
+    lock = -1
+    folder, fds, _, _ = socket.recv_fds(orders, MOST_FOLDER_BYTES, 2)
+    if fds:
+        lock, log = fds
+        _take_log(log)
+        place = Place.of_folder(os.fsdecode(folder))
+        try:
+            orders.sendall(ACCEPTED)
+        except OSError:
+            pass  # it has died since
+        if why:
+            _say(f"{place.folder}: {why}")
+    orders.close()
     os.waitid(os.P_PID, daemon, os.WEXITED | os.WNOWAIT)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     _, status = os.waitpid(daemon, 0)
     try:
-        _tidy(place, lock, os.waitstatus_to_exitcode(status))
+        if place is not None:
+            _tidy(place, lock, os.waitstatus_to_exitcode(status))
     except BootseerError as error:
-        _say(f"{place.folder}: {error}")
+        _say(f"{place.folder if place else ''}: {error}")
     finally:
         cgroup.remove()
         os._exit(0)
@@ -94,12 +149,12 @@ def _say(line: str) -> None:
         pass
 
 
-def _let_go_of_streams() -> None:
-    """stdin is the daemon's alone: its end is the starter's."""
-    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(null, 0)
-    os.close(null)
+def _take_log(log: int) -> None:
+    """For all that is printed from here on."""
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    os.close(log)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "")

@@ -3,18 +3,22 @@
 One recording a mount, of the workload that it was mounted for: later jobs on it find in the kernel's page cache
 what the first one has read. It ends when the job says that it has started, or is full; if nobody says so it counts
 only where no other is known.
+
+Most starts read hot files ahead through the mount. Their recording says nothing about the blocks that were hot
+before, only which ones they needed beyond those; so some starts, by chance, read nothing ahead and tell the truth.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from bootseer import aio
 from bootseer.blocks import Prefetcher, Recorder
 from bootseer.blocks.prefetch import Phase
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace import Trace, beyond
 from bootseer.errors import BootseerError
 from bootseer.mounts.bringing import Bringer
 from bootseer.mounts.tree_bringer import Order
@@ -28,11 +32,16 @@ WHOLE = "whole"  # the prefetch of everything; others are named after their work
 class HotBlocks:
     """Prefetches and the recording of one mount. For one event loop."""
 
-    def __init__(self, parts: Parts, settings: Settings, digest: str, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, parts: Parts, settings: Settings, digest: str, root: str, log: Callable[[str], None]
+    ) -> None:
+        """`root`: where the tree will be shown."""
         self.recorder = Recorder(0)
         self.recording = "off"  # on, full, done
         self.trace_where = ""  # of the trace that was found
-        self._parts, self._settings, self._digest, self._log = parts, settings, digest, log
+        self._parts, self._settings, self._digest, self._root, self._log = parts, settings, digest, root, log
+        self._reads_ahead = random.random() < settings.read_ahead_share  # noqa: S311  no secret
+        self._is_shown = False
         self._prefetchers: dict[str, Prefetcher] = {}
         self._bringers: dict[str, Bringer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,6 +59,12 @@ class HotBlocks:
         if self._settings.records:
             self.recorder = Recorder(self._parts.index.block_count)
             self.recording = "on"
+
+    def note_shown(self) -> None:
+        """The tree can be read through its mount."""
+        self._is_shown = True
+        for bringer in self._bringers.values():
+            bringer.note_shown()
 
     def prefetch(self, workload: str) -> None:
         """In the background, if there is a trace; each workload once."""
@@ -76,6 +91,9 @@ class HotBlocks:
         await self._has_looked.wait()
         recorded = self.recorder.trace(self._digest, self._settings.workload)
         is_known = self._known is not None and self._known.workload == self._settings.workload
+        if recorded is not None and is_known and self._has_read_ahead(self._settings.workload):
+            assert self._known is not None
+            recorded = beyond(recorded, self._known)
         if recorded is None or (is_known and not is_started):
             return False
         merged = await self._parts.traces.add(recorded, self._known if is_known else None)
@@ -102,6 +120,7 @@ class HotBlocks:
             "recording": "full" if is_full else self.recording,
             "touched_blocks": len(recorder.seen) - recorder.seen.count(0),
             "trace": self.trace_where,
+            "read_ahead": sum(each.brought.read_ahead for each in self._bringers.values()),
         }
 
     def block_statistics(self) -> dict[str, float]:
@@ -128,24 +147,43 @@ class HotBlocks:
                 self._known, self.trace_where = found.trace, found.where
         finally:
             self._has_looked.set()
-        if found is not None and self._settings.prefetches:
-            await self._run_hot(self._settings.workload, found.trace)
+        if not self._settings.prefetches:
+            return
+        if found is not None:
+            await self._run_hot(self._settings.workload, found.trace.hot(), self._may_read_ahead(found.trace))
+        elif self._parts.index.stored_bytes <= self._settings.whole_bytes:
+            await self._run_hot(self._settings.workload, range(self._parts.index.block_count), False)
 
     async def _prefetch(self, workload: str) -> None:
         found = await self._parts.traces.find(workload)
         if found is not None and workload not in self._prefetchers:
-            await self._run_hot(workload, found.trace)
+            await self._run_hot(workload, found.trace.hot(), self._may_read_ahead(found.trace))
 
-    async def _run_hot(self, name: str, trace: Trace) -> None:
+    async def _run_hot(self, name: str, hot: Sequence[int], may_read_ahead: bool) -> None:
         """Many blocks by another process; what that leaves, or few, by this one."""
-        parts, hot = self._parts, trace.hot()
+        parts = self._parts
         prefetcher = self._prefetchers[name] = Prefetcher(parts.fetcher, hot, log=self._log)
+        root = self._root if len(hot) >= APART_BLOCKS and may_read_ahead else ""
         missing = await aio.run_io(parts.tree_cache.missing, hot)
-        if len(missing) >= APART_BLOCKS and not parts.tree_cache.full_reason:
+        if (root or len(missing) >= APART_BLOCKS) and not parts.tree_cache.full_reason:
             bringer = self._bringers[name] = Bringer(self._log)
-            order = Order(settings=self._settings, digest=self._digest, hot=hot, index=parts.index_bytes)
+            if self._is_shown:
+                bringer.note_shown()
+            order = Order(
+                settings=self._settings, digest=self._digest, hot=list(hot), index=parts.index_bytes, root=root
+            )
             await bringer.run(order)
         await prefetcher.run()
+
+    def _may_read_ahead(self, trace: Trace) -> bool:
+        """Not what a recording that is under way would take for reads of another program."""
+        is_own = trace.workload == self._settings.workload
+        is_recorded = self._settings.records and self.recording != "done"
+        return self._reads_ahead and (is_own or not is_recorded)
+
+    def _has_read_ahead(self, workload: str) -> bool:
+        bringer = self._bringers.get(workload)
+        return bringer is not None and bringer.brought.read_ahead > 0
 
     async def _run(self, name: str, prefetcher: Prefetcher) -> None:
         self._prefetchers[name] = prefetcher

@@ -18,6 +18,7 @@ from bootseer.mounts.tree_ending import ANSWER_S, TreeState, list_trees, unmount
 from bootseer.mounts.tree_places import Place, is_shown, locate, prepare
 from bootseer.mounts.tree_probe import probe_mount
 from bootseer.mounts.tree_starting import TreeOptions, settings_of, start
+from bootseer.mounts.tree_waiting import begin_spare, end_spare
 
 if TYPE_CHECKING:
     from bootseer.blocks import Cache
@@ -139,8 +140,27 @@ def mount_tree(
     """
     options = options or TreeOptions()
     end_s = time.monotonic() + options.ready_s
-    place_url, digest, trust = _resolve(url, trust, name, digest, options)
-    place = Place(prepare(locate(os.environ if environ is None else environ)), digest)
+    runtime = locate(os.environ if environ is None else environ)
+    try:
+        place_url, digest, trust = _resolve(url, trust, name, digest, options, runtime)
+        place = Place(prepare(runtime), digest)
+        return _find_or_start(place, place_url, trust, cache, workload, options, end_s)
+    finally:
+        end_spare()  # if it was not needed
+
+
+# ---- finding and starting --------------------------------------------------------------------------------------
+
+
+def _find_or_start(
+    place: Place,
+    url: str,
+    trust: Trust | None,
+    cache: Cache | None,
+    workload: str,
+    options: TreeOptions,
+    end_s: float,
+) -> MountedTree:
     while True:
         found = _find(place, workload, options.idle_s, end_s)
         if found is not None:
@@ -149,7 +169,7 @@ def mount_tree(
         if lock >= 0:
             try:
                 place.clear()
-                settings = settings_of(place_url, trust, cache, workload, options)
+                settings = settings_of(url, trust, cache, workload, options)
                 found = _mounted(place, start(place, lock, settings, end_s))
             finally:
                 os.close(lock)  # the daemon has it
@@ -160,11 +180,8 @@ def mount_tree(
         time.sleep(_POLL_S)
 
 
-# ---- finding and starting --------------------------------------------------------------------------------------
-
-
 def _resolve(
-    url: str, trust: Trust | None, name: str, digest: str, options: TreeOptions
+    url: str, trust: Trust | None, name: str, digest: str, options: TreeOptions, runtime: str
 ) -> tuple[str, str, Trust | None]:
     """The URL without its pin, the digest, and the keys if they had to be read."""
     from bootseer.storage.paths import scheme_of
@@ -179,6 +196,7 @@ def _resolve(
         raise ConfigError(f"the URL asks for another digest than {digest}")
     if digest or pin:
         return bare, digest or pin, trust
+    begin_spare(bare, unless_served=runtime)  # it gets ready meanwhile
     from bootseer import aio
     from bootseer.storage import open_store
     from bootseer.tree.opening import read_head

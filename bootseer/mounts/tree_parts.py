@@ -16,15 +16,18 @@ from bootseer.blocks import open_cache as open_named_cache
 from bootseer.blocks.cache import TREES
 from bootseer.blocks.donors import Donors
 from bootseer.blocks.folder import Limit
-from bootseer.mounts import tree_metadata
+from bootseer.mounts import tree_maker, tree_metadata
+from bootseer.mounts.tree_maker import Maker
 from bootseer.mounts.tree_settings import Settings
 from bootseer.mounts.tree_traces import Traces
 from bootseer.storage import Store, open_store
 from bootseer.tree import erofs
-from bootseer.tree.index import Index
-from bootseer.tree.opening import open_tree
+from bootseer.tree import index as indexes
+from bootseer.tree.index import Index, index_path
+from bootseer.tree.opening import read_index_bytes
 from bootseer.trust import Trust, TrustedKey
 from bootseer.trust.keys import parse_public
+from bootseer.trust.reading import place_of
 
 
 class Parts:
@@ -37,20 +40,26 @@ class Parts:
         index: Index,
         fetcher: BlockFetcher,
         traces: Traces,
+        maker: Maker,
         log: Callable[[str], None],
     ) -> None:
         self.cache, self.tree_cache, self.fetcher, self.traces = cache, tree_cache, fetcher, traces
         self.index = index  # without entries
-        self._log = log
+        self._maker, self._log = maker, log
         self._metadata: bytes | bytearray = b""
         self._full: Index | None = None  # until the metadata is made
+        self._garbage: Index | None = None
         self._index_bytes = b""  # as they came from the store
 
     async def metadata(self) -> bytes | bytearray:
         """For EROFS. Made now, in a thread, if it was not in the cache."""
         full, self._full = self._full, None
         if full is not None:
-            self._metadata = await aio.run_io(erofs.metadata, full, self.tree_cache.tree)
+            made = await aio.run_io(self._maker.finish)
+            if made is None:
+                made = await aio.run_io(erofs.metadata, full, self.tree_cache.tree)
+            self._metadata = made
+            self._garbage = full  # to take it apart takes its time, too
         return self._metadata
 
     @property
@@ -60,6 +69,7 @@ class Parts:
 
     async def keep(self) -> None:
         """What the store does not have to be asked for at the next start."""
+        self._garbage = None
         data = self._index_bytes
         if data and not self.tree_cache.full_reason:
             digest = self.tree_cache.tree
@@ -76,6 +86,8 @@ async def open_parts(stack: AsyncExitStack, settings: Settings, digest: str, log
     store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
     stack.push_async_callback(store.aclose)
     cache = await aio.run_io(open_cache, settings, log)
+    maker = tree_maker.take()
+    stack.callback(maker.close)
     folder = _folder(cache, digest)
     metadata = await aio.run_io(tree_metadata.read, folder, digest)
     index: Index | None = None
@@ -83,13 +95,15 @@ async def open_parts(stack: AsyncExitStack, settings: Settings, digest: str, log
     index_bytes = b""
     if metadata is not None:
         index = await aio.run_io(_read_known, cache, digest)
-    if index is None:
-        full, index_bytes = await _open_index(settings, store, cache, digest)
+    if index is not None:
+        maker.close()
+    else:
+        full, index_bytes = await _open_index(store, cache, digest, maker)
         index = tree_metadata.slim(full)
     fetcher = await open_fetcher(stack, settings, store, cache, index, digest, log)
     trust = Trust([TrustedKey(parse_public(line, "a key"), "a key") for line in settings.keys])
     traces = Traces(folder, digest, index.block_count, store, trust, log)
-    parts = Parts(cache, fetcher.cache, index, fetcher, traces, log)
+    parts = Parts(cache, fetcher.cache, index, fetcher, traces, maker, log)
     parts._metadata, parts._full, parts._index_bytes = metadata or b"", full, index_bytes
     return parts
 
@@ -117,10 +131,11 @@ def _read_known(cache: Cache, digest: str) -> Index | None:
     return None if data is None else tree_metadata.decode_slim(data, digest)
 
 
-async def _open_index(settings: Settings, store: Store, cache: Cache, digest: str) -> tuple[Index, bytes]:
-    """The index, checked, and as it is stored. The digest says who is believed."""
-    opened = await open_tree(store, settings.url, Trust(), digest=digest, cached=cache.read_index)
-    return opened.index, opened.index_bytes
+async def _open_index(store: Store, cache: Cache, digest: str, maker: Maker) -> tuple[Index, bytes]:
+    """The index, checked, and as it is stored. The digest says who is believed. `maker` begins meanwhile."""
+    data = await aio.run_io(cache.read_index, digest) or await read_index_bytes(store, digest)
+    await aio.run_io(maker.begin, data, digest)
+    return await aio.run_io(indexes.decode, data, digest, place_of(store, index_path(digest))), data
 
 
 def open_cache(settings: Settings, log: Callable[[str], None]) -> Cache:

@@ -35,7 +35,6 @@ from bootseer.mounts.tree_places import Place
 from bootseer.mounts.tree_settings import Settings
 from bootseer.mounts.tree_stack import Stack
 
-MOST_SETTINGS_BYTES = 8 << 20
 MOST_DESCRIPTORS = 1 << 14
 LOOK_S = 1.0  # between looks whether somebody uses it
 MOST_LOG_BYTES = 4 << 20  # then it begins anew
@@ -51,17 +50,18 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
-def serve(place: Place, ready: int, signals: Sequence[signal.Signals]) -> int:
+def serve(place: Place, ready: int, told: bytes, signals: Sequence[signal.Signals]) -> int:
     """The whole life of the daemon; its exit status.
 
-    `ready`: a pipe for one line when it can be used, or cannot. `signals` end it; they are blocked yet.
+    `ready`: a pipe for one line when it can be used, or cannot. `told`: Settings, as JSON. `signals` end it; they
+    are blocked yet.
     """
     started_s = time.monotonic()
     gc.disable()  # an index is many objects, none of them garbage
     sys.setswitchinterval(SWITCH_S)
     tell = partial(_tell, ready)
     try:
-        settings = msgspec.json.decode(sys.stdin.buffer.read(MOST_SETTINGS_BYTES), type=Settings)
+        settings = msgspec.json.decode(told, type=Settings)
     except msgspec.MsgspecError as error:
         tell(from_error(StorageError(f"what the daemon is told cannot be understood: {error}")))
         return 1
@@ -211,7 +211,7 @@ class Daemon:
     async def _open(self, stack: AsyncExitStack) -> None:
         """What takes long begins early."""
         parts = self.parts = await open_parts(stack, self.settings, self.place.digest, self._log)
-        hot = self.hot = HotBlocks(parts, self.settings, self.place.digest, self._log)
+        hot = self.hot = HotBlocks(parts, self.settings, self.place.digest, self.place.root, self._log)
         stack.push_async_callback(hot.end)
         hot.begin(self._group)
         metadata = await parts.metadata()
@@ -219,6 +219,7 @@ class Daemon:
         device = await stack.enter_async_context(open_device(parts.fetcher, recorder=hot.recorder, log=self._log))
         stack.push_async_callback(self._unmount)
         await aio.run_io(self.stack.mount, device, metadata, self.settings.deadline_s)
+        hot.note_shown()
         hot.keep_later(parts.keep())
 
     async def _unmount(self) -> None:

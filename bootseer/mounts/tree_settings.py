@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from bootseer.mounts.tree_control import ANY_WORKLOAD, DEADLINE_S, IDLE_S, STORE_TIMEOUT_S
+from bootseer.mounts.tree_control import ANY_WORKLOAD, DEADLINE_S, IDLE_S, READ_AHEAD_SHARE, STORE_TIMEOUT_S
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """By stdin, as JSON. The digest is in the folder's name."""
+    """As JSON, by a socket. The digest is in the folder's name."""
 
     url: str  # of the store; may hold a password
     options: dict[str, Any] = {}  # of the store
@@ -24,6 +24,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     deadline_s: float = DEADLINE_S  # a read that waits longer fails
     records: bool = True
     prefetches: bool = True
+    read_ahead_share: float = READ_AHEAD_SHARE  # of the starts
+    whole_bytes: int = 0  # a tree that is stored in no more is brought whole when no trace of it is known
     streams: bool = True  # after the first step, all that is not cached yet
     cold_bytes_per_s: float | None = None  # of that
     publishes: bool = False  # puts the trace into the store

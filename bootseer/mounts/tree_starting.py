@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import os
 import select
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootseer.errors import StorageError, StorageTimeout
-from bootseer.mounts.tree_control import ANY_WORKLOAD, DEADLINE_S, IDLE_S, STORE_TIMEOUT_S, to_error
+from bootseer.mounts.tree_control import (
+    ANY_WORKLOAD,
+    DEADLINE_S,
+    IDLE_S,
+    READ_AHEAD_SHARE,
+    STORE_TIMEOUT_S,
+    to_error,
+)
+from bootseer.mounts.tree_orders import Order
 from bootseer.mounts.tree_places import Place
+from bootseer.mounts.tree_waiting import WaitingDaemon, take_spare
 from bootseer.storage.os_errors import map_os_errors
 
 if TYPE_CHECKING:
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
 
 READY_S = 120.0  # a store may be slow to answer
 MOST_LOG_BYTES = 1 << 20
-_NOT_INHERITED = ("RANK", "LOCAL_RANK")
 
 
 class TreeOptions(NamedTuple):
@@ -34,6 +40,8 @@ class TreeOptions(NamedTuple):
     store_timeout_s: float = STORE_TIMEOUT_S
     records: bool = True  # what the start touches, for the next one
     prefetches: bool = True
+    read_ahead_share: float = READ_AHEAD_SHARE  # of the starts; the others tell what a start really reads
+    whole_bytes: int = 0  # a tree that is stored in no more is brought whole when no trace of it is known
     streams: bool = True  # after the first step, all that is not cached yet
     cold_bytes_per_s: float | None = None  # of that
     publishes: bool = False  # puts the trace into the store
@@ -55,7 +63,7 @@ def settings_of(
             each: getattr(options, each)
             for each in (
                 *("store_timeout_s", "idle_s", "deadline_s", "records", "prefetches", "streams"),
-                *("cold_bytes_per_s", "publishes"),
+                *("read_ahead_share", "whole_bytes", "cold_bytes_per_s", "publishes"),
             )
         },
     }
@@ -69,45 +77,53 @@ def settings_of(
 
 
 def start(place: Place, lock: int, settings: Mapping[str, object], end_s: float) -> dict[str, Any]:
-    """Starts the daemon of a place that is claimed; what it says when it can be used.
+    """Has the spare daemon of this process, or a new one, serve a place that is claimed; what it says when it can.
 
     Args: lock: of the place, held; the daemon has it, too; end_s: by `time.monotonic`.
     Raises: what the daemon says instead; StorageError when it says nothing.
     """
     log = _open_log(place)
-    ready, theirs = os.pipe()
     try:
-        environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-        numbers = [str(theirs), str(lock), place.folder]
-        # Settings by stdin: a URL may hold a password, and everybody sees command lines.
-        subprocess.run(
-            [sys.executable, "-P", "-m", "bootseer.mounts.tree_daemon", *numbers],
-            input=json.dumps(settings).encode(),
-            stdout=log,
-            stderr=log,
-            pass_fds=[theirs, lock],
-            start_new_session=True,
-            cwd="/",
-            env=environ,
-            check=False,
-        )
-        os.close(theirs)
-        theirs = -1
-        said = _read_line(ready, end_s)
+        said = None
+        spare = take_spare()
+        if spare is not None:
+            said = _order(spare, place, lock, log, settings, end_s)
+        if said is None:
+            said = _order(WaitingDaemon(log=log, url=str(settings["url"])), place, lock, log, settings, end_s)
     except OSError as error:
-        raise StorageError(f"{place.folder}: its daemon could not be started: {error.strerror}") from error
+        raise StorageError(
+            f"{place.folder}: its daemon could not be started: {error.strerror or error}"
+        ) from error
     finally:
-        for fd in (log, ready, theirs):
-            if fd >= 0:
-                os.close(fd)
-    if said is None:
-        raise StorageTimeout(f"{place.folder}: its daemon is not ready in time; its log is {place.log_path}")
+        os.close(log)
     if not said:
         raise StorageError(f"{place.folder}: its daemon has died; its log is {place.log_path}")
     answer = json.loads(said)
     if "ok" not in answer:
         raise to_error(answer, place.folder)
     return dict(answer["ok"])
+
+
+def _order(
+    daemon: WaitingDaemon, place: Place, lock: int, log: int, settings: Mapping[str, object], end_s: float
+) -> bytes | None:
+    """What a daemon says when it has done what it is told; None of one that has died before it was told.
+
+    Raises: StorageTimeout; OSError.
+    """
+    ready, theirs = os.pipe()
+    try:
+        try:
+            is_given = daemon.give(Order(place.folder, json.dumps(settings).encode(), theirs, lock, log))
+        finally:
+            os.close(theirs)
+        said = _read_line(ready, end_s) if is_given else b""
+        if said is None:
+            raise StorageTimeout(f"{place.folder}: its daemon is not ready in time; its log is {place.log_path}")
+        return said if said or daemon.has_accepted() else None
+    finally:
+        os.close(ready)
+        daemon.close()
 
 
 def _read_line(fd: int, end_s: float) -> bytes | None:

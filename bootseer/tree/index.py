@@ -8,15 +8,21 @@ the culprit. Columns, not records: a tree has tens of thousands of entries and i
 from __future__ import annotations
 
 import hashlib
-import re
 import stat
 import struct
+import sys
+from array import array
+from collections import Counter
 from collections.abc import Iterator
+from itertools import count as counting
+from itertools import islice
+from operator import add, ge, le, lt, ne, or_
 from typing import NamedTuple
 
 import msgspec
 
-from bootseer.errors import FormatVersion, IntegrityError
+from bootseer.errors import IntegrityError
+from bootseer.formats import other_format
 from bootseer.tree.compression import decompress
 
 FORMAT = "bootseer-tree/1"
@@ -43,7 +49,6 @@ OVERLAY_XATTRS = (b"trusted.overlay.", b"user.overlay.")  # left out: they would
 XATTR_NAMES = (b"system.posix_acl_access", b"system.posix_acl_default")
 
 BLOCK = struct.Struct("<32sIIII")
-_FAMILY = re.compile(r"bootseer-tree/([0-9]{1,6})")
 _TYPES = frozenset({
     stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK,
 })  # fmt: skip
@@ -179,33 +184,48 @@ def decode(data: bytes, digest: str, where: str) -> Index:
 
     Raises: IntegrityError when they are not those of `digest`, or no index that can be acted on; FormatVersion.
     """
+    index = read_unchecked(data, digest, where)
+    check(index, where)
+    return index
+
+
+def read_unchecked(data: bytes, digest: str, where: str) -> Index:
+    """The same, when nothing but its types is known to be right: for work that is thrown away if `check` fails.
+
+    Raises: IntegrityError, FormatVersion.
+    """
     if len(data) > MOST_INDEX_BYTES:
         raise IntegrityError(f"{where}: {len(data)} bytes; no index is larger than {MOST_INDEX_BYTES}")
     if digest_of(data) != digest:
         raise IntegrityError(f"{where}: is damaged: its SHA-256 is not {digest}")
     raw = decompress(data, MOST_RAW_INDEX_BYTES, where)
     try:
-        head = msgspec.msgpack.decode(raw, type=_Head)
-        if head.format != FORMAT:
-            raise _other_format(head.format, where)
-        index = Index(**msgspec.structs.asdict(msgspec.msgpack.decode(raw, type=_Wire)))
+        try:
+            index = Index(**msgspec.structs.asdict(msgspec.msgpack.decode(raw, type=_Wire)))
+        except msgspec.ValidationError:
+            _check_format(msgspec.msgpack.decode(raw, type=_Head).format, where)  # it says more, if it is that
+            raise
+        _check_format(index.format, where)
+        return index
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{where}: is no index of a tree: {error}") from error
-    check(index, where)
-    return index
 
 
-def _other_format(found: str, where: str) -> FormatVersion:
-    if _FAMILY.fullmatch(found) is None:
-        return FormatVersion(f"{where}: has format {found[:80]!r}, not {FORMAT}")
-    return FormatVersion(f"{where}: has format {found}; this Bootseer reads {FORMAT}: take a newer one")
+def _check_format(found: str, where: str) -> None:
+    if found != FORMAT:
+        raise other_format(found, FORMAT, where)
 
 
 def check(index: Index, where: str) -> None:
-    """Raises IntegrityError unless all numbers and names add up."""
+    """Raises IntegrityError unless all numbers and names add up.
+
+    A start waits for it. So columns are looked at as wholes where that says enough, and one by one where it does
+    not: to find out what is wrong, or in trees of another shape than `building.lay_out` gives them.
+    """
     try:
         _check_head(index)
         _check_blocks(index)
+        _check_modes(index)
         _check_names(index)
         _check_attributes(index)
         _check_files(index)
@@ -245,6 +265,8 @@ def _check_blocks(index: Index) -> None:
         raise _WrongError("a pack has an impossible digest or size")
     sizes = [size for _, size in index.packs]
     packs = len(sizes)
+    if _are_blocks_right(index.blocks, sizes):
+        return
     for number, (_, pack, offset, stored, raw) in enumerate(BLOCK.iter_unpack(index.blocks)):
         if pack >= packs or not 0 < stored <= raw or offset + stored > sizes[pack]:
             raise _WrongError(f"block {number} lies outside its pack")
@@ -252,10 +274,44 @@ def _check_blocks(index: Index) -> None:
             raise _WrongError(f"block {number} has {raw} bytes")
 
 
+def _are_blocks_right(blocks: bytes, pack_sizes: list[int]) -> bool:
+    """PURE: all at once; False where they have to be looked at one by one."""
+    if not blocks:
+        return True
+    packs, offsets, stored, raws = _columns(blocks)
+    return (
+        max(packs) < len(pack_sizes)
+        and min(stored) > 0
+        and all(map(le, stored, raws))
+        and all(map(le, map(add, offsets, stored), map(pack_sizes.__getitem__, packs)))
+        and all(raw <= BLOCK_BYTES and raw % UNIT_BYTES == 0 for raw in set(raws))
+    )
+
+
+def _columns(blocks: bytes) -> list[array[int]]:
+    """PURE: of BLOCK: packs, offsets, stored and raw bytes."""
+    words = array("I", blocks)
+    if sys.byteorder == "big":
+        words.byteswap()
+    each = BLOCK.size // words.itemsize
+    return [words[place::each] for place in range(each - 4, each)]
+
+
+def _check_modes(index: Index) -> None:
+    """Before anybody asks of what type they are."""
+    if all(0 <= mode <= 0xFFFF and stat.S_IFMT(mode) in _TYPES for mode in set(index.modes)):
+        return
+    for entry, mode in enumerate(index.modes):
+        if not 0 <= mode <= 0xFFFF or stat.S_IFMT(mode) not in _TYPES:
+            raise _WrongError(f"entry {entry} has mode {mode:#o}")
+
+
 def _check_names(index: Index) -> None:
     parents, names, modes = index.parents, index.names, index.modes
     if parents[0] != 0 or names[0] != b"" or not stat.S_ISDIR(modes[0]):
         raise _WrongError("entry 0 is not the root")
+    if _are_names_right(index):
+        return
     depths = [0] * len(index)
     last: dict[int, bytes] = {}  # folder -> name of its last entry so far
     for entry in range(1, len(index)):
@@ -272,17 +328,43 @@ def _check_names(index: Index) -> None:
         raise _WrongError(f"folders are nested more than {MOST_DEPTH} deep")
 
 
+def _are_names_right(index: Index) -> bool:
+    """PURE: all at once; False where they have to be looked at one by one. Entry 0 is the root."""
+    parents, names = index.parents[1:], index.names[1:]
+    if not names:
+        return True
+    joined = b"/%b/" % b"/".join(names)
+    if joined.count(b"/") != len(names) + 1 or any(each in joined for each in (b"\0", b"//", b"/./", b"/../")):
+        return False
+    if max(map(len, names)) > MOST_NAME_BYTES or min(parents) < 0 or any(map(ge, parents, counting(1))):
+        return False
+    folders = set(parents)
+    if not all(stat.S_ISDIR(index.modes[folder]) for folder in folders):
+        return False
+    begins = list(map(ne, parents, islice(parents, 1, None)))  # whether the next one is in another folder
+    if 1 + sum(begins) != len(folders):
+        return False  # entries of a folder do not follow each other
+    if not all(map(or_, begins, map(lt, names, islice(names, 1, None)))):
+        return False
+    depths = {0: 1}  # of what is in a folder
+    for folder in sorted(folders - {0}):
+        depths[folder] = depths[index.parents[folder]] + 1
+    return max(depths.values()) <= MOST_DEPTH
+
+
 def _check_attributes(index: Index) -> None:
     count = len(index)
-    for entry, mode in enumerate(index.modes):
-        if not 0 <= mode <= 0xFFFF or stat.S_IFMT(mode) not in _TYPES:
-            raise _WrongError(f"entry {entry} has mode {mode:#o}")
+    modes = Counter(index.modes)
     for ids in (index.uids, index.gids):
         if min(ids) < 0 or max(ids) > (1 << 32) - 2:
             raise _WrongError("an owner cannot be")
     if min(index.mtimes_ns) < -(1 << 63) or max(index.mtimes_ns) >= 1 << 63:
         raise _WrongError("a time cannot be")
-    for entry, target in enumerate(index.targets):
+    linking = [entry for entry, target in enumerate(index.targets) if target]
+    if len(linking) != sum(times for mode, times in modes.items() if stat.S_ISLNK(mode)):
+        linking = list(range(count))  # there is a link without a target, or the reverse
+    for entry in linking:
+        target = index.targets[entry]
         if stat.S_ISLNK(index.modes[entry]) != bool(target) or len(target) > MOST_TARGET_BYTES or b"\0" in target:
             raise _WrongError(f"entry {entry} has an impossible link target")
     for entry, (major, minor) in index.rdevs.items():
@@ -290,7 +372,7 @@ def _check_attributes(index: Index) -> None:
             raise _WrongError(f"entry {entry} is no device")
         if not 0 <= major < 1 << 12 or not 0 <= minor < 1 << 20:
             raise _WrongError(f"entry {entry} has device number {major}:{minor}")
-    if any(_is_device(mode) and entry not in index.rdevs for entry, mode in enumerate(index.modes)):
+    if sum(times for mode, times in modes.items() if _is_device(mode)) != len(index.rdevs):
         raise _WrongError("a device has no number")
     for entry in index.opaque:
         if not 0 <= entry < count or not stat.S_ISDIR(index.modes[entry]):
@@ -310,12 +392,12 @@ def _check_attributes(index: Index) -> None:
 
 
 def _check_files(index: Index) -> None:
-    raws = [raw for *_, raw in BLOCK.iter_unpack(index.blocks)]
+    raws = _columns(index.blocks)[-1].tolist()
     most_address = len(raws) * BLOCK_UNITS
-    pieces = 0
-    for entry, (mode, size, runs, link) in enumerate(
-        zip(index.modes, index.sizes, index.runs, index.links, strict=True)
-    ):
+    others = _others(index, raws, most_address)
+    pieces = len(index) - len(others)
+    for entry in others:
+        mode, size, runs, link = index.modes[entry], index.sizes[entry], index.runs[entry], index.links[entry]
         if link != -1:
             if not 0 <= link < entry or index.links[link] != -1 or stat.S_ISDIR(mode):
                 raise _WrongError(f"entry {entry} is a link to none")
@@ -332,13 +414,25 @@ def _check_files(index: Index) -> None:
         pieces += needed
         if pieces > MOST_PIECES:  # before any of them is looked at
             raise _WrongError(f"has more than {MOST_PIECES} pieces of files")
-        if len(runs) == 2 and needed == 1 == runs[1] and runs[0] >= 0:  # nearly all files
-            address = runs[0]
-            block, inside = divmod(address, BLOCK_UNITS)
-            if block >= len(raws) or inside * UNIT_BYTES + size > raws[block]:
-                raise _WrongError(f"entry {entry} lies outside the device")
-            continue
         _check_runs(entry, size, runs, raws, most_address)
+
+
+def _others(index: Index, raws: list[int], most_address: int) -> list[int]:
+    """PURE: entries that are not what nearly all are: files in one piece, in a block that has as much."""
+    regular = frozenset(mode for mode in set(index.modes) if stat.S_ISREG(mode))
+    columns = zip(counting(), index.modes, index.sizes, index.runs, index.links, strict=False)
+    return [
+        entry
+        for entry, mode, size, runs, link in columns
+        if not (
+            len(runs) == 2
+            and runs[1] == 1
+            and 0 <= (address := runs[0]) < most_address
+            and 0 < size <= raws[address // BLOCK_UNITS] - address % BLOCK_UNITS * UNIT_BYTES
+            and link == -1
+            and mode in regular
+        )
+    ]
 
 
 def _check_runs(entry: int, size: int, runs: list[int], raws: list[int], most_address: int) -> None:

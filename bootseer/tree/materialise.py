@@ -17,19 +17,23 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from typing import Literal, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from typing import NamedTuple
 
 from bootseer.errors import ConfigError
 from bootseer.storage.os_errors import to_storage_error
 from bootseer.tree.index import Index
 from bootseer.tree.materialise_attributes import Attributes
 from bootseer.tree.materialise_files import FileWriter, link_names, remove, run_batches
-from bootseer.tree.materialise_plan import files_of, plan
+from bootseer.tree.materialise_folders import TreeFolders, entry_errors
+from bootseer.tree.materialise_helpers import Helpers, Owners
+from bootseer.tree.materialise_plan import Plan, files_of, plan
+from bootseer.tree.materialise_portions import portions
 from bootseer.tree.materialise_private import PrivateWriter
 from bootseer.tree.reading import BlockSource
-from bootseer.tree.safe_folders import LastFolder, OpenFolders, open_root
+from bootseer.tree.safe_folders import LastFolder, open_root
 
 THREADS = 8  # wait for a store or a disk most of the time
 TEMPORARY = b".bootseer-tmp-"
@@ -55,9 +59,11 @@ def materialise(
     *,
     hot: Sequence[int] = (),
     on_hot_done: Callable[[], object] | None = None,
-    owners: Literal["as stored", "mine"] = "as stored",
+    owners: Owners = "as stored",
     resume: bool = False,
     is_private: bool = False,
+    helpers: Helpers | None = None,
+    meanwhile: Callable[[], object] | None = None,
     threads: int = THREADS,
     on_progress: Progress | None = None,
     boot_s: float | None = None,
@@ -72,9 +78,14 @@ def materialise(
         resume: the folder has what an interrupted run of the same tree left.
         is_private: nobody looks into the folder before this returns, and after an error or a kill it is thrown
             away as it is: files get their names when they are begun. That is the fastest.
+        helpers: write regular files, into a private folder, without `hot`; `blocks` are not read then.
+        meanwhile: called once while helpers are busy.
         boot_s: when this machine was started, since the epoch; tests say another time.
-    Raises: StorageError, also when the disk is full; IntegrityError; ConfigError. What has its name then is whole.
+    Raises: StorageError, also when the disk is full; HelperFailedError; IntegrityError; ConfigError. What has its
+        name then is whole.
     """
+    assert not (resume and is_private), "what is thrown away is not resumed"
+    assert helpers is None or (is_private and not hot), "helpers know no order"
     keeps_owners = owners == "as stored" and os.geteuid() == 0
     with _errors(folder), open_root(folder) as root_fd, _lock(root_fd, folder):
         was_given = resume and keeps_owners  # to the owner in the index, by the run before
@@ -88,13 +99,34 @@ def materialise(
             boot_s=_read_boot_s() if boot_s is None else boot_s,
             is_private=is_private,
         )
-        assert not (resume and is_private), "what is thrown away is not resumed"
         if resume:
             unpacking.look()
         elif os.listdir(root_fd):
             raise ConfigError(f"{folder}: is not empty: {_AWAY}")
         progress = on_progress or (lambda _bytes, _files: None)
+        if helpers is not None:
+            return unpacking.run_by(helpers, owners, meanwhile, on_hot_done, progress)
         return unpacking.run(blocks, hot, on_hot_done, progress, resume=resume)
+
+
+def write_portion(
+    index: Index, folder: str, root_fd: int, blocks: BlockSource, *, owners: Owners, on_progress: Progress
+) -> Mapping[str, int]:
+    """For a helper: writes the files of a portion into the folder that `materialise` was called with.
+
+    Returns: what was skipped. Raises: StorageError, IntegrityError.
+    """
+    with _errors(folder):
+        unpacking = _Unpacking(
+            index,
+            folder,
+            root_fd,
+            keeps_owners=owners == "as stored" and os.geteuid() == 0,
+            threads=1,
+            boot_s=0.0,
+            is_private=True,
+        )
+        return unpacking.run_portion(blocks, on_progress)
 
 
 class _Unpacking:
@@ -121,10 +153,8 @@ class _Unpacking:
         self._prefix = TEMPORARY
         while any(name.startswith(self._prefix) for name in index.names):
             self._prefix += b"x"
-        self._folders: dict[int, tuple[bytes, ...]] = {0: ()}  # names on the way to each folder
-        for entry, mode in enumerate(index.modes):
-            if entry and stat.S_ISDIR(mode):
-                self._folders[entry] = (*self._folders[index.parents[entry]], index.names[entry])
+        self._tree_folders = TreeFolders(index, folder, root_fd, self._attributes, is_private=is_private)
+        self._folders = self._tree_folders.names
         self._links: dict[int, list[int]] = {}  # further names of an entry
         for entry, link in enumerate(index.links):
             if link != -1:
@@ -141,17 +171,74 @@ class _Unpacking:
         *,
         resume: bool,
     ) -> Materialised:
-        index = self._index
-        self._make_folders()
-        if self._is_private:
-            self._attributes.expect_plain(self._root_fd)
+        os.fchmod(self._root_fd, 0o700)
+        self._tree_folders.make()
         if resume:
             self.look()  # also into those that could not be entered before
-        files = [entry for entry in files_of(index) if entry not in self._kept]
-        todo = plan(index, files, hot)
+        files = [entry for entry in files_of(self._index) if entry not in self._kept]
+        todo = plan(self._index, files, hot)
         self._make_others()
+        written_bytes = self._write(files, todo, blocks, on_progress, on_hot_done if hot else None)
+        self._tree_folders.finish()
+        if not hot and on_hot_done is not None:
+            on_hot_done()
+        return Materialised(
+            files=len(files),
+            kept_files=len(self._kept),
+            written_bytes=written_bytes,
+            hot_files=len(todo.hot_files),
+            skipped=self._attributes.skipped,
+        )
+
+    def run_by(
+        self,
+        helpers: Helpers,
+        owners: Owners,
+        meanwhile: Callable[[], object] | None,
+        on_hot_done: Callable[[], object] | None,
+        on_progress: Progress,
+    ) -> Materialised:
+        """The same; others write the files meanwhile."""
+        os.fchmod(self._root_fd, 0o700)
+        files = files_of(self._index)
+        given = portions(self._index, files, self._links, helpers.count)
+        helpers.begin(self._index, self._folder, self._root_fd, owners, given)
+        self._tree_folders.make()
+        self._make_others()
+        if meanwhile is not None:
+            meanwhile()
+        written_bytes = 0
+        with closing(helpers.wait()) as results:
+            for count, done in results:
+                written_bytes += count
+                on_progress(count, done)
+        self._tree_folders.finish()
+        if on_hot_done is not None:
+            on_hot_done()
+        skipped = Counter(self._attributes.skipped)
+        skipped.update(helpers.skipped)
+        return Materialised(len(files), 0, written_bytes, 0, dict(skipped))
+
+    def run_portion(self, blocks: BlockSource, on_progress: Progress) -> Mapping[str, int]:
+        """Regular files and the folders that they are in; what these are in the end is for whoever runs all."""
+        self._tree_folders.make()
+        files = files_of(self._index)
+        todo = plan(self._index, files)
+        self._write(files, todo, blocks, on_progress, None)
+        on_progress(0, sum(not todo.pieces[entry] for entry in files))  # of which no batch says anything
+        return self._attributes.skipped
+
+    def _write(
+        self,
+        files: Sequence[int],
+        todo: Plan,
+        blocks: BlockSource,
+        on_progress: Progress,
+        on_hot_done: Callable[[], object] | None,
+    ) -> int:
+        """Regular files, into folders that are there; bytes."""
         writer = (PrivateWriter if self._is_private else FileWriter)(
-            index,
+            self._index,
             self._folder,
             self._root_fd,
             self._folders,
@@ -171,64 +258,15 @@ class _Unpacking:
                     for count, done in results:
                         written_bytes += count
                         on_progress(count, done)
-                if number == 0 and hot and on_hot_done is not None:
-                    self._open_folders()
+                if number == 0 and on_hot_done is not None:
+                    self._tree_folders.open()
                     on_hot_done()
         except BaseException:
             writer.take_away_unfinished()
             raise
         finally:
             writer.close()
-        self._finish_folders()
-        if not hot and on_hot_done is not None:
-            on_hot_done()
-        return Materialised(
-            files=len(files),
-            kept_files=len(self._kept),
-            written_bytes=written_bytes,
-            hot_files=len(todo.hot_files),
-            skipped=self._attributes.skipped,
-        )
-
-    # ---- folders -------------------------------------------------------------------------------------------
-
-    def _make_folders(self) -> None:
-        """For this user alone while they are filled."""
-        os.fchmod(self._root_fd, 0o700)
-        with LastFolder(self._root_fd) as folders:
-            for entry, names in self._folders.items():
-                if entry:
-                    with self._errors(entry):
-                        above_fd = folders.open(names[:-1])
-                        try:
-                            os.mkdir(names[-1], 0o700, dir_fd=above_fd)
-                        except FileExistsError:
-                            self._take_over(above_fd, names[-1])
-
-    def _take_over(self, above_fd: int, name: bytes) -> None:
-        """A folder that an interrupted run left. One that this user may not open can still be changed."""
-        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above_fd)
-        try:
-            path = f"/proc/self/fd/{fd}"
-            if self._attributes.keeps_owners:
-                os.chown(path, os.geteuid(), os.getegid())
-            os.chmod(path, 0o700)
-        finally:
-            os.close(fd)
-
-    def _open_folders(self) -> None:
-        """Programs begin to use what is there."""
-        with LastFolder(self._root_fd) as folders:
-            for entry, names in reversed(self._folders.items()):
-                with self._errors(entry):
-                    self._attributes.set_provisional(entry, folders.open(names))
-
-    def _finish_folders(self) -> None:
-        """From the leaves to the root: what is done needs not be entered any more."""
-        with (OpenFolders if self._is_private else LastFolder)(self._root_fd) as folders:
-            for entry, names in reversed(self._folders.items()):
-                with self._errors(entry):
-                    self._attributes.set_open(entry, folders.open(names))
+        return written_bytes
 
     # ---- what is neither folder nor regular file -----------------------------------------------------------
 
@@ -305,12 +343,8 @@ class _Unpacking:
     def _path(self, entry: int) -> str:
         return os.path.join(self._folder, os.fsdecode(self._index.path(entry)))
 
-    @contextmanager
-    def _errors(self, entry: int) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise to_storage_error(error, self._path(entry)) from error
+    def _errors(self, entry: int) -> AbstractContextManager[None]:
+        return entry_errors(self._index, self._folder, entry)
 
 
 def _read_boot_s() -> float:

@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from collections import Counter
+from collections.abc import Iterable
 
 from bootseer.errors import IntegrityError
 from bootseer.tree.index import Index
@@ -51,7 +52,8 @@ class Attributes:
             has_list = "system.posix_acl_default" in os.listxattr(root_fd)
         except OSError:
             has_list = True
-        if not has_list and not found.st_mode & stat.S_ISGID:
+        is_own = (found.st_uid, found.st_gid) == (self._uid, self._gid)  # else new files may get its group
+        if not has_list and not found.st_mode & stat.S_ISGID and (is_own or not self.keeps_owners):
             self._umask = _read_umask()
 
     def plain_modes(self) -> list[int]:
@@ -65,6 +67,15 @@ class Attributes:
                 if uid != self._uid or index.gids[entry] != self._gid:
                     modes[entry] = -1
         return modes
+
+    def plain_folder_modes(self, entries: Iterable[int]) -> dict[int, int]:
+        """Of those folders that can have their modes from the beginning, and then need only a time."""
+        modes = self.plain_modes()
+        return {
+            entry: modes[entry]
+            for entry in entries
+            if entry and modes[entry] >= 0 and modes[entry] & 0o700 == 0o700 and entry not in self._opaque
+        }
 
     def set_open(self, entry: int, fd: int) -> None:
         """All, of an open file or folder. Raises: OSError."""

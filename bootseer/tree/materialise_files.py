@@ -200,6 +200,10 @@ def run_batches(writer: FileWriter, blocks: Sequence[int], threads: int) -> Gene
         todo = apart(todo, threads)
     if not todo:
         return
+    if threads == 1:
+        for batch in todo:
+            yield writer.write_batch(batch)
+        return
     with ThreadPoolExecutor(min(threads, len(todo)), "tree-unpack") as pool:
         try:
             for future in [pool.submit(_write_or_stop, writer, batch) for batch in todo]:

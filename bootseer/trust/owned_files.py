@@ -28,6 +28,23 @@ def own_uids() -> frozenset[int]:
     return frozenset((os.geteuid(), 0))
 
 
+def trusted_uids() -> frozenset[int]:
+    """Users who may own the folders above one of ours: this user and root.
+
+    In a user namespace without all users, as containers without root have them, root is shown as nobody, and
+    cannot be told from others that are not mapped either.
+    """
+    uids = own_uids()
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            if file.read().split() == ["0", "0", "4294967295"]:
+                return uids
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            return uids | {int(file.read())}
+    except (OSError, ValueError):
+        return uids
+
+
 def read_owned(
     path: str, *, most_bytes: int, uids: Set[int] | None = None, is_secret: bool = False
 ) -> tuple[bytes, os.stat_result]:

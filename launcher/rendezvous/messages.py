@@ -74,7 +74,7 @@ class Environment(NamedTuple):
 class SetupNews(NamedTuple):
     """What came of looking for the ranks' environment, fetching or making it (setup_policy.py)."""
 
-    what: str  # looked, fetched, unfetched, published, found, unpublished, failed
+    what: str  # waiting, looked, fetched, unfetched, damaged, published, found, unpublished, failed
     key: str  # of the environment, "" where it is not known
     tree: str  # that was found, or "" for none
     text: str  # why not, or why it failed
@@ -153,7 +153,7 @@ class SetupOrder(NamedTuple):
     """What to do for the ranks' environment."""
 
     do: str  # use, show, build, wait, own, again
-    tree: str  # to be used
+    tree: str  # to be used; of `build`: a damaged one, to be replaced
     text: str  # for people; of `build`: "others" if other nodes wait for it
 
 

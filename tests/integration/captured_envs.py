@@ -38,6 +38,7 @@ def environ_of(folder: str | os.PathLike[str], **more: str) -> dict[str, str]:
     return clean_environ() | {
         "HOME": home,
         "TMPDIR": tmp,
+        "BOOTSEER_CACHE": os.path.join(home, ".cache", "bootseer"),
         "PIP_CACHE_DIR": os.path.join(home, ".cache", "pip"),
         "UV_CACHE_DIR": os.path.join(home, ".cache", "uv"),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from bootseer import aio
+from bootseer.env.env_tree import StoredTree
 from bootseer.env.lease import BuilderLease, Lease
+from bootseer.env.restore import restore
 from bootseer.env.store import EnvStore, Found
 from bootseer.errors import IntegrityError, Untrusted
 from bootseer.storage import open_store
@@ -54,6 +56,7 @@ class Victim:
         self.env = EnvStore(self.store, str(self.root), ADAS, say=self.said.append)
         self.key = self.root / "keys" / KEY
         self.tree = self.root / "trees" / KEY
+        self.environ = {"BOOTSEER_CACHE": str(self.root / "cache"), "HOME": str(folder / "home")}
 
     def finds(self) -> Found | None:
         self.said.clear()
@@ -80,6 +83,18 @@ class Victim:
         assert len(text) < 1500
         for each in texts:
             assert each in text, text
+
+    def cannot_restore(self, *texts: str) -> None:
+        """The way of a job, which opens the tree itself."""
+        found = self.finds()
+        assert found is not None, self.said
+        snapshot = found.snapshot
+        tree = StoredTree(self.env.tree_url(snapshot), snapshot.tree, environ=self.environ)
+        targets = [str(self.root / f"target{number}") for number in range(len(snapshot.targets))]
+        with pytest.raises(IntegrityError) as caught:
+            restore(snapshot, tree, targets=targets, environ=self.environ)
+        assert all(each in str(caught.value) for each in texts), caught.value
+        assert not list(self.root.glob("target*"))
 
 
 @pytest.fixture
@@ -359,14 +374,17 @@ def test_a_tree_that_is_fine(victim: Victim) -> None:
 def test_trees_that_are_no_environments(victim: Victim, entries: list[made.Entry], text: str) -> None:
     opened_by(victim, tree(*entries))
     victim.cannot_open(text)
+    victim.cannot_restore(text)
 
 
 def test_targets_that_are_no_folders(victim: Victim) -> None:
     for entry in (made.symlink(b"0", b"/etc"), made.file(b"0", b"x"), made.whiteout(b"0")):
         opened_by(victim, made.make([entry]).index)
         victim.cannot_open("'0' is no folder")
+        victim.cannot_restore("'0' is no folder")
     opened_by(victim, made.make([]).index)
     victim.cannot_open("instead of one folder for each of 1 targets")
+    victim.cannot_restore("instead of one folder for each of 1 targets")
 
 
 def hostile(change: Callable[[Index], dict[str, Any]]) -> bytes:
@@ -406,6 +424,7 @@ def test_indexes_that_lead_out(victim: Victim, change: Callable[[Index], dict[st
     aio.run_sync(victim.store.publish(f"trees/{KEY}/index/{digest}", data))
     put_raw(victim.store, KEY, make_snapshot(KEY, digest, len(data)))
     victim.cannot_open(text)
+    victim.cannot_restore(text)
 
 
 def test_bombs(victim: Victim, published: Found) -> None:
@@ -420,6 +439,7 @@ def test_bombs(victim: Victim, published: Found) -> None:
     aio.run_sync(victim.store.publish(f"trees/{KEY}/index/{digest}", bomb))
     put_raw(victim.store, KEY, make_snapshot(KEY, digest, len(bomb)), number=2)
     victim.cannot_open(digest)
+    victim.cannot_restore(digest)
     # A block that becomes more than it says.
     more = compression.compress(bytes(4 << 20))
     import hashlib
@@ -456,8 +476,10 @@ def test_packs_and_indexes_that_were_exchanged(victim: Victim, published: Found)
     for data in (whole[:-1], b"", whole[:-1] + b"\0"):
         index.write_bytes(data)
         victim.cannot_open(published.snapshot.tree)
+        victim.cannot_restore(published.snapshot.tree)
     with open(index, "wb") as file:
         file.truncate(1 << 40)
     victim.cannot_open(published.snapshot.tree)
+    victim.cannot_restore(published.snapshot.tree)
     index.write_bytes(whole)
     assert victim.opens().digest == published.snapshot.tree

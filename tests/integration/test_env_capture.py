@@ -18,6 +18,7 @@ import pytest
 
 from bootseer.env import capture as capturing
 from bootseer.env.capture import Capture
+from bootseer.env.scratch import FOLDER as SCRATCH
 from bootseer.errors import CaptureRefused, ConfigError, EditableRefused, SourceChanged
 from tests import support_trees
 from tests.integration.captured_envs import (
@@ -35,6 +36,7 @@ from tests.support import lacking
 
 SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 TAG = sys.implementation.cache_tag
+HERE = Path(__file__).parents[2]
 
 
 def check(captured: Captured, before: Path, after: Path, *, number: int = 0, compiled: bool = False) -> None:
@@ -349,8 +351,64 @@ def test_build_that_is_interrupted(target: Target) -> None:
     with pytest.raises(KeyboardInterrupt):
         made.build(lambda *_: None, on_progress=stop)
     assert os.listdir(target.environ["TMPDIR"]) == []
+    assert os.listdir(os.path.join(target.environ["BOOTSEER_CACHE"], *SCRATCH)) == []
     packs: dict[str, bytes] = {}
     assert made.build(packs.__setitem__).facts.compiled == 300  # it can be built again
+
+
+@pytest.mark.parametrize("next_one", ["capture", "settling"])
+def test_what_a_killed_build_left_goes_with_the_next_one(target: Target, next_one: str) -> None:
+    """Its bytecode is hundreds of files; of a build that lives nothing is taken away."""
+    folder = Path(target.environ["BOOTSEER_CACHE"], *SCRATCH)
+    program = (
+        "import sys; from tests.integration.test_env_capture import build_and_wait; build_and_wait(sys.argv[1])"
+    )
+    building = []
+    for number in range(2):
+        path = target.folder / f"built{number}"
+        path.mkdir()
+        command = [sys.executable, "-c", program, os.fspath(path)]
+        process = subprocess.Popen(
+            command, cwd=HERE, env=target.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"compiled\n"
+        building.append(process)
+    lives, dies = building
+    assert sorted(len(list(each.glob("*.pyc"))) for each in folder.iterdir() if each.is_dir()) == [5, 5]
+    dies.kill()
+    dies.communicate()
+    assert sum(each.is_dir() for each in folder.iterdir()) == 2, "nobody has seen yet that it is dead"
+    if next_one == "capture":
+        target.capture(lambda: (target.path / "file").write_text("x"))
+    else:
+        subprocess.run([sys.executable, "-P", "-m", "bootseer.env.settling"], env=target.environ, check=True)
+    left = list(folder.iterdir())
+    assert sorted(each.is_dir() for each in left) == [False, True]
+    lives.communicate(b"go on")
+    assert lives.returncode == 0
+    assert list(folder.iterdir()) == []
+
+
+def build_and_wait(path: str) -> None:
+    """A process that builds, and stops when bytecode is there."""
+
+    def put(_digest: str, _data: bytes) -> None:
+        print("compiled", flush=True)
+        sys.stdin.read()
+
+    made = Capture([path], dict(os.environ), python=sys.executable)
+    made.begin()
+    for number in range(5):
+        (Path(path) / f"module{number}.py").write_text("x = [1]\n" * 200)
+    made.end()
+    made.build(put)
+
+
+def test_without_a_cache_the_scratch_is_a_temporary_folder(target: Target) -> None:
+    target.environ["BOOTSEER_CACHE"] = "not absolute"
+    found = target.capture(lambda: (target.path / "module.py").write_text("x = 1\n"), python=sys.executable)
+    assert found.built.facts.compiled == 1
+    assert os.listdir(target.environ["TMPDIR"]) == []
 
 
 def test_idle_build_leaves_the_caller_as_it_is(target: Target) -> None:

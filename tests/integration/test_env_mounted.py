@@ -15,8 +15,9 @@ import pytest
 from bootseer import aio
 from bootseer.env.mounted import mount_env
 from bootseer.env.restore import Mounting
-from bootseer.errors import ConfigError
-from bootseer.mounts import kernel
+from bootseer.env.setup_keeper_mount import begin_daemon
+from bootseer.errors import ConfigError, IntegrityError
+from bootseer.mounts import kernel, tree_waiting
 from bootseer.mounts.holder import Holder
 from bootseer.mounts.tree_mount import TreeOptions, unmount_tree
 from tests.integration.mounted_trees import need_mounts
@@ -66,6 +67,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     try:
         yield made
     finally:
+        tree_waiting.end_spare()
         made.close()
         aio.close()
         while kernel.clear(os.fspath(tmp_path)):
@@ -178,6 +180,40 @@ def test_a_later_start_finds_the_daemon_again(
     end(env)
 
 
+def order_for(env: Env, target: Path) -> dict[str, object]:
+    spec = {"store": os.fspath(env.store), "targets": [os.fspath(target)], "python": ""}
+    return {"ways": ["there", "mount", "unpack"], "spec": spec}
+
+
+def test_the_daemon_that_the_keeper_began_with_is_taken(tmp_path: Path, job: Job) -> None:
+    target = tmp_path / "venv"
+    make_target(target)
+    env = make_env(tmp_path, target)
+    begin_daemon(order_for(env, target))
+    (spare,) = tree_waiting._spare
+    done = env.restore(mounting=job.mounting())
+    assert done.mounted is not None
+    assert os.getsid(int(str(done.mounted.status()["pid"]))) == spare._process.pid
+    assert tree_waiting.take_spare() is None
+    done.mounted.close()
+    end(env)
+
+
+def test_no_daemon_is_begun_where_the_environment_is_there(tmp_path: Path, job: Job) -> None:
+    target = tmp_path / "venv"
+    make_target(target)
+    env = make_env(tmp_path, target)
+    assert env.restore(ways=("unpack",)).how == "unpack"
+    order = order_for(env, target)
+    begin_daemon(order)
+    assert tree_waiting.take_spare() is None
+    begin_daemon({**order, "ways": ["mount"]})
+    spare = tree_waiting.take_spare()
+    assert spare is not None, "it is not asked whether it is there"
+    spare.close()
+    wait_tidy(tmp_path)
+
+
 def test_what_runs_goes_on_when_the_job_is_over(tmp_path: Path, job: Job) -> None:
     """A program that outlives the launcher keeps its files."""
     target = tmp_path / "venv"
@@ -233,3 +269,22 @@ def test_the_root_folder_is_no_target(tmp_path: Path, job: Job) -> None:
     with pytest.raises(ConfigError, match="is the root folder"):
         mount_env(os.fspath(env.store), env.digest, ["/"], job.mounting().holder)
     end(env)
+
+
+def test_what_is_no_environment_is_not_mounted(tmp_path: Path, job: Job) -> None:
+    """Even where its daemon knows the tree already, as that of an image."""
+    target = tmp_path / "venv"
+    make_target(target)
+    source = make_difference(tmp_path / "source")
+    write(source / "0/bin/su", "#!/bin/sh", mode=0o4755)
+    env = Env(source, tmp_path / "store", [target])
+    before = seen(target)
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match="0/bin/su' is setuid"):
+            env.restore(ways=["mount"], mounting=job.mounting())
+    more = make_difference(tmp_path / "more")
+    write(more / "1/file", "of a second target")
+    env = Env(more, tmp_path / "store2", [target])
+    with pytest.raises(IntegrityError, match="instead of one folder for each of 1 targets"):
+        env.restore(ways=["mount"], mounting=job.mounting())
+    assert seen(target) == before

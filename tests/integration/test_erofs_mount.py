@@ -31,6 +31,7 @@ from tests.made_trees import (
     expected,
     file,
     folder,
+    in_folders,
     make,
     materialise,
     observe,
@@ -88,11 +89,12 @@ def test_everything(top: Path) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=trees())
 def test_any_tree(top: Path, made: Made) -> None:
-    shown = Shown(top, made)
-    try:
-        assert differences(observe(shown.folder), expected(made)) == []
-    finally:
-        kernel.unmount(shown.folder)
+    for index in (made.index, in_folders(made.index)):  # the latter as they are built
+        shown = Shown(top, made._replace(index=index))
+        try:
+            assert differences(observe(shown.folder), expected(made)) == []
+        finally:
+            kernel.unmount(shown.folder)
 
 
 def test_names_are_found_one_by_one(top: Path) -> None:

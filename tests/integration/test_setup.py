@@ -337,7 +337,7 @@ def test_damaged_blocks_are_never_shown(machine: Machine, start: Start) -> None:
     machine.renew()
     run = start("--env-way", "unpack").wait(DEADLINE_S)
     assert run.status == 0, run.stderr
-    assert "cannot have the kept environment" in run.stderr
+    assert "the kept environment cannot be used" in run.stderr
     assert "has 1.0" in run.stdout
     assert machine.count() == 2
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace import decode as decode_trace
 from bootseer.blocks.trace import encode as encode_trace
 from bootseer.mounts.tree_hot import APART_BLOCKS
 from bootseer.mounts.tree_mount import MountedTree, TreeOptions, mount_tree
@@ -48,8 +49,9 @@ def recorded(trees: Trees) -> Trees:
     return trees
 
 
-def start(trees: Trees) -> MountedTree:
-    return mount_tree(trees.url, workload=WORKLOAD, options=TreeOptions(idle_s=0, streams=False))
+def start(trees: Trees, *, share: float = 1.0) -> MountedTree:
+    options = TreeOptions(idle_s=0, streams=False, read_ahead_share=share)
+    return mount_tree(trees.url, workload=WORKLOAD, options=options)
 
 
 def bringer_of(trees: Trees, tree: MountedTree) -> int:
@@ -78,7 +80,47 @@ def test_it_brings_all_hot_blocks_and_the_daemon_tells_of_them(recorded: Trees) 
     assert status["cache"]["present"] == BLOCKS and status["cache"]["filled"] == 0, "the daemon has written blocks"
     assert Path(tree.folder, "file").read_bytes() == (recorded.top / "large" / "file").read_bytes()
     assert tree.status()["blocks"]["waits"] == 0
-    assert not [each for each in processes() if MODULE in each.command]
+    wait_until(lambda: not has_bringer(), 30, "its end")
+
+
+def has_bringer() -> bool:
+    return any(MODULE in each.command for each in processes())
+
+
+@pytest.mark.parametrize("start_number", [1, 2], ids=["blocks come meanwhile", "blocks are cached"])
+def test_hot_files_are_in_the_page_cache_before_the_program_reads_them(recorded: Trees, start_number: int) -> None:
+    for _ in range(start_number):
+        tree = start(recorded)
+        wait_until(lambda tree=tree: is_done(tree) and not has_bringer(), 30, "the prefetch")
+        before = tree.status()
+        assert before["read_ahead"] > 0
+        assert Path(tree.folder, "file").read_bytes() == (recorded.top / "large" / "file").read_bytes()
+        # A machine short of memory may have dropped some of it again.
+        more = tree.status()["device"]["requests"] - before["device"]["requests"]
+        assert more < BLOCKS // 4, f"the program waited for the daemon: {Path(before['log']).read_text()}"
+        assert tree.unmount(force=True)
+        recorded.wait_gone()
+
+
+def test_some_starts_read_nothing_ahead_and_record_what_is_true(recorded: Trees) -> None:
+    tree = start(recorded, share=0.0)
+    wait_until(lambda: is_done(tree) and not has_bringer(), 30, "the prefetch")
+    assert tree.status()["read_ahead"] == 0 and tree.status()["device"]["requests"] == 0
+    with open(os.path.join(tree.folder, "file"), "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        file.read(1000)
+    assert tree.end_start()
+    found = decode_trace(Path(tree.trace_path(WORKLOAD)).read_bytes(), recorded.built.digest, BLOCKS, "x")
+    assert found.runs == 2 and max(found.seen) == 2 and found.seen.count(2) < BLOCKS // 2
+
+
+def test_a_recording_does_not_count_what_was_read_ahead(recorded: Trees) -> None:
+    tree = start(recorded)
+    wait_until(lambda: is_done(tree) and not has_bringer(), 30, "the prefetch")
+    assert tree.status()["touched_blocks"] > BLOCKS * 3 // 4
+    Path(tree.folder, "file").read_bytes()
+    assert not tree.end_start(), "nothing was learned, and it was kept"
+    assert not os.path.exists(tree.trace_path(WORKLOAD) or "/nowhere")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -110,3 +152,15 @@ def test_it_ends_with_the_daemon(recorded: Trees, how: str) -> None:
         os.kill(recorded.daemon(tree), signal.SIGKILL)
     wait_until(lambda: not is_running(pid), 10, "its end")
     recorded.wait_gone()
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_small_tree_of_which_nothing_is_known_is_brought_whole(recorded: Trees, is_small: bool) -> None:
+    size = recorded.built.index.stored_bytes
+    options = TreeOptions(idle_s=0, streams=False, whole_bytes=size if is_small else size - 1)
+    tree = mount_tree(recorded.url, workload="f" * 16, options=options)
+    if is_small:
+        wait_until(lambda: tree.status()["prefetch"].get("f" * 16, {}).get("phase") == "done", 30, "the prefetch")
+    status = tree.status()
+    assert status["cache"]["present"] == (BLOCKS if is_small else 0)
+    assert status["read_ahead"] == 0, "it would count as what the start needs"

@@ -104,3 +104,25 @@ def test_a_node_that_is_lost_is_replaced_as_builder() -> None:
     sim.say(1, looked())
     sim.lose(0)
     assert orders(sim, 1) == ["wait", "build"]
+
+
+def test_nodes_that_wait_for_another_job_get_the_time_of_set_up() -> None:
+    """Before they can look: another one's set-up is at the same folder."""
+    sim = Sim(RULES)
+    two(sim)
+    sim.say(0, SetupNews("waiting", "", "", ""))
+    sim.advance(500)
+    assert not sim.job.finished
+    sim.advance(700)
+    assert sim.job.finished
+
+
+def test_a_node_that_never_has_it_leaves_time_for_set_up() -> None:
+    sim = Sim(RULES)
+    two(sim)
+    for node in range(2):
+        sim.say(node, looked(tree="t"))
+    sim.say(0, SetupNews("fetched", "k", "t", ""))
+    sim.advance(RULES.setup_wait_s + RULES.join_s)
+    assert not sim.job.finished
+    assert orders(sim, 0) == orders(sim, 1) == ["use", "own"]

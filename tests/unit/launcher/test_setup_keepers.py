@@ -31,6 +31,8 @@ for line in connection.makefile():
     order = json.loads(line)
     with open("TOP/told", "a") as file:
         file.write(order["do"] + "\\n")
+    with open("TOP/heard", "a") as file:
+        file.write(line)
     if order["do"] == "start":
         with open(f"TOP/new{number}", "w") as file:
             json.dump({**order, "pid": os.getpid()}, file)
@@ -38,6 +40,9 @@ for line in connection.makefile():
     for answer in plan.get(order["do"], []):
         if answer == "die":
             os._exit(3)
+        if "pause_s" in answer:
+            time.sleep(answer["pause_s"])
+            continue
         connection.sendall(json.dumps(answer).encode() + b"\\n")
 if plan.get("lingers"):
     time.sleep(60)
@@ -202,3 +207,58 @@ def test_keeper_that_hangs_is_ended(bed: Callable[..., Bed], monkeypatch: pytest
     assert not is_running(pid)
     made.setup.obey(SetupOrder("own", "", ""))
     made.until(lambda: made.ready)
+
+
+def test_keeper_that_hangs_is_ended_long_before_the_job(
+    bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ever, with all the time that set-up was given: what is not set-up has no share of it."""
+    made = bed("--rdzv-conf", "join_timeout=4.5")
+    assert setup.SILENCE_S <= 600 * setup.SILENCE_SHARE * 1.5
+    made.begin({"start": []}, {"start": [LOOKED], "own": [READY]})
+    made.until(lambda: made.news)
+    assert made.order(1)["is_plain"] is True
+    assert any("has said nothing for 1.5 s" in line for line in made.said)
+    made.setup.obey(SetupOrder("own", "", ""))
+    made.until(lambda: made.ready)
+
+
+@pytest.mark.parametrize("order", ["use", "show"])
+def test_keeper_that_hangs_in_a_restore_is_ended(bed: Callable[..., Bed], order: str) -> None:
+    made = bed("--rdzv-conf", "join_timeout=4.5")
+    made.begin({"start": [LOOKED], "use": []}, {"start": [LOOKED]})
+    made.until(lambda: made.news)
+    made.setup.obey(SetupOrder(order, "t", ""))
+    made.until(lambda: len(made.news) == 2)
+    assert [each.what for each in made.news] == ["looked", "looked"]
+
+
+def test_keeper_that_waits_for_orders_is_not_silent(bed: Callable[..., Bed]) -> None:
+    made = bed("--rdzv-conf", "join_timeout=4.5")
+    made.begin({"start": [LOOKED], "own": [READY]})
+    made.until(lambda: made.news)
+    made.loop.call_later(2, made.setup.obey, SetupOrder("own", "", ""))
+    made.until(lambda: made.ready)
+    assert not made.said[:-1], "it was left alone for longer than it may be silent"
+
+
+def test_keeper_that_waits_for_another_process_gets_time_and_the_job_knows(bed: Callable[..., Bed]) -> None:
+    made = bed("--rdzv-conf", "join_timeout=4.5")
+    made.begin({"start": [{"did": "waiting"}, {"pause_s": 2}, {"did": "waited"}, LOOKED]})
+    made.until(lambda: len(made.news) == 2)
+    assert [each.what for each in made.news] == ["waiting", "looked"]
+    assert made.said == []
+
+
+def test_damage_is_news_of_its_own_and_the_builder_hears_of_it(bed: Callable[..., Bed]) -> None:
+    made = bed()
+    damaged = {"did": "unfetched", "why": "block 0 is not what it was", "damaged": "t"}
+    made.begin({"start": [{**LOOKED, "tree": "t"}], "use": [damaged], "build": [READY]})
+    made.until(lambda: made.news)
+    made.setup.obey(SetupOrder("use", "t", ""))
+    made.until(lambda: len(made.news) == 2)
+    assert made.news[1] == SetupNews("damaged", "k", "t", "block 0 is not what it was")
+    assert any("block 0 is not what it was" in line for line in made.said)
+    made.setup.obey(SetupOrder("build", "t", ""))
+    made.until(lambda: made.ready)
+    assert '"damaged": "t"' in (made.top / "heard").read_text()

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from launcher.rendezvous.messages import SetupNews, SetupOrder
 from launcher.setup_policy import SETTLE_S, JobSetup, Order, Phase
 
-WAIT_S = 100.0
+WAIT_S, USE_S = 100.0, 30.0
 
 
 class Sim:
     """Nodes whose orders are kept; `do` of the last one is what they are at."""
 
     def __init__(self, least: int) -> None:
-        self.setup = JobSetup(least, WAIT_S)
+        self.setup = JobSetup(least, WAIT_S, USE_S)
         self.now_s = 0.0
         self.orders: dict[int, list[SetupOrder]] = {}
 
@@ -193,7 +193,9 @@ def test_a_keeper_that_dies_while_it_builds_is_set_up_without_publishing() -> No
 FACTS = st.lists(
     st.tuples(
         st.integers(0, 3),
-        st.sampled_from(["looked", "fetched", "unfetched", "published", "found", "unpublished", "lost", "time"]),
+        st.sampled_from(
+            ["looked", "fetched", "unfetched", "damaged", "published", "unpublished", "found", "lost", "time"]
+        ),
         st.sampled_from(["k", "l"]),
         st.sampled_from(["", "t", "u"]),
         st.sampled_from(["", "cannot"]),
@@ -229,3 +231,76 @@ def test_whatever_nodes_say_nobody_is_shown_what_another_cannot_have(
         for before, order in zip([None, *orders], orders, strict=False):
             if order.do == "show":
                 assert before is not None and before.do == "use" and before.tree == order.tree
+
+
+def test_nodes_that_never_have_it_are_not_waited_for() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked", tree="t")
+    sim.say(1, "looked", tree="t")
+    sim.say(0, "fetched", tree="t")
+    assert sim.setup.deadline_s() == WAIT_S + USE_S
+    sim.advance(WAIT_S + USE_S - 1)
+    assert sim.done(0) == ["use"]
+    sim.advance(1)
+    assert sim.done(0) == sim.done(1) == ["use", "own"]
+    assert "not in time on node1; every node runs set-up" in sim.orders[0][-1].text
+    assert sim.setup.deadline_s() is None
+
+
+def test_what_a_builder_took_is_not_given_to_those_that_fetch() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked")
+    sim.say(1, "looked")
+    sim.advance(WAIT_S - 1)
+    sim.say(0, "published", tree="t")
+    assert sim.setup.deadline_s() == WAIT_S + USE_S
+    sim.advance(1 + USE_S)
+    assert sim.done(1) == ["wait", "use", "own"]
+    assert sim.done(0) == ["build"], "it has made it"
+
+
+def test_a_single_node_may_take_as_long_as_it_gets_on() -> None:
+    sim = Sim(1)
+    sim.say(0, "looked", tree="t")
+    assert sim.setup.deadline_s() is None
+
+
+def test_what_is_damaged_is_built_anew_once() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked", tree="t")
+    sim.say(1, "looked", tree="t")
+    sim.say(1, "damaged", tree="t", text="block 0 is not what it was")
+    assert sim.orders[0][-1] == SetupOrder("build", "t", "others")
+    assert sim.done(1) == ["use", "wait"]
+    assert "as what is kept is damaged" in sim.orders[1][-1].text
+    sim.say(1, "fetched", tree="t")
+    sim.say(1, "unfetched", tree="t")
+    assert sim.done(1) == ["use", "wait"], "it is for another tree by now"
+    sim.say(0, "published", tree="u")
+    assert sim.orders[1][-1] == SetupOrder("use", "u", "")
+    sim.say(1, "damaged", tree="u", text="again")
+    assert sim.done(1) == ["use", "wait", "use", "own"], "once is enough"
+
+
+def test_what_is_damaged_is_built_anew_on_one_node() -> None:
+    sim = Sim(1)
+    sim.say(0, "looked", tree="t")
+    sim.say(0, "damaged", tree="t", text="block 0 is not what it was")
+    assert sim.orders[0][-1] == SetupOrder("build", "t", "")
+
+
+def test_what_is_found_damaged_before_all_have_come() -> None:
+    sim = Sim(2)
+    sim.say(0, "looked", tree="t")
+    sim.say(0, "damaged", tree="t", text="block 0 is not what it was")
+    assert sim.done(0) == ["use"]
+    sim.say(1, "looked", tree="t")
+    assert sim.orders[0][-1] == SetupOrder("build", "t", "others")
+    assert sim.done(1)[-1] == "wait"
+
+
+def test_who_cannot_publish_does_not_build_anew() -> None:
+    sim = Sim(1)
+    sim.say(0, "looked", tree="t", text="this store cannot create a file exactly once")
+    sim.say(0, "damaged", tree="t", text="block 0 is not what it was")
+    assert sim.done(0) == ["use", "own"]

@@ -57,15 +57,15 @@ def test_folders_that_would_hide_the_image(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", ["/root", "/home/me", "/opt/job", "/var/lib/me", "/work", "/usr/src/app", "/libs", "/tmp/x"]
+    "folder", ["/root", "/home/me", "/opt/job", "/var/lib/me", "/jobs", "/usr/src/app", "/libs", "/tmp/x"]
 )
 def test_folders_of_jobs(folder: str) -> None:
     assert why_not_by_default(folder) == ""
 
 
 def test_the_users_win_over_what_is_bound_anyway() -> None:
-    default = [Bind("/home/me", "/home/me"), Bind("/tmp", "/tmp"), Bind("/work", "/work")]
-    given = [Bind("/fast", "/tmp"), Without("/work"), Without("/nothing")]
+    default = [Bind("/home/me", "/home/me"), Bind("/tmp", "/tmp"), Bind("/jobs", "/jobs")]
+    given = [Bind("/fast", "/tmp"), Without("/jobs"), Without("/nothing")]
     assert plan_binds(given, default) == [Bind("/home/me", "/home/me"), Bind("/fast", "/tmp")]
 
 

@@ -21,7 +21,7 @@ from bootseer.env.caches_document import (
     name_of,
     number_of,
 )
-from bootseer.env.caches_merge import USE_STEP_S, Found, Merged, merge, unit_of_path
+from bootseer.env.caches_merge import USE_STEP_S, Found, Given, Merged, merge, unit_of_path
 from bootseer.errors import FormatVersion, IntegrityError, Untrusted
 
 KEY = "ab" * 32
@@ -296,3 +296,40 @@ def test_facts_have_the_fields_that_the_format_names() -> None:
     assert [field.name for field in msgspec.structs.fields(Fact)] == [
         *("path", "size", "mtime_ns", "sha256", "since", "used_in", "used_s")
     ]
+
+
+# ---- what other nodes made at the same time ----------------------------------------------------------------
+
+CASES = [
+    ("inductor/aa/cx.py", True),
+    ("triton/ABC/k.cubin", True),
+    ("jax/k-cache", True),
+    ("cuda/index", True),
+    ("extensions/" + "0" * 16 + "/fast/fast.so", True),
+    ("numba/x.nbi", False),  # an index: what it says is not in its name
+    ("mine/tuned.bin", False),
+]
+
+
+@pytest.mark.parametrize(("path", "is_kept"), CASES)
+def test_what_came_since_the_seed_is_as_good_as_ones_own(path: str, is_kept: bool) -> None:
+    last = first(found(path, "theirs", mtime_ns=50))
+    merged = merge(last, [found(path, "mine", mtime_ns=60)], NOW_S + 1, number=2, given=Given(0, 10))
+    assert merged.files[0].sha256 == digest("theirs" if is_kept else "mine")
+    assert merged.is_worth_it is not is_kept
+    assert merged.files[0].used_in == 2, "it is of use"
+
+
+@pytest.mark.parametrize(("path", "is_kept"), CASES)
+def test_what_was_here_before_the_seed_does_not_replace_what_is_there(path: str, is_kept: bool) -> None:
+    last = first(found(path, "theirs", mtime_ns=5))
+    merged = merge(last, [found(path, "mine", mtime_ns=8)], NOW_S, number=2, given=Given(1, 10))
+    assert merged.is_worth_it is not is_kept
+
+
+@pytest.mark.parametrize("path", [path for path, _ in CASES])
+def test_what_was_seeded_and_made_again_is_replaced(path: str) -> None:
+    last = first(found(path, "of no use", mtime_ns=5))
+    merged = merge(last, [found(path, "mine", mtime_ns=20)], NOW_S, number=2, given=Given(1, 10))
+    assert merged.files[0].sha256 == digest("mine")
+    assert merged.is_worth_it

@@ -179,5 +179,5 @@ def test_where_a_source_folder_may_be() -> None:
     found = judge_pointers(pointers, ["/venv"], ["/job/b", "/job/unused"])
     assert found.required == ["/job/b"]
     assert found.refused == [Pointer("neither", "/job/c"), Pointer("beside", "/venvs/x")]
-    assert judge_pointers([Pointer("out", "/venv/../work")], ["/venv"], []).refused
+    assert judge_pointers([Pointer("out", "/venv/../job")], ["/venv"], []).refused
     assert not judge_pointers([Pointer("a", "/a")], ["/"], []).refused

@@ -30,6 +30,7 @@ from bootseer.tree.index import (
     digest_of,
     encode,
 )
+from tests.made_trees import in_folders
 
 S = msgspec.structs.replace
 DIR, REG, LNK = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFLNK | 0o777
@@ -266,6 +267,48 @@ def _only_ours(read: Callable[[], Index]) -> None:
         assert str(error).startswith("here: ")
     else:
         check(found, "it")
+
+
+# ---- all at once, and one by one ---------------------------------------------------------------------------
+
+
+def said(tree: Index) -> str:
+    try:
+        check(tree, "it")
+    except IntegrityError as error:
+        return str(error)
+    return ""
+
+
+@given(trees(), st.booleans(), st.data())
+@settings(max_examples=400, deadline=None)
+def test_whatever_is_looked_at_as_a_whole_is_as_if_it_were_one_by_one(
+    tree: Index, is_as_built: bool, data: st.DataObject
+) -> None:
+    if is_as_built:
+        tree = in_folders(tree)
+        assert said(tree) == "" and index._are_names_right(tree)
+    column = data.draw(st.sampled_from([*COLUMNS, "blocks", "none"]))
+    if column == "blocks" and tree.blocks:
+        place = data.draw(st.integers(0, len(tree.blocks) - 1))
+        tree = S(
+            tree,
+            blocks=tree.blocks[:place] + data.draw(st.binary(min_size=1, max_size=1)) + tree.blocks[place + 1 :],
+        )
+    elif column in COLUMNS:
+        values = getattr(tree, column)
+        entry = data.draw(st.integers(0, len(values) - 1))
+        odd = {"names": [b"", b".", b"..", b"a/b", b"a\0", b"x" * 256, b"~"], "targets": [b"", b"t", b"\0"],
+               "runs": [[], [0, 1], [HOLE, 1], [1, 1], [0, 2], [-2, 1], [0], [1 << 40, 1]]}  # fmt: skip
+        extremes = odd.get(column, [-1, 0, 1, 2, 1 << 16, 1 << 32, 1 << 63, REG, DIR, LNK, CHR, WHOLE, WHOLE + 1])
+        value = data.draw(st.sampled_from([*values, *extremes]))
+        tree = S(tree, **{column: set_(values, entry, value)})
+    fast = said(tree)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "_are_blocks_right", lambda *_: False)
+        patch.setattr(index, "_are_names_right", lambda *_: False)
+        patch.setattr(index, "_others", lambda tree, *_: list(range(len(tree))))
+        assert fast == said(tree)
 
 
 # ---- every bound -------------------------------------------------------------------------------------------
