@@ -171,7 +171,8 @@ class Bench:
             cpu_s = sum(map(cpu_of, Place(self._runtime, self.digest).read_pids()))
             if not device["requests"]:
                 raise BenchError(f"{program.name}: nothing was read of the mount, so it was not measured")
-            if tells and not tree.end_start():
+            # A start whose hot files were read ahead has nothing to keep unless it needed more than those.
+            if tells and not tree.end_start() and not status["read_ahead"]:
                 raise BenchError("the first start was not recorded")
         late = int(device["late"])
         return Sample(wall_s, blocked_s, sent, requests, checksum, ready_s, int(device["requests"]), late, cpu_s)
