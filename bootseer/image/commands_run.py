@@ -82,7 +82,7 @@ def record(
         command = _own_command(url, options.name)
     aio.close()
     _take_away(digest)
-    request = _request(url, command, options)
+    request = _request(url, command, options)._replace(reads_ahead=False)
     ran = run_in_image(request, command, is_whole_start=True, say=say)
     if not ran.figures.get("recorded"):
         raise StorageError(

@@ -39,6 +39,7 @@ class ImageRequest(NamedTuple):
     work: Sequence[str] = ()  # folders: working directory, the script's, HOME
     own: Sequence[str] = ()  # folders that are needed in any case
     files: Mapping[str, str] = {}  # of ours, by their place inside
+    reads_ahead: bool = True  # not if what the start reads is to be recorded in any case
 
 
 class OpenImage:
@@ -97,7 +98,14 @@ def open_image(request: ImageRequest, holder: Holder, say: Callable[[str], objec
     Args: say: lines for people while it takes time.
     Raises: ConfigError, StorageError, IntegrityError.
     """
-    source = open_source(request.url, request.workload, say, name=request.name, digest=request.digest)
+    source = open_source(
+        request.url,
+        request.workload,
+        say,
+        name=request.name,
+        digest=request.digest,
+        reads_ahead=request.reads_ahead,
+    )
     try:
         began_s = time.monotonic()
         devices = read_devices()

@@ -60,12 +60,14 @@ def open_source(
     *,
     name: str = "",
     digest: str = "",
+    reads_ahead: bool = True,
 ) -> Source:
     """Args:
         workload: program and script: which recording fits.
         say: lines for people while it takes time.
         name: of the tree, where it was published under another one than this URL.
         digest: of the tree, if it has to be this one, whatever the URL means by now.
+        reads_ahead: not if what the start reads is to be recorded in any case.
     Raises: ConfigError, StorageError, IntegrityError.
     """
     if url.startswith(ROOTFS):
@@ -75,7 +77,7 @@ def open_source(
 
     begin_spare(url, unless_served=_runtime())  # it gets ready while the tree is looked for
     try:
-        return _open_tree(url, workload, say, name, digest, began_s)
+        return _open_tree(url, workload, say, name, digest, reads_ahead, began_s)
     finally:
         end_spare()
 
@@ -90,18 +92,25 @@ def _runtime() -> str:
 
 
 def _open_tree(
-    url: str, workload: tuple[str, str], say: Callable[[str], object], name: str, digest: str, began_s: float
+    url: str,
+    workload: tuple[str, str],
+    say: Callable[[str], object],
+    name: str,
+    digest: str,
+    reads_ahead: bool,
+    began_s: float,
 ) -> Source:
     from bootseer.blocks.trace import workload_key
     from bootseer.mounts.tree_control import NotAnsweringError
-    from bootseer.mounts.tree_mount import mount_tree, probe_mount
+    from bootseer.mounts.tree_mount import TreeOptions, mount_tree, probe_mount
     from bootseer.trust import Trust
 
     trust, key = Trust.load(), workload_key(*workload)
     why = "" if may_mount() else "mounts need root (CAP_SYS_ADMIN)"
     if not why:
         try:
-            tree = mount_tree(url, trust=trust, name=name, digest=digest, workload=key)
+            options = TreeOptions() if reads_ahead else TreeOptions(read_ahead_share=0.0)
+            tree = mount_tree(url, trust=trust, name=name, digest=digest, workload=key, options=options)
         except NotFound:
             raise
         except NotAnsweringError as error:

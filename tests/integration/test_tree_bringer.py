@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.trace import Trace
+from bootseer.blocks.trace import Trace, workload_key
 from bootseer.blocks.trace import decode as decode_trace
 from bootseer.blocks.trace import encode as encode_trace
+from bootseer.mounts.image_source import MountedSource, open_source
 from bootseer.mounts.tree_hot import APART_BLOCKS
 from bootseer.mounts.tree_mount import MountedTree, TreeOptions, mount_tree
 from bootseer.mounts.tree_traces import PAYLOAD_TYPE
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.system
 __all__ = ["trees"]  # a fixture
 
 WORKLOAD = "0123456789abcdef"
+PROGRAM = ("python3", "train.py")
 BLOCKS = APART_BLOCKS + 44
 MODULE = "bootseer.mounts.tree_bringer"
 
@@ -40,12 +42,13 @@ def recorded(trees: Trees) -> Trees:
     key = KeyFolder.find().make("ada")
     numbers = list(range(trees.built.index.block_count))
     random.Random(3).shuffle(numbers)
-    trace = Trace(
-        tree=trees.built.digest, workload=WORKLOAD, runs=1, blocks=numbers, seen=[1] * len(numbers),
-        first_ms=[0] * len(numbers),
-    )  # fmt: skip
-    path = f"traces/{trees.built.digest}/{WORKLOAD}.json"
-    trees.server.files[path] = memoryview(seal(encode_trace(trace), PAYLOAD_TYPE, key))
+    for workload in (WORKLOAD, workload_key(*PROGRAM)):
+        trace = Trace(
+            tree=trees.built.digest, workload=workload, runs=1, blocks=numbers, seen=[1] * len(numbers),
+            first_ms=[0] * len(numbers),
+        )  # fmt: skip
+        path = f"traces/{trees.built.digest}/{workload}.json"
+        trees.server.files[path] = memoryview(seal(encode_trace(trace), PAYLOAD_TYPE, key))
     return trees
 
 
@@ -164,3 +167,15 @@ def test_a_small_tree_of_which_nothing_is_known_is_brought_whole(recorded: Trees
     status = tree.status()
     assert status["cache"]["present"] == (BLOCKS if is_small else 0)
     assert status["read_ahead"] == 0, "it would count as what the start needs"
+
+
+def test_a_start_that_is_to_be_recorded_in_any_case_reads_nothing_ahead(recorded: Trees) -> None:
+    source = open_source(recorded.url, PROGRAM, reads_ahead=False)
+    try:
+        assert isinstance(source, MountedSource)
+        with open(os.path.join(source.folder, "file"), "rb", buffering=0) as file:
+            file.read(1000)
+        found = source.first_step()
+        assert found["recorded"] == 1.0 and found.get("read_ahead", 0) == 0
+    finally:
+        source.close()
