@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 # After SIGKILL a process can only stay because it waits in the kernel (state D); then it is reported, not awaited.
 UNKILLABLE_AFTER_S = 5.0
-# Descendants of ranks are looked for a little after the ranks have got their signal, as that takes milliseconds of
-# CPU in which most ranks have ended, and again so long after anything has happened.
-LOOK_AFTER_S = 0.01
+# A stop looks through /proc for descendants of ranks when a rank has left some behind, else so long after the
+# ranks have got their signal, and again so long after anything has happened: a look takes milliseconds of CPU,
+# in which the end of the last rank would not be noticed.
+LOOK_AFTER_S = 0.05
 SERVICE_GRACE_S = 5.0  # of a service that is told to end
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # Python ignores these in itself; programs expect the default, as subprocess restores it.
@@ -199,6 +200,7 @@ class _Guard:
         self._give_up_at_s = 0.0
         self._look_at_s: float | None = None  # during a stop
         self._signalled: set[tuple[int, int]] = set()
+        self._orphans: set[int] = set()  # that were looked at during this stop
         self._killed: dict[int, str] = {}
         self._preloaded: PreloadedProcess | None = None
         self._services: dict[int, _Service] = {}  # by pid
@@ -690,6 +692,7 @@ class _Guard:
         self._set_kill_time(time.monotonic() + grace_s)
         self._look_at_s = time.monotonic() + LOOK_AFTER_S
         self._signalled.clear()
+        self._orphans.clear()
         for pid in self._by_pid:
             self._signal_rank(pid)  # at once; then all that hangs below them
 
@@ -713,7 +716,8 @@ class _Guard:
             self._end_stop([])
             return
         killing = now_s >= self._kill_at_s
-        if not killing and (self._look_at_s is None or now_s < self._look_at_s):
+        is_time = self._look_at_s is not None and now_s >= self._look_at_s
+        if not (killing or is_time or self._has_new_orphans()):
             return
         self._look_at_s = None
         below = self._list_below()
@@ -729,6 +733,17 @@ class _Guard:
                 self._signalled.add((process.pid, process.start_ticks))
                 descendants.send(process, self._stop_signum)
                 descendants.send(process, signal.SIGCONT)  # a stopped process could not act on it
+
+    def _has_new_orphans(self) -> bool:
+        """Whether a rank that has ended left a process that this stop has not looked at yet."""
+        from launcher import descendants
+
+        children = set(descendants.list_children(os.getpid()) or ())
+        orphans = children - self._by_pid.keys() - self._orphans
+        if orphans:
+            orphans -= self._list_apart()
+        self._orphans |= orphans
+        return bool(orphans)
 
     def _end_stop(self, stuck: list[tuple[int, str, str]]) -> None:
         if self._is_forking():

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
 TIDY_AFTER_S = 1.0
+# What the next failure needs is imported before it comes, when the start has the least of its own to do.
+READY_AFTER_S = 0.2
 EXPECT_AFTER_S = 0.002  # the ranks that go on have got their signal
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
 
@@ -428,6 +430,7 @@ class Node:
         """All ranks run: from now on their first steps are waited for."""
         self._has_ranks = True
         self.preloader.attempt_started()
+        self._loop.call_later(READY_AFTER_S, self._get_ready)
         self._loop.call_later(TIDY_AFTER_S, self._tidy)
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import agent_event, rank_event
@@ -469,11 +472,12 @@ class Node:
             self.caches.first_step_seen()
         self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
-    def _tidy(self) -> None:
-        self._finish_record()
-        # What the next failure needs; its restart need not wait for imports then.
+    @staticmethod
+    def _get_ready() -> None:
         from launcher.ranks import cause, errorfile  # noqa: F401
 
+    def _tidy(self) -> None:
+        self._finish_record()
         gc.collect()  # bootrun runs without
 
     def _finish_record(self) -> None:

@@ -64,6 +64,7 @@ class Process(NamedTuple):
     ppid: int
     state: str
     command: str
+    name: str = ""
 
 
 class Program:
@@ -246,7 +247,7 @@ def find_process(pid: int) -> Process | None:
         return None
     name, _, rest = stat.partition("(")[2].rpartition(")")
     state, ppid = rest.split()[:2]
-    return Process(pid, int(ppid), state, command or f"[{name}]")
+    return Process(pid, int(ppid), state, command or f"[{name}]", name)
 
 
 def is_running(pid: int) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from bootseer.blocks.spans import COLD_SPAN_BYTES, HOT_SPAN_BYTES, MAX_GAP_BYTES, Span, plan_spans
 from bootseer.tree.index import BLOCK, Index
 
-FIRST_WINDOW, MOST_WINDOW = 8, 256  # blocks
+FIRST_WINDOW, MOST_WINDOW = 8, 1024  # blocks
 
 
 def plan_hot(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bootseer.tree.index import Index
 
-MAX_GAP_BYTES = 64 << 10  # read for nobody, if that saves a request
+MAX_GAP_BYTES = 128 << 10  # read for nobody, if that saves a request: also CPU, while a program wants it
 HOT_SPAN_BYTES = 1 << 20
 COLD_SPAN_BYTES = 4 << 20
 

@@ -28,6 +28,7 @@ from bootseer import errors
 from bootseer.errors import BootseerError, StorageError, StorageTimeout
 from bootseer.mounts import enter, kernel, namespaces
 from bootseer.mounts.binds import Bind
+from bootseer.mounts.forked import close_others
 from bootseer.mounts.image_environ import LOADER
 from bootseer.mounts.layers import Layer, LayersSpec, make_layers
 from bootseer.mounts.root import MadeRoot, RootSpec, find_program, make_root
@@ -165,7 +166,7 @@ def _be_holder(connection: socket.socket) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         _let_go((0, 1))
-        _close_others({0, 1, 2, connection.fileno()})
+        close_others({0, 1, 2, connection.fileno()})
         _Process(connection).run()
         status = 0
     finally:
@@ -324,12 +325,3 @@ def _let_go(streams: Sequence[int]) -> None:
         os.dup2(null, fd)
     if null not in streams:
         os.close(null)
-
-
-def _close_others(keep: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the one that listed the folder

@@ -25,6 +25,7 @@ _CLONE, _RECURSIVE, _CLOEXEC = 1, 0x8000, os.O_CLOEXEC
 _EMPTY_SOURCE = 0x4  # MOVE_MOUNT_F_EMPTY_PATH
 _AT_FDCWD = -100
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def separate() -> bool:
@@ -121,6 +122,11 @@ def attach(fd: int, folder: str) -> None:
 def die_with_parent(signum: int) -> None:
     """This process gets a signal when its parent ends; not if that has happened already."""
     _libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+
+
+def set_name(name: str) -> None:
+    """The name of this process in ps and top (15 bytes)."""
+    _libc().prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def _call(name: str, *arguments: Any) -> int:

@@ -29,16 +29,25 @@ class ReadAhead:
     """One run, of one tree. `files`: how many pieces were asked for."""
 
     def __init__(
-        self, root: str, pieces: HotPieces, hot: Sequence[int], missing: Callable[[Sequence[int]], Sequence[int]]
+        self,
+        root: str,
+        find: Callable[[], HotPieces],
+        hot: Sequence[int],
+        missing: Callable[[Sequence[int]], Sequence[int]],
     ) -> None:
-        """Args: missing: those of some blocks that are not in the cache yet."""
+        """Args: find: where the hot blocks lie; missing: those of some blocks that are not in the cache yet."""
         self.files = 0
-        self._root, self._pieces, self._hot, self._missing = root, pieces, hot, missing
+        self._root, self._find, self._hot, self._missing = root, find, hot, missing
+        self._pieces: HotPieces
         self._is_all = threading.Event()
 
     def note_all(self) -> None:
         """No more blocks come: what is missing now is left to whoever reads it."""
         self._is_all.set()
+
+    def prepare(self) -> None:
+        """Before `run`; the tree need not be there yet. Raises: what `find` does."""
+        self._pieces = self._find()
 
     def run(self) -> None:
         """In a thread. Raises: OSError when the tree is not there."""

@@ -1,22 +1,26 @@
-"""Brings the hot blocks of a tree into its cache, for its daemon: `python -P -m bootseer.mounts.tree_bringer`.
+"""Brings the hot blocks of a tree into its cache, for its daemon.
+
+`python -P -m bootseer.mounts.tree_bringer`, or forked from the daemon before that had its order (bringing.py).
 
 A process of its own: the daemon answers the kernel, each answer needs the interpreter's lock, and whoever unpacks
 blocks beside it makes each read of a starting program late. It also reads the hot files through the mount as soon
 as that is shown, ahead of the program (read_ahead.py).
 
-In: an Order by stdin, then a line when the tree is shown; stdin stays open: its end is this one's. Out: by stdout
-a line of figures (`Brought`, JSON) a few times a second, the last one when all is done.
+Standard input is a socket. In: an Order, with a descriptor for what is logged; then a line when the tree is shown;
+the end of what comes in is this one's. Out: a line of figures (`Brought`, JSON) a few times a second, the last one
+when all is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import io
 import os
+import socket
 import struct
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 
 import msgspec
 
@@ -24,6 +28,7 @@ from bootseer import aio
 from bootseer.blocks import Prefetcher
 from bootseer.errors import BootseerError, StorageError
 from bootseer.mounts import tree_metadata
+from bootseer.mounts.namespaces import set_name
 from bootseer.mounts.read_ahead import ReadAhead, has_room
 from bootseer.mounts.read_ahead_plan import HotPieces
 from bootseer.mounts.tree_parts import open_cache, open_fetcher
@@ -32,6 +37,7 @@ from bootseer.storage import open_store
 from bootseer.storage.memory_limits import read_memory
 from bootseer.tree.index import MOST_INDEX_BYTES
 
+NAME = "tree-bringer"  # in ps and top
 TELL_S = 0.25
 LENGTH = struct.Struct("<Q")  # of the order, before it
 MOST_ORDER_BYTES = MOST_INDEX_BYTES + (64 << 20)
@@ -55,51 +61,59 @@ class Brought(msgspec.Struct, kw_only=True):
     read_ahead: int = 0  # pieces of files
 
 
-def encode(order: Order) -> bytes:
-    """As it is written to stdin."""
+def encode(order: Order) -> tuple[bytes, bytes]:
+    """As it is sent: with the first part comes the descriptor."""
     data = msgspec.msgpack.encode(order)
-    return LENGTH.pack(len(data)) + data
+    return LENGTH.pack(len(data)), data
 
 
-def main() -> int:
+def main(connection: socket.socket) -> int:
     """The exit status: 1 when it could not begin."""
     gc.disable()  # an index is many objects, none of them garbage
     try:
-        order = _read_order()
-        asyncio.run(_bring(order))
+        order = _receive(connection)
+        if order is None:
+            return 0  # it is not needed
+        asyncio.run(_bring(order, connection))
     except BootseerError as error:
         _log(str(error))
         return 1
     return 0
 
 
-def _read_order() -> Order:
-    with open(0, "rb", buffering=0, closefd=False) as source:  # what comes after the order is read later
-        (length,) = LENGTH.unpack(_read_all(source, LENGTH.size).ljust(LENGTH.size, b"\0"))
-        data = _read_all(source, min(length, MOST_ORDER_BYTES))
+def _receive(connection: socket.socket) -> Order | None:
+    begin, fds, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
+    if not begin:
+        return None
+    for log in fds:
+        os.dup2(log, 2)
+        os.close(log)
+    with connection.makefile("rb", buffering=0) as source:  # what comes after the order is read later
+        (length,) = LENGTH.unpack((begin + _read(source, LENGTH.size - len(begin))).ljust(LENGTH.size, b"\0"))
+        data = _read(source, min(length, MOST_ORDER_BYTES))
     try:
         return msgspec.msgpack.decode(data, type=Order)
     except msgspec.MsgspecError as error:
         raise StorageError(f"what is to be brought cannot be understood: {error}") from error
 
 
-def _read_all(source: io.FileIO, length: int) -> bytes:
+def _read(source: socket.SocketIO, length: int) -> bytes:
     found = bytearray()
     while len(found) < length and (data := source.read(length - len(found))):
         found += data
     return bytes(found)
 
 
-def _hear(is_shown: asyncio.Event) -> None:
-    if not os.read(0, 64):
+def _hear(connection: socket.socket, is_shown: asyncio.Event) -> None:
+    if not connection.recv(64):
         os._exit(1)  # whoever asked has gone
     is_shown.set()
 
 
-async def _bring(order: Order) -> None:
+async def _bring(order: Order, connection: socket.socket) -> None:
     settings = order.settings
     is_shown = asyncio.Event()
-    asyncio.get_running_loop().add_reader(0, _hear, is_shown)
+    asyncio.get_running_loop().add_reader(connection, _hear, connection, is_shown)
     async with AsyncExitStack() as stack:
         store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
         stack.push_async_callback(store.aclose)
@@ -112,12 +126,13 @@ async def _bring(order: Order) -> None:
         prefetcher = Prefetcher(fetcher, order.hot, log=_log)
         ahead: ReadAhead | None = None
         if bool(order.root) and await aio.run_io(_has_room, order):
-            pieces = await aio.run_io(HotPieces, data, order.digest, order.hot)
-            ahead = ReadAhead(order.root, pieces, order.hot, fetcher.cache.missing)
+            find = partial(HotPieces, data, order.digest, order.hot)
+            ahead = ReadAhead(order.root, find, order.hot, fetcher.cache.missing)
 
         def tell() -> None:
             files = 0 if ahead is None else ahead.files
-            _tell(Brought(prefetch=prefetcher.statistics(), blocks=fetcher.statistics(), read_ahead=files))
+            figures = Brought(prefetch=prefetcher.statistics(), blocks=fetcher.statistics(), read_ahead=files)
+            _tell(connection, figures)
 
         async def tell_often() -> None:
             while True:
@@ -142,16 +157,17 @@ def _has_room(order: Order) -> bool:
 async def _read_ahead(ahead: ReadAhead | None, is_shown: asyncio.Event) -> None:
     if ahead is None:
         return
-    await is_shown.wait()
     try:
+        await aio.run_io(ahead.prepare)
+        await is_shown.wait()
         await aio.run_io(ahead.run)
-    except OSError as error:
+    except (OSError, BootseerError) as error:
         _log(f"hot files are not read ahead any more: {error}")
 
 
-def _tell(brought: Brought) -> None:
+def _tell(connection: socket.socket, brought: Brought) -> None:
     try:
-        os.write(1, msgspec.json.encode(brought) + b"\n")
+        connection.sendall(msgspec.json.encode(brought) + b"\n")
     except OSError:
         os._exit(1)  # nobody reads it
 
@@ -161,4 +177,8 @@ def _log(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    set_name(NAME)
+    asked_by = socket.socket(fileno=0)
+    status = main(asked_by)
+    sys.stderr.flush()
+    os._exit(status)  # whoever asked hears of the end only now

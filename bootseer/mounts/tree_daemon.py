@@ -68,9 +68,10 @@ def _serve(orders: socket.socket, minder: socket.socket, scheme: str) -> int:
     from bootseer.mounts import tree_warm
 
     tree_warm.warm(scheme)
-    from bootseer.mounts import tree_maker, tree_serving
+    from bootseer.mounts import bringing, tree_maker, tree_serving
 
     tree_maker.start()
+    bringing.begin_spare()
     order = receive(orders, UNNEEDED_S)
     if order is None:
         return 0

@@ -20,7 +20,7 @@ from bootseer.blocks import Prefetcher, Recorder
 from bootseer.blocks.prefetch import Phase
 from bootseer.blocks.trace import Trace, beyond
 from bootseer.errors import BootseerError
-from bootseer.mounts.bringing import Bringer
+from bootseer.mounts.bringing import Bringer, end_spare
 from bootseer.mounts.tree_bringer import Order
 from bootseer.mounts.tree_parts import Parts
 from bootseer.mounts.tree_settings import Settings
@@ -147,12 +147,15 @@ class HotBlocks:
                 self._known, self.trace_where = found.trace, found.where
         finally:
             self._has_looked.set()
-        if not self._settings.prefetches:
-            return
-        if found is not None:
-            await self._run_hot(self._settings.workload, found.trace.hot(), self._may_read_ahead(found.trace))
-        elif self._parts.index.stored_bytes <= self._settings.whole_bytes:
-            await self._run_hot(self._settings.workload, range(self._parts.index.block_count), False)
+        try:
+            if not self._settings.prefetches:
+                return
+            if found is not None:
+                await self._run_hot(self._settings.workload, found.trace.hot(), self._may_read_ahead(found.trace))
+            elif self._parts.index.stored_bytes <= self._settings.whole_bytes:
+                await self._run_hot(self._settings.workload, range(self._parts.index.block_count), False)
+        finally:
+            await aio.run_io(end_spare)
 
     async def _prefetch(self, workload: str) -> None:
         found = await self._parts.traces.find(workload)

@@ -140,6 +140,7 @@ class HttpClient:
         self._pid = os.getpid()
         self._is_closed = False
         self._idle: list[tuple[_Key, http.client.HTTPConnection, float]] = []  # the one used last at the end
+        self._proxies: dict[tuple[str, str], SplitResult | None] = {}  # by scheme and server, once looked up
 
     def begin(
         self, method: str, url: str, headers: Mapping[str, str], wire: Wire, *, is_fresh: bool = False
@@ -183,6 +184,14 @@ class HttpClient:
         if dropped is not None:
             dropped.close()
 
+    def _proxy_for(self, parts: SplitResult) -> SplitResult | None:
+        """As the environment said when the server was asked first."""
+        key = (parts.scheme, parts.netloc)
+        try:
+            return self._proxies[key]
+        except KeyError:
+            return self._proxies.setdefault(key, _proxy_for(parts))
+
     def close(self) -> None:
         """Requests can still be made; their connections are not kept."""
         with self._lock:
@@ -203,7 +212,7 @@ class HttpClient:
         """Until the answer has begun. Of a body `headers` say how long it is; it is sent once."""
         key, shown = _key_of(parts), redact(parts.geturl())
         connection = None if is_fresh else self._take(key)
-        proxy = _proxy_for(parts)
+        proxy = self._proxy_for(parts)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if proxy is not None and parts.scheme == "http":
             target = f"http://{parts.netloc.rpartition('@')[2]}{target}"

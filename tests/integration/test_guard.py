@@ -38,12 +38,15 @@ SLEEPER = "import subprocess; subprocess.Popen(['sleep', '100'], start_new_sessi
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
 
 
+Drive = Callable[..., list[list[object]]]
+
+
 @pytest.fixture
-def drive(program: support.Programs) -> Callable[[str], list[list[object]]]:
+def drive(program: support.Programs) -> Drive:
     """Runs a snippet after DRIVER and gives the events that it saw."""
 
-    def run(snippet: str) -> list[list[object]]:
-        done = program(*support.python("-c", DRIVER + snippet + "\nfinish()\n"), deadline_s=20)
+    def run(snippet: str, before: str = "") -> list[list[object]]:
+        done = program(*support.python("-c", f"{before}\n{DRIVER}{snippet}\nfinish()\n"), deadline_s=20)
         assert done.status == 0, done.stderr
         events: list[list[object]] = json.loads(done.stdout.splitlines()[-1])
         return events
@@ -55,7 +58,7 @@ def named(events: list[list[object]], name: str) -> list[list[object]]:
     return [event[1:] for event in events if event[0] == name]
 
 
-def test_exit_status_signal_and_failed_exec_are_told(drive: Callable[[str], list[list[object]]]) -> None:
+def test_exit_status_signal_and_failed_exec_are_told(drive: Drive) -> None:
     events = drive("""
 left = [1, 2, 3]
 def on_exited(e):
@@ -72,7 +75,7 @@ loop.run_forever()
     assert named(events, "spawn_failed") == [[3, 2, "/no/such/program"]]
 
 
-def test_descendants_in_their_own_session_end_with_the_attempt(drive: Callable[[str], list[list[object]]]) -> None:
+def test_descendants_in_their_own_session_end_with_the_attempt(drive: Drive) -> None:
     events = drive(f"""
 hooks["exited"] = lambda e: guard.stop(15, 1.0)
 spawn(1, python({SLEEPER + "; raise SystemExit(1)"!r}))
@@ -81,7 +84,34 @@ loop.run_forever()
     assert named(events, "stopped") == [[[], []]]  # SIGTERM was enough
 
 
-def test_what_ignores_sigterm_is_killed_when_its_time_is_over(drive: Callable[[str], list[list[object]]]) -> None:
+def test_what_a_stopped_rank_leaves_gets_the_signal_when_the_rank_ends(drive: Drive) -> None:
+    events = drive(
+        f"""
+spawn(1, python({SLEEPER + "; print('up', flush=True); import time; time.sleep(100)"!r}), "out")
+while not os.path.exists("out") or not os.path.getsize("out"): loop.run_once(0.01)
+guard.stop(15, 5.0)
+loop.run_forever()
+""",
+        before="import launcher.guard; launcher.guard.LOOK_AFTER_S = 1000.0",
+    )
+    assert named(events, "stopped") == [[[], []]]  # SIGTERM was enough
+
+
+def test_what_belongs_to_a_rank_that_stays_gets_the_signal_too(drive: Drive) -> None:
+    stays = SLEEPER.replace("subprocess.Popen", "child = subprocess.Popen")
+    stays += "; import signal; signal.signal(15, lambda *_: None); print('up', flush=True); child.wait()"
+    events = drive(f"""
+spawn(1, python({stays!r}), "out")
+while not os.path.exists("out") or not os.path.getsize("out"): loop.run_once(0.01)
+guard.stop(15, 5.0)
+loop.run_forever()
+""")
+    assert named(events, "stopped") == [[[], []]]
+    [[entry]] = named(events, "exited")
+    assert entry[2] == 0  # type: ignore[index]
+
+
+def test_what_ignores_sigterm_is_killed_when_its_time_is_over(drive: Drive) -> None:
     events = drive(f"""
 spawn(1, python({STUBBORN!r}), "out")
 while not os.path.exists("out") or not os.path.getsize("out"): loop.run_once(0.01)
@@ -97,7 +127,7 @@ seen.append(["took", time.monotonic() - began])
 
 
 def test_leftovers_of_a_rank_that_succeeded_are_named_then_killed(
-    drive: Callable[[str], list[list[object]]],
+    drive: Drive,
 ) -> None:
     events = drive(f"""
 guard.set_grace(0.2)
@@ -112,7 +142,7 @@ loop.run_forever()
     assert killed == left
 
 
-def test_leftovers_that_finish_in_time_are_not_killed(drive: Callable[[str], list[list[object]]]) -> None:
+def test_leftovers_that_finish_in_time_are_not_killed(drive: Drive) -> None:
     code = "import subprocess; subprocess.Popen(['sleep', '0.2'], start_new_session=True)"
     events = drive(f"""
 hooks["tree_ended"] = lambda *a: guard.stop(15, 1.0)
@@ -122,7 +152,7 @@ loop.run_forever()
     assert named(events, "tree_ended") == [[1, []]]
 
 
-def test_stopped_process_gets_its_signal(drive: Callable[[str], list[list[object]]]) -> None:
+def test_stopped_process_gets_its_signal(drive: Drive) -> None:
     events = drive("""
 spawn(1, python("import os, signal; open('out', 'w').write('x'); os.kill(os.getpid(), signal.SIGSTOP)"))
 while not os.path.exists("out") or not os.path.getsize("out"): loop.run_once(0.01)
@@ -134,7 +164,7 @@ loop.run_forever()
 
 
 def test_ranks_get_default_signals_and_no_foreign_descriptors(
-    drive: Callable[[str], list[list[object]]],
+    drive: Drive,
 ) -> None:
     code = (
         "import os, signal; "

@@ -13,6 +13,7 @@ from bootseer.blocks.trace import Trace, workload_key
 from bootseer.blocks.trace import decode as decode_trace
 from bootseer.blocks.trace import encode as encode_trace
 from bootseer.mounts.image_source import MountedSource, open_source
+from bootseer.mounts.tree_bringer import NAME
 from bootseer.mounts.tree_hot import APART_BLOCKS
 from bootseer.mounts.tree_mount import MountedTree, TreeOptions, mount_tree
 from bootseer.mounts.tree_traces import PAYLOAD_TYPE
@@ -28,7 +29,6 @@ __all__ = ["trees"]  # a fixture
 WORKLOAD = "0123456789abcdef"
 PROGRAM = ("python3", "train.py")
 BLOCKS = APART_BLOCKS + 44
-MODULE = "bootseer.mounts.tree_bringer"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def bringer_of(trees: Trees, tree: MountedTree) -> int:
     daemon = trees.daemon(tree)
 
     def find() -> list[int]:
-        return [each.pid for each in processes() if MODULE in each.command and each.ppid == daemon]
+        return [each.pid for each in processes() if each.name == NAME and each.ppid == daemon]
 
     wait_until(lambda: find() and len(trees.server.requests) > before, 20, "the process that brings blocks")
     return find()[0]
@@ -83,18 +83,19 @@ def test_it_brings_all_hot_blocks_and_the_daemon_tells_of_them(recorded: Trees) 
     assert status["cache"]["present"] == BLOCKS and status["cache"]["filled"] == 0, "the daemon has written blocks"
     assert Path(tree.folder, "file").read_bytes() == (recorded.top / "large" / "file").read_bytes()
     assert tree.status()["blocks"]["waits"] == 0
-    wait_until(lambda: not has_bringer(), 30, "its end")
+    wait_until(lambda: not has_bringer(recorded, tree), 30, "its end")
 
 
-def has_bringer() -> bool:
-    return any(MODULE in each.command for each in processes())
+def has_bringer(trees: Trees, tree: MountedTree) -> bool:
+    daemon = trees.daemon(tree)
+    return any(each.name == NAME and each.ppid == daemon for each in processes())
 
 
 @pytest.mark.parametrize("start_number", [1, 2], ids=["blocks come meanwhile", "blocks are cached"])
 def test_hot_files_are_in_the_page_cache_before_the_program_reads_them(recorded: Trees, start_number: int) -> None:
     for _ in range(start_number):
         tree = start(recorded)
-        wait_until(lambda tree=tree: is_done(tree) and not has_bringer(), 30, "the prefetch")
+        wait_until(lambda tree=tree: is_done(tree) and not has_bringer(recorded, tree), 30, "the prefetch")
         before = tree.status()
         assert before["read_ahead"] > 0
         assert Path(tree.folder, "file").read_bytes() == (recorded.top / "large" / "file").read_bytes()
@@ -107,7 +108,7 @@ def test_hot_files_are_in_the_page_cache_before_the_program_reads_them(recorded:
 
 def test_some_starts_read_nothing_ahead_and_record_what_is_true(recorded: Trees) -> None:
     tree = start(recorded, share=0.0)
-    wait_until(lambda: is_done(tree) and not has_bringer(), 30, "the prefetch")
+    wait_until(lambda: is_done(tree) and not has_bringer(recorded, tree), 30, "the prefetch")
     assert tree.status()["read_ahead"] == 0 and tree.status()["device"]["requests"] == 0
     with open(os.path.join(tree.folder, "file"), "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
@@ -119,7 +120,7 @@ def test_some_starts_read_nothing_ahead_and_record_what_is_true(recorded: Trees)
 
 def test_a_recording_does_not_count_what_was_read_ahead(recorded: Trees) -> None:
     tree = start(recorded)
-    wait_until(lambda: is_done(tree) and not has_bringer(), 30, "the prefetch")
+    wait_until(lambda: is_done(tree) and not has_bringer(recorded, tree), 30, "the prefetch")
     assert tree.status()["touched_blocks"] > BLOCKS * 3 // 4
     Path(tree.folder, "file").read_bytes()
     assert not tree.end_start(), "nothing was learned, and it was kept"
@@ -142,6 +143,18 @@ def test_what_it_does_not_bring_comes_all_the_same(recorded: Trees, number: sign
     finally:
         if is_running(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_what_another_workload_needs_is_brought_by_another_process(recorded: Trees) -> None:
+    """The one that was forked early is gone by then."""
+    tree = mount_tree(recorded.url, workload="f" * 16, options=TreeOptions(idle_s=0, streams=False))
+    wait_until(lambda: not has_bringer(recorded, tree), 20, "the end of one that nobody needs")
+    tree.prefetch(WORKLOAD)
+    wait_until(lambda: is_done(tree), 30, "the prefetch")
+    status = tree.status()
+    assert status["cache"]["present"] == BLOCKS and status["cache"]["filled"] == 0, "the daemon has written blocks"
+    wait_until(lambda: not has_bringer(recorded, tree), 30, "its end")
+    assert "failed" not in Path(status["log"]).read_text()
 
 
 @pytest.mark.parametrize("how", ["unmounted", "killed"])

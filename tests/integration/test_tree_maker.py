@@ -25,7 +25,7 @@ import hashlib, json, os, sys, threading
 from bootseer.mounts import tree_maker
 tree_maker.start()
 maker = tree_maker.take()
-print(json.dumps([maker._pid, threading.active_count()]), flush=True)
+print(json.dumps([maker.pid, threading.active_count()]), flush=True)
 path, digest = sys.stdin.readline().split()
 with open(path, "rb") as file:
     maker.begin(file.read(), digest)

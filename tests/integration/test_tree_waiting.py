@@ -72,8 +72,8 @@ def session_of(tree: MountedTree) -> int:
 
 
 def wait_ready(number: int) -> None:
-    """Until there are a daemon, its minder and its maker (tree_maker.py), and nothing else."""
-    wait_until(lambda: len(members(number)) == 3, 20, "daemon, minder and maker")
+    """Until there are a daemon, its minder, its maker and its bringer, and nothing else."""
+    wait_until(lambda: len(members(number)) == 4, 20, "daemon, minder, maker and bringer")
 
 
 def test_the_spare_is_taken(trees: Trees, store: str) -> None:

@@ -65,7 +65,7 @@ def test_neighbours_make_one_request() -> None:
     assert len(list(plan_cold(INDEX, range(TREE.count)))) == len(INDEX.packs)
     assert len(plan_hot(INDEX, range(TREE.count))) < TREE.count / 3
     scattered = range(0, TREE.count, 4)
-    assert len(plan_spans(INDEX, scattered)) == len(scattered)
+    assert len(plan_spans(INDEX, scattered, max_gap_bytes=MAX_GAP_BYTES // 2)) == len(scattered)
 
 
 @given(st.lists(st.integers(0, 20)))
