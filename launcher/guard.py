@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 # After SIGKILL a process can only stay because it waits in the kernel (state D); then it is reported, not awaited.
 UNKILLABLE_AFTER_S = 5.0
-# A stop looks through /proc for descendants of ranks when a rank has left some behind, else so long after the
-# ranks have got their signal, and again so long after anything has happened: a look takes milliseconds of CPU,
-# in which the end of the last rank would not be noticed.
-LOOK_AFTER_S = 0.05
+# A stop looks through /proc for descendants of ranks so long after the ranks have got their signal, and again so
+# long after anything has happened: a look takes milliseconds of CPU, in which the end of the last rank would not
+# be noticed. Sooner when a rank has left some; not at once, as what was forked just now may lose a signal.
+LOOK_AFTER_S, LOOK_FOR_ORPHANS_AFTER_S = 0.05, 0.01
 SERVICE_GRACE_S = 5.0  # of a service that is told to end
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # Python ignores these in itself; programs expect the default, as subprocess restores it.
@@ -716,9 +716,11 @@ class _Guard:
             self._end_stop([])
             return
         killing = now_s >= self._kill_at_s
-        is_time = self._look_at_s is not None and now_s >= self._look_at_s
-        if not (killing or is_time or self._has_new_orphans()):
-            return
+        if not killing:
+            if self._has_new_orphans():
+                self._look_at_s = min(self._look_at_s or now_s + 1.0, now_s + LOOK_FOR_ORPHANS_AFTER_S)
+            if self._look_at_s is None or now_s < self._look_at_s:
+                return
         self._look_at_s = None
         below = self._list_below()
         if now_s >= self._give_up_at_s:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TIDY_AFTER_S = 1.0
 # What the next failure needs is imported before it comes, when the start has the least of its own to do.
 READY_AFTER_S = 0.2
-EXPECT_AFTER_S = 0.002  # the ranks that go on have got their signal
+EXPECT_AFTER_S = 0.0005  # the ranks that go on have got their signal
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
 
 

@@ -59,6 +59,9 @@ PARK_AFTER_S = 0.25
 START_UP = "the start-up of the interpreter"
 MOST_HEAD_START_S = 0.05  # what other ranks wait for rank 0's store
 MADV_DONTNEED = 4
+MADV_COLLAPSE = 25  # Linux 6.1
+HUGE_PAGE_BYTES = 2 << 20
+MOST_HUGE_S = 0.1  # for making huge pages
 PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_MM_MAP, PR_SET_CHILD_SUBREAPER, SIGKILL = 1, 35, 14, 36, 9
 
 
@@ -319,6 +322,25 @@ class _Preloaded:
             if value is self.main
         ]
         gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
+        self._use_huge_pages()
+
+    def _use_huge_pages(self) -> None:
+        """For its memory, as far as the kernel can: each fork, and at a restart each end of a rank that is waited
+        for, goes through all pages that they share."""
+        end_s = time.monotonic() + MOST_HUGE_S
+        with open("/proc/self/maps", "rb", 0) as file:
+            lines = file.readall().splitlines()
+        for line in lines:
+            words = line.split()
+            if words[1] != b"rw-p" or (len(words) > 5 and words[5] != b"[heap]"):
+                continue
+            low, high = [int(word, 16) for word in words[0].split(b"-")]
+            for place in range(-(-low // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, high, HUGE_PAGE_BYTES):
+                if place + HUGE_PAGE_BYTES > high:
+                    break
+                if time.monotonic() > end_s:
+                    return
+                self.libc.madvise(place, HUGE_PAGE_BYTES, MADV_COLLAPSE)  # what cannot be done stays as it is
 
     def _release_files(self) -> None:
         """Unmaps what was read of libraries for the imports: ranks map what they need, the page cache has it."""

@@ -4,7 +4,7 @@ bootrun starts it, gives orders on its standard input and hears answers on its s
 lines and URLs come that way, never in argv. It ends when its input does, except while it publishes what it has
 built: that it finishes first, within PUBLISH_MOST_S.
 
-    start  ... (setup_keeper_work.Wanted)  -> looked key tree why            what this node has, or could have
+    start  ... (setup_keeper_job.Job)      -> looked key tree why            what this node has, or could have
     use    tree                            -> fetched tree, or unfetched why damaged (the tree, or "")
     show   tree                            -> ready ...                      what was fetched is in its place
     build  is_urgent damaged (a tree)      -> ready ... then published tree, or unpublished why; or found tree

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.env.keying import Keyed, make_key
 from bootseer.env.markers import Entry, Marker, Markers, is_clean, open_markers
-from bootseer.env.restore import paths_of, recover, state_of
+from bootseer.env.restore import recover
+from bootseer.env.restore_there import paths_of, state_of
 from bootseer.env.spec import SetupSpec
 from bootseer.env.store import EnvStore, Found
 from bootseer.env.subtree import subtree
@@ -48,7 +49,7 @@ class Looked(NamedTuple):
     found: Found | None  # in the store
     there: There | None  # with this key, and not too old
     cannot: str  # why nothing that is built here could be published; "" if it could
-    expected: Mapping[str, str] = {}  # `restore.state_of` each target, of just before the key was made
+    expected: Mapping[str, str] = {}  # `restore_there.state_of` each target, of just before the key was made
     unclean: str = ""  # why set-up does not begin with what the key says; "" if it does
 
     @property
@@ -162,7 +163,7 @@ def _key_now(spec: SetupSpec, environ: Mapping[str, str], targets: Sequence[str]
 
 
 def states_of(targets: Sequence[str]) -> dict[str, str]:
-    """`restore.state_of` each of them, by resolved path. Raises: StorageError, ConfigError."""
+    """`restore_there.state_of` each of them, by resolved path. Raises: StorageError, ConfigError."""
     return {real: state_of(real) for real in map(os.path.realpath, targets)}
 
 

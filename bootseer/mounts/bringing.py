@@ -34,8 +34,10 @@ def begin_spare() -> None:
 
 def end_spare() -> None:
     """The one that nobody has needed."""
-    if _waiting:
+    try:
         _waiting.pop().end()
+    except IndexError:
+        pass
 
 
 class Bringer:
@@ -57,7 +59,8 @@ class Bringer:
         """Until it has ended, well or not. Cancelled, it ends it."""
         why = ""
         try:
-            helper = _waiting.pop() if _waiting else await aio.run_io(_start)
+            taken = _take()
+            helper = await aio.run_io(_start) if taken is None else taken
         except OSError as error:
             self._log(f"hot blocks are brought by this process, as another cannot be started: {error.strerror}")
             return
@@ -65,13 +68,16 @@ class Bringer:
             await self._talk(helper.connection, order)
         except TimeoutError:
             why = f"it has said nothing for {SILENCE_S:g} s"
+        except ConnectionError:
+            pass  # it has ended, and its status says how
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             why = str(error)
         finally:
             if self._to_it is not None:
                 self._to_it.transport.abort()
                 self._to_it = None
-            status = await aio.run_io(helper.end)
+            helper.kill()  # at once, whatever becomes of this task
+            status = await aio.run_io(helper.wait)
         if status and not why:
             why = f"it ended with status {status}"
         if why:
@@ -90,6 +96,13 @@ class Bringer:
             if not line:
                 return
             self.brought = msgspec.json.decode(line, type=Brought)
+
+
+def _take() -> Helper | None:
+    try:
+        return _waiting.pop()
+    except IndexError:
+        return None
 
 
 def _start() -> Helper:

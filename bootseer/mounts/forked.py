@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
@@ -21,11 +22,19 @@ class Helper(NamedTuple):
     pid: int
     connection: socket.socket
 
-    def end(self) -> int:
-        """Whatever it does: ends it, unless it has ended; its status as `os.waitstatus_to_exitcode` gives it."""
+    def kill(self) -> None:
+        """Whatever it does: ends it, unless it has ended. `wait` follows."""
         self.connection.close()
         os.kill(self.pid, signal.SIGKILL)  # it has not been waited for, so the pid is its own
+
+    def wait(self) -> int:
+        """Once, for its end: its status, as `os.waitstatus_to_exitcode` gives it."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def end(self) -> None:
+        """Both."""
+        self.kill()
+        self.wait()
 
 
 def fork_helper(name: str, kind: socket.SocketKind, work: Callable[[socket.socket], int]) -> Helper | None:
@@ -67,5 +76,10 @@ def _be_helper(
             status = work(connection)
     except (OSError, MemoryError):
         pass  # the daemon sees that it has ended
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(status)

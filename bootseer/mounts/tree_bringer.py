@@ -6,8 +6,8 @@ A process of its own: the daemon answers the kernel, each answer needs the inter
 blocks beside it makes each read of a starting program late. It also reads the hot files through the mount as soon
 as that is shown, ahead of the program (read_ahead.py).
 
-Standard input is a socket. In: an Order, with a descriptor for what is logged; then a line when the tree is shown;
-the end of what comes in is this one's. Out: a line of figures (`Brought`, JSON) a few times a second, the last one
+It talks by a socket. In: an Order, with a descriptor for what is logged; then a line when the tree is shown; the
+end of what comes in is this one's. Out: a line of figures (`Brought`, JSON) a few times a second, the last one
 when all is done.
 """
 
@@ -105,7 +105,11 @@ def _read(source: socket.SocketIO, length: int) -> bytes:
 
 
 def _hear(connection: socket.socket, is_shown: asyncio.Event) -> None:
-    if not connection.recv(64):
+    try:
+        said = connection.recv(64)
+    except ConnectionError:
+        said = b""
+    if not said:
         os._exit(1)  # whoever asked has gone
     is_shown.set()
 
@@ -179,6 +183,13 @@ def _log(line: str) -> None:
 if __name__ == "__main__":
     set_name(NAME)
     asked_by = socket.socket(fileno=0)
-    status = main(asked_by)
-    sys.stderr.flush()
-    os._exit(status)  # whoever asked hears of the end only now
+    status = 1
+    try:
+        status = main(asked_by)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)  # whoever asked hears of the end only now

@@ -74,6 +74,8 @@ def _serve(orders: socket.socket, minder: socket.socket, scheme: str) -> int:
     bringing.begin_spare()
     order = receive(orders, UNNEEDED_S)
     if order is None:
+        bringing.end_spare()
+        tree_maker.take().close()
         return 0
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # tree_serving.py knows what to do with them
     try:

@@ -142,12 +142,12 @@ class HotBlocks:
 
     async def _begin_own(self) -> None:
         try:
-            found = await self._parts.traces.find(self._settings.workload)
-            if found is not None:
-                self._known, self.trace_where = found.trace, found.where
-        finally:
-            self._has_looked.set()
-        try:
+            try:
+                found = await self._parts.traces.find(self._settings.workload)
+                if found is not None:
+                    self._known, self.trace_where = found.trace, found.where
+            finally:
+                self._has_looked.set()
             if not self._settings.prefetches:
                 return
             if found is not None:

@@ -22,7 +22,8 @@ from bootseer import aio
 from bootseer.env import renames
 from bootseer.env import restore as restoring
 from bootseer.env.markers import is_clean, open_markers
-from bootseer.env.restore import alone_at, is_there, recover
+from bootseer.env.restore import alone_at, recover
+from bootseer.env.restore_there import is_there
 from bootseer.env.settling import settle
 from bootseer.env.staging import PREFIX, claim
 from bootseer.env.walk import walk

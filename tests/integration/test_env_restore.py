@@ -23,7 +23,8 @@ from bootseer import aio
 from bootseer.env import renames
 from bootseer.env.env_tree import OpenEnvTree, StoredTree
 from bootseer.env.markers import digest_of, open_markers
-from bootseer.env.restore import Restored, is_there, recover, restore
+from bootseer.env.restore import Restored, recover, restore
+from bootseer.env.restore_there import is_there
 from bootseer.env.settling import settle
 from bootseer.env.snapshot import Snapshot
 from bootseer.env.staging import PREFIX, claim
@@ -412,7 +413,7 @@ def test_links_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 KILLED = """
 import json, os, signal, sys
 left = int(sys.argv[1])
-from bootseer.env import apply_journal, renames, restore
+from bootseer.env import apply_journal, renames, restore, restore_unpack
 from bootseer.env.env_tree import StoredTree
 from bootseer.env.snapshot import decode
 from bootseer.env.markers import Markers
@@ -440,7 +441,7 @@ def unpack(*args, **kwargs):
     is_unpacking = False
     return found
 
-materialise, restore.materialise = restore.materialise, unpack
+materialise, restore_unpack.materialise = restore_unpack.materialise, unpack
 renames._rename = counted(renames._rename)
 os.rename, os.link, os.utime = counted(os.rename), counted(os.link), counted(os.utime)
 apply_journal.remove = counted(apply_journal.remove)
@@ -548,7 +549,7 @@ def recover_in(boot: str, target: Path) -> list[str]:
     if boot == "the same":
         return recover([os.fspath(target)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bootseer.env.restore.read_boot_id", lambda: "another")
+        patch.setattr("bootseer.env.restore_claim.read_boot_id", lambda: "another")
         return recover([os.fspath(target)])
 
 

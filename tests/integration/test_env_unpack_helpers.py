@@ -18,9 +18,9 @@ import pytest
 
 from bootseer import aio
 from bootseer.blocks import open_cache
-from bootseer.env import restore as restoring
-from bootseer.env import unpack_helpers
-from bootseer.env.restore import Restored, is_there, restore
+from bootseer.env import restore_unpack, unpack_helpers
+from bootseer.env.restore import Restored, restore
+from bootseer.env.restore_there import is_there
 from bootseer.env.unpack_helpers import WORTH_FILES
 from bootseer.errors import DigestMismatch, StorageError
 from bootseer.storage.local import LocalStore
@@ -59,13 +59,13 @@ def _two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """By whom environments are unpacked, in order."""
     found: list[str] = []
-    real = restoring.materialise
+    real = restore_unpack.materialise
 
     def materialise(*arguments: Any, helpers: Any = None, **more: Any) -> Any:
         found.append("one process" if helpers is None else f"{helpers.count} others")
         return real(*arguments, helpers=helpers, **more)
 
-    monkeypatch.setattr(restoring, "materialise", materialise)
+    monkeypatch.setattr(restore_unpack, "materialise", materialise)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import textwrap
@@ -71,6 +72,35 @@ def test_training_goes_on_from_a_checkpoint(jobs: Jobs) -> None:
     assert [forked.out[name] for name in names] == [execd.out[name] for name in names]
     assert forked.out["0-0.json"][0] != forked.out["0-1.json"][0]
     assert forked.statuses["1/0"] == 0
+
+
+def test_what_ranks_share_is_in_huge_pages(jobs: Jobs) -> None:
+    """So that forks, and ends of ranks, need not go through it page by page."""
+    text = """
+        import json, os
+        with open("/proc/self/smaps_rollup") as file:
+            sizes = {line.split()[0]: int(line.split()[1]) for line in list(file)[1:]}
+        with open(os.environ["OUT"] + "/sizes.json", "w") as file:
+            json.dump(sizes, file)
+        """
+    if not can_collapse():
+        pytest.skip("this kernel makes no huge pages when it is asked to")
+    env = {"OUT": os.fspath(jobs.out)}
+    sizes = jobs.run(FORKED, write(jobs, text), preload="", env=env).out["sizes.json"]
+    assert sizes["AnonHugePages:"] > 0, "none, although there is time for some on any machine"
+    assert sizes["Private_Dirty:"] < 8 << 10
+
+
+def can_collapse() -> bool:
+    """MADV_COLLAPSE, of Linux 6.1, where huge pages are built in."""
+    size = 4 << 20
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[::4096] = b"1" * (size // 4096)
+    try:
+        memory.madvise(25)
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("threads", [None, "1", "2"])

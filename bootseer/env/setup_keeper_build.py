@@ -1,0 +1,149 @@
+"""How the keeper of an environment builds one: for this node alone, or for all, with a lease, to be published.
+
+In: what was seen, the order. Out: what bootrun is told. Who is not to publish runs set-up all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+from bootseer import aio
+from bootseer.env.capture import Capture
+from bootseer.env.held_lease import Lease, kept
+from bootseer.env.lease import BuilderLease, Cannot, Over, Ready
+from bootseer.env.lease_record import FAILED
+from bootseer.env.setup_keeper_job import Job
+from bootseer.env.setup_keeper_look import Looked, look_again
+from bootseer.env.setup_keeper_publish import publish
+from bootseer.env.setup_keeper_run import Runner
+from bootseer.env.store import Found
+from bootseer.env.unclean import why_another
+from bootseer.errors import BootseerError
+
+GIVE_UP_S = 0.4  # for the lease, before this process ends
+
+
+class Builder:
+    """Alone at the targets while set-up runs; has the lease, if there is one."""
+
+    def __init__(self, job: Job, runner: Runner) -> None:
+        self._job, self._runner = job, runner
+        self._lease: Lease | None = None
+
+    def own(self, *, is_again: bool) -> None:
+        """For this node alone. Args: is_again: whatever is in its place. Raises: SetupFailed, BootseerError."""
+        job = self._job
+        with job.alone():
+            self._look_again()
+            there = job.known().there
+            if there is not None and not is_again:
+                job.ready("there", there.tree)
+            else:
+                self._runner.run(publishes=False)
+
+    def build(self, *, is_urgent: bool, damaged: str) -> None:
+        """For all nodes. Args: damaged: the tree that is to be replaced; "" for none. Raises: as `own`."""
+        job = self._job
+        with job.alone() as leave:
+            why_not = self._look_again()
+            looked = job.known()
+            if looked.there is not None:  # another job of this node was faster
+                job.ready("there", looked.there.tree)
+                job.unpublished("it is in its place already")
+                return
+            if why_not:
+                job.say(f"{why_not}, so what set-up makes is not kept")
+                self._runner.run(publishes=False)
+                job.unpublished(why_not)
+                return
+            outcome = self._take_lease(looked, damaged)
+            if isinstance(outcome, Ready):
+                job.looked = looked._replace(found=outcome.found)
+                job.tell("found", tree=outcome.found.snapshot.tree)
+                return
+            if not isinstance(outcome, Lease):
+                job.say(f"set-up is run here: {outcome}")
+                self._runner.run(publishes=False)
+                job.unpublished(outcome)
+                return
+            self._lease = outcome
+            try:
+                with kept(outcome):
+                    ran = self._runner.run(publishes=True)
+                    leave.close()
+                    if isinstance(ran.capture, str):
+                        outcome.tell("could not look at what set-up did")
+                        job.unpublished(ran.capture)
+                        aio.run_sync(outcome.release(FAILED, "it could not be told what set-up did"))
+                    else:
+                        replaces = self._replaces(damaged)
+                        self._publish(ran.capture, outcome, ran.setup_s, is_urgent=is_urgent, replaces=replaces)
+            finally:
+                self._lease = None
+
+    def give_up(self) -> None:
+        """From another thread: this process is about to end, and others need not wait for it."""
+        lease = self._lease
+        if lease is not None:
+            thread = threading.Thread(
+                target=lambda: aio.run_sync(lease.release(FAILED, "its job has ended")), daemon=True
+            )
+            thread.start()
+            thread.join(GIVE_UP_S)
+
+    def _look_again(self) -> str:
+        """Alone at the targets. Returns: why what set-up makes now is not what the key says; "" if it is."""
+        before = self._job.known()
+        now = self._job.looked = look_again(before, self._job.spec, self._job.environ)
+        if now.keyed.key != before.keyed.key:
+            return why_another(before.keyed.document, now.keyed.document)
+        return now.unclean
+
+    def _take_lease(self, looked: Looked, damaged: str) -> Ready[Found] | Lease | str:
+        """Or why there is none. What is `damaged` does not count, but what somebody else has made of it since."""
+        store, spec = looked.store, self._job.spec
+        assert store is not None
+        owner = f"{socket.gethostname()} (pid {os.getpid()})"
+        leases = BuilderLease(store.store, owner=owner, say=self._job.say)
+
+        async def find() -> Found | None:
+            found = await store.find(looked.keyed.key, time.time())
+            return None if found is not None and found.generation <= self._replaces(damaged) else found
+
+        try:
+            outcome = aio.run_sync(leases.acquire(looked.keyed.key, find, spec.wait_s))
+        except BootseerError as error:
+            return f"the environment store cannot be used: {error}"
+        return outcome.why if isinstance(outcome, Cannot | Over) else outcome
+
+    def _replaces(self, damaged: str) -> int:
+        """The generation that this node has found to have that tree, 0 for none."""
+        found = self._job.known().found
+        return found.generation if found is not None and damaged == found.snapshot.tree else 0
+
+    def _publish(self, capture: Capture, lease: Lease, setup_s: float, *, is_urgent: bool, replaces: int) -> None:
+        """While ranks run. What goes wrong costs nothing but the snapshot."""
+        job = self._job
+        looked = job.known()
+        try:
+            tree = publish(
+                capture,
+                looked,
+                lease,
+                setup_s,
+                job.environ,
+                is_urgent=is_urgent,
+                say=job.say,
+                replaces=replaces,
+            )
+        except BootseerError as error:
+            aio.run_sync(lease.release(FAILED, "what set-up did could not be published"))
+            job.unpublished(str(error))
+            job.say(f"the environment is not kept, and the next start runs set-up again: {error}")
+        else:
+            job.tell("published", tree=tree)
+        finally:
+            job.is_publishing = False

@@ -1,0 +1,147 @@
+"""How the keeper of an environment runs set-up: watched, so that what it does can be kept; or the commands alone.
+
+Out: the environment is there, which bootrun is told, and what set-up did. A command that fails is the job's error.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from bootseer.env.capture import Capture, Changes
+from bootseer.env.redaction import redact_text, secret_values
+from bootseer.env.settling import settle_later
+from bootseer.env.setup_keeper_job import Job
+from bootseer.env.setup_keeper_look import mark
+from bootseer.env.setup_keeper_plain import described, plain_targets
+from bootseer.env.setup_run import SetupResult, run_setup, setup_environ
+from bootseer.env.unclean import begin_setup, end_setup, why_changed
+from bootseer.errors import BootseerError, StorageTimeout
+
+MOST_NAMED = 5
+
+
+class Ran(NamedTuple):
+    """Set-up that succeeded."""
+
+    capture: Capture | str  # or why it cannot be told what the commands did
+    setup_s: float
+
+
+class Runner:
+    """Of the commands of one job. `run` is for who is alone at the targets, `run_plainly` sees to that itself."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._secrets = secret_values(job.environ)
+
+    def run(self, *, publishes: bool) -> Ran:
+        """Runs the commands; the environment is there. Raises: SetupFailed."""
+        job = self._job
+        looked, spec = job.known(), job.spec
+        keyed = looked.keyed
+        environ = setup_environ(job.environ, keyed.targets)
+        began_s = time.monotonic()
+        capture = self._begin(environ)
+        look_s = time.monotonic() - began_s
+        done = self._run_commands(environ)
+        if done.left_running:
+            job.say(
+                f"set-up left processes running, which were ended: {', '.join(done.left_running[:MOST_NAMED])}"
+            )
+        changes: Changes | None = None
+        changed = why_changed(keyed, spec, job.environ)
+        try:
+            if isinstance(capture, Capture):
+                changes = capture.end()
+                if not changed:
+                    mark(capture.left(), keyed.key, "", keyed.document.base, job.environ)
+                    settle_later(keyed.targets, job.environ)
+            end_setup(keyed.targets, job.environ, is_clean=not (changed or looked.unclean or changes is None))
+        except BootseerError as error:
+            job.say(f"what set-up did cannot be kept: {error}")
+            capture = str(error)
+        if changed and isinstance(capture, Capture):
+            job.say(f"{changed}, so what it made is not kept")
+            capture = changed
+        if changes is not None:
+            look_s += changes.took_s
+            if changes.outside and publishes:
+                self._warn_of(changes.outside)
+        job.is_publishing = isinstance(capture, Capture) and publishes
+        job.ready("installed", "", setup_s=done.took_s, capture_s=look_s)
+        return Ran(capture, done.took_s)
+
+    def run_plainly(self, why: str) -> None:
+        """Runs the commands and nothing else. Raises: SetupFailed, and what else ends the job."""
+        job = self._job
+        targets = plain_targets(job.spec, job.environ)
+        if why:
+            job.say(f"{why}; set-up is run, and what it does is not kept")
+        job.is_publishing = False
+        with ExitStack() as stack:
+            try:
+                job.come_alone(stack, targets)
+            except (BootseerError, OSError) as error:
+                if isinstance(error, StorageTimeout):
+                    raise
+                if described(error) not in job.why_no_key:
+                    job.say(f"whether another process is at its folder cannot be told: {described(error)}")
+            self._note_plain(targets, is_over=False)
+            done = self._run_commands(setup_environ(job.environ, targets))
+            self._note_plain(targets, is_over=True)
+        job.ready("installed", "", setup_s=done.took_s)
+
+    def _begin(self, environ: dict[str, str]) -> Capture | str:
+        """Begins to watch what set-up does, or says why that cannot be told."""
+        job = self._job
+        keyed, spec = job.known().keyed, job.spec
+        try:
+            begin_setup(keyed.targets, job.environ)
+            capture = Capture(
+                keyed.targets,
+                environ,
+                inputs=[*spec.inputs, *keyed.editables],
+                python=spec.python,
+                cwd=spec.cwd,
+                without=[job.log_path, *job.order["own"]],
+            )
+            capture.begin()
+        except BootseerError as error:
+            job.say(f"what set-up does cannot be kept: {error}")
+            return str(error)
+        return capture
+
+    def _run_commands(self, environ: dict[str, str]) -> SetupResult:
+        job, spec = self._job, self._job.spec
+        job.tell("setup-began")
+        return run_setup(
+            spec.commands,
+            environ=environ,
+            cwd=spec.cwd,
+            log_path=job.log_path,
+            timeout_s=spec.timeout_s,
+            on_line=self._on_line,
+        )
+
+    def _on_line(self, line: str) -> None:
+        self._job.tell("line", text=redact_text(line, self._secrets))
+
+    def _warn_of(self, outside: list[str]) -> None:
+        named = ", ".join(outside[:MOST_NAMED])
+        more = len(outside) - MOST_NAMED
+        self._job.say(
+            f"warning: set-up wrote outside its targets, which is not kept: {named}"
+            f"{f' and {more} more' if more > 0 else ''}"
+        )
+
+    def _note_plain(self, targets: list[str], *, is_over: bool) -> None:
+        """What plain set-up leaves is in no key either: nothing may be kept that is made on top of it."""
+        try:
+            if is_over:
+                end_setup(targets, self._job.environ, is_clean=False)
+            else:
+                begin_setup(targets, self._job.environ)
+        except (BootseerError, OSError) as error:
+            self._job.say(f"that set-up was run is not noted: {described(error)}")
