@@ -21,6 +21,7 @@ from bootseer.mounts.tree_bringer import Brought, Order, encode
 
 SILENCE_S = 5.0  # it says something several times a second; a stopped one holds blocks that others wait for
 MODULE = "bootseer.mounts.tree_bringer"
+SHOWN = b"shown\n"
 
 _waiting: list[Helper] = []  # at most one
 
@@ -47,13 +48,24 @@ class Bringer:
         self.brought = Brought(prefetch={}, blocks={})
         self._log = log
         self._is_shown = False
+        self._connection: socket.socket
         self._to_it: asyncio.StreamWriter | None = None
 
     def note_shown(self) -> None:
         """The tree can be read through its mount."""
         self._is_shown = True
-        if self._to_it is not None:
-            self._to_it.write(b"shown\n")
+        if self._to_it is None:
+            return
+        try:
+            if not self._to_it.transport.get_write_buffer_size():
+                # Past the transport, which forgets what is still to be read when this cannot be sent.
+                self._connection.send(SHOWN)
+                return
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # it is ending
+        self._to_it.write(SHOWN)  # after its order
 
     async def run(self, order: Order) -> None:
         """Until it has ended, well or not. Cancelled, it ends it."""
@@ -84,6 +96,7 @@ class Bringer:
             self._log(f"hot blocks are brought by this process, as the one that was to bring them failed: {why}")
 
     async def _talk(self, connection: socket.socket, order: Order) -> None:
+        self._connection = connection
         head, body = encode(order)
         socket.send_fds(connection, [head], [2])  # a few bytes, into an empty buffer
         from_it, self._to_it = await asyncio.open_unix_connection(sock=connection)
