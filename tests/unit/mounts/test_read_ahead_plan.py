@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,8 @@ def test_blocks_that_do_not_come_are_left_out(tree: BuiltTree, source: Path) -> 
             ahead.note_all()
         return [number for number in batch if number % 2]
 
-    ahead = ReadAhead(str(source), pieces, every, missing)  # type: ignore[arg-type]
+    ahead = ReadAhead(str(source), lambda: pieces, every, missing)  # type: ignore[arg-type]
+    ahead.prepare()
     ahead.run()
     batches = [every[at : at + BATCH_BLOCKS] for at in range(0, len(every), BATCH_BLOCKS)]
     wanted = sum(len(pieces.of([number for number in batch if not number % 2])) for batch in batches)
@@ -95,7 +97,8 @@ def test_blocks_that_do_not_come_are_left_out(tree: BuiltTree, source: Path) -> 
 
 def test_files_that_are_not_there_end_it(tree: BuiltTree, tmp_path: Path) -> None:
     every = list(range(tree.tree.block_count))
-    ahead = ReadAhead(str(tmp_path), HotPieces(tree.index_bytes, tree.digest, every), every, lambda _: [])
+    ahead = ReadAhead(str(tmp_path), partial(HotPieces, tree.index_bytes, tree.digest, every), every, lambda _: [])
+    ahead.prepare()
     with pytest.raises(FileNotFoundError):
         ahead.run()
 
