@@ -44,7 +44,7 @@ def settle(targets: Sequence[str], environ: Mapping[str, str]) -> None:
         try:
             markers = open_markers(environ, target)
             marker = markers.read(target)
-            fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = _open_there(target)
         except (BootseerError, OSError):
             continue
         try:
@@ -61,11 +61,24 @@ def settle(targets: Sequence[str], environ: Mapping[str, str]) -> None:
             os.close(fd)
 
 
+def _open_there(target: str) -> int:
+    """The target, or where it was: one who has removed it meanwhile does not want what it had before either."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        return os.open(target, flags)
+    except FileNotFoundError:
+        return os.open(os.path.dirname(target), flags)
+
+
 def _moved(target: str) -> list[tuple[str, str]]:
     """Where the staging folders are whose moves are all made: folder, name."""
     found = []
     for above in (os.path.dirname(target), target):
-        for name in os.listdir(above):
+        try:
+            names = os.listdir(above)
+        except FileNotFoundError:
+            continue
+        for name in names:
             if name.startswith(f"{staging.PREFIX}{id_of(target)}-"):
                 folder = os.path.join(above, name)
                 is_ours = os.lstat(folder).st_uid == os.geteuid()

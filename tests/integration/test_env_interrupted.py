@@ -124,6 +124,23 @@ def test_the_power_goes_after_a_restore(tmp_path: Path, is_fresh: bool) -> None:
 
 
 @pytest.mark.usefixtures("unsettled")
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_a_target_that_is_removed_before_it_is_on_disk(tmp_path: Path, is_fresh: bool) -> None:
+    """Nothing of it is left beside it then."""
+    target = tmp_path / "venv"
+    if is_fresh:
+        env = Env(make_plain(tmp_path), tmp_path / "store", [target])
+    else:
+        make_target(target)
+        env = make_env(tmp_path, target)
+    env.restore()
+    assert len(staged(tmp_path)) == 1
+    shutil.rmtree(target)
+    settle([os.fspath(target)], os.environ)
+    wait_tidy(tmp_path)
+
+
+@pytest.mark.usefixtures("unsettled")
 def test_what_was_there_is_kept_until_all_is_on_disk(tmp_path: Path) -> None:
     target = tmp_path / "venv"
     make_target(target)
