@@ -59,9 +59,11 @@ PARK_AFTER_S = 0.25
 START_UP = "the start-up of the interpreter"
 MOST_HEAD_START_S = 0.05  # what other ranks wait for rank 0's store
 MADV_DONTNEED = 4
+MADV_HUGEPAGE = 14
 MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE_BYTES = 2 << 20
 MOST_HUGE_S = 0.1  # for making huge pages
+RESERVE_BYTES, BLOCK_BYTES = 128 << 20, 126976  # of the heap, in huge pages; blocks below malloc's threshold
 PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_MM_MAP, PR_SET_CHILD_SUBREAPER, SIGKILL = 1, 35, 14, 36, 9
 
 
@@ -190,6 +192,7 @@ class _Preloaded:
         self._look(START_UP)
         if sys.gettrace() or sys.getprofile():
             raise _Failed("", "a debugger or profiler is active in the interpreter")
+        top = self._reserve_huge_pages()
         self._pose_as_rank()
         encode = os.environ.encodekey
         os.environ.encodekey = self._noting(encode)
@@ -205,6 +208,7 @@ class _Preloaded:
             self._look(name)
         self.send("importing", "")
         os.environ.encodekey = encode
+        self.libc.free(top)  # what imports did not need goes back to the system
         self._settle()
         self.send("ready", str(len(sys.modules)), *absent)
 
@@ -324,13 +328,34 @@ class _Preloaded:
         gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
         self._use_huge_pages()
 
+    def _reserve_huge_pages(self) -> int:
+        """Has glibc's heap grow in huge pages from the start, as later each has to be copied.
+
+        Returns: a block at the top of the heap, to be freed after the imports; 0 for none.
+        """
+        if not hasattr(self.libc, "malloc_trim"):
+            return 0  # another C library
+        blocks = [0] * (RESERVE_BYTES // BLOCK_BYTES)
+        for place in range(len(blocks)):  # one list, as one that grows lies between them
+            blocks[place] = self.libc.malloc(BLOCK_BYTES - 16) or 0
+        first = len(blocks) - 1
+        while first and blocks[first] - blocks[first - 1] == BLOCK_BYTES:
+            first -= 1  # what is below had room among what was freed, or is none of the heap
+        for block in blocks[:-1]:
+            self.libc.free(block)
+        self.libc.malloc_trim(0)  # nothing of it is in memory then
+        low, high = -(-blocks[first] // HUGE_PAGE_BYTES), blocks[-1] // HUGE_PAGE_BYTES
+        if low < high:
+            self.libc.madvise(low * HUGE_PAGE_BYTES, (high - low) * HUGE_PAGE_BYTES, MADV_HUGEPAGE)
+        return blocks[-1]
+
     def _use_huge_pages(self) -> None:
         """For its memory, as far as the kernel can: each fork, and at a restart each end of a rank that is waited
         for, goes through all pages that they share."""
         end_s = time.monotonic() + MOST_HUGE_S
         with open("/proc/self/maps", "rb", 0) as file:
             lines = file.readall().splitlines()
-        for line in lines:
+        for line in sorted(lines, key=lambda line: line.endswith(b"[heap]")):
             words = line.split()
             if words[1] != b"rw-p" or (len(words) > 5 and words[5] != b"[heap]"):
                 continue
@@ -596,12 +621,13 @@ class _Preloaded:
             is_prepared = True
         except Exception:
             pass  # what it is will show: it is exec'd
+        call = self._become(rank) if is_prepared else None
         if not os.read(fd, 1):
             os._exit(137)
         os.close(fd)
-        if not is_prepared:
+        if call is None:
             os.execve(rank.argv[0], rank.argv, environ)
-        return self._become(rank)
+        return call
 
     def _become(self, rank: "_Rank") -> "Call":
         mode, events_file, run_id, node, number, attempt, target = rank.argv[3:10]
@@ -663,6 +689,9 @@ def _load_libc() -> "Any":
     libc.malloc.restype, libc.malloc.argtypes = pointer, [size]
     libc.memcpy.restype, libc.memcpy.argtypes = pointer, [pointer, ctypes.c_char_p, size]
     libc.sbrk.restype, libc.sbrk.argtypes = pointer, [ctypes.c_ssize_t]
+    libc.free.restype, libc.free.argtypes = None, [pointer]
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim.argtypes = [size]
     libc.fflush.argtypes = [pointer]
     libc.madvise.argtypes = [pointer, size, ctypes.c_int]
     return libc

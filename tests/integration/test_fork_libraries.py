@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import shutil
 import textwrap
 from pathlib import Path
@@ -89,6 +90,30 @@ def test_what_ranks_share_is_in_huge_pages(jobs: Jobs) -> None:
     sizes = jobs.run(FORKED, write(jobs, text), preload="", env=env).out["sizes.json"]
     assert sizes["AnonHugePages:"] > 0, "none, although there is time for some on any machine"
     assert sizes["Private_Dirty:"] < 8 << 10
+
+
+def test_the_heap_is_in_huge_pages_from_the_start(jobs: Jobs) -> None:
+    """And what was reserved for it and not needed is given back."""
+    text = """
+        import json, os
+        with open("/proc/self/smaps") as file:
+            lines = file.read().splitlines()
+        sizes, is_heap = {}, False
+        for line in lines:
+            words = line.split()
+            if not words[0].endswith(":"):
+                is_heap = words[-1] == "[heap]"
+            elif is_heap and words[-1] == "kB":
+                sizes[words[0]] = sizes.get(words[0], 0) + int(words[1])
+        with open(os.environ["OUT"] + "/sizes.json", "w") as file:
+            json.dump(sizes, file)
+        """
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if platform.libc_ver()[0] != "glibc" or not enabled.exists() or "[never]" in enabled.read_text():
+        pytest.skip("no huge pages here, or another C library than glibc")
+    sizes = jobs.run(FORKED, write(jobs, text), preload="", env={"OUT": os.fspath(jobs.out)}).out["sizes.json"]
+    assert sizes["AnonHugePages:"] > sizes["Anonymous:"] / 2
+    assert sizes["Size:"] - sizes["Anonymous:"] < 8 << 10
 
 
 def can_collapse() -> bool:
