@@ -10,30 +10,14 @@ import math
 import os
 import shutil
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bootseer.env.spec import SetupSpec
 from bootseer.errors import ConfigError, UsageError
-from bootseer.trust.unnamed import read_unnamed
+from bootseer.job_file import read_job_file
 
-CONFIG = "bootseer.toml"
-MOST_CONFIG_BYTES = 1 << 20
 NO_PYTHON = "none"
-# Of the tables that say something about environments: flag by key.
-_SETUP = {
-    "commands": "--setup",
-    "inputs": "--setup-input",
-    "targets": "--setup-target",
-    "variables": "--setup-variable",
-    "timeout_s": "--setup-timeout",
-    "wait_s": "--setup-wait",
-    "max_age_s": "--env-max-age",
-    "key": "--env-key",
-    "ways": "--env-way",  # bootrun's alone
-}
-_ENV = {"store": "--env-store"}
 
 
 class Flags(NamedTuple):
@@ -54,7 +38,7 @@ class Flags(NamedTuple):
 
 def make_spec(flags: Flags, environ: Mapping[str, str], cwd: str) -> SetupSpec:
     """Raises: UsageError; ConfigError for what cannot be."""
-    table = read_config(_config(flags, environ), cwd)
+    table = _read_config(flags, environ, cwd)
 
     def many(name: str, given: Sequence[str]) -> tuple[str, ...]:
         if given:
@@ -93,13 +77,13 @@ def make_spec(flags: Flags, environ: Mapping[str, str], cwd: str) -> SetupSpec:
 def find_store(flags: Flags, environ: Mapping[str, str], cwd: str) -> str:
     """The URL of the environment store, "" where nobody names one. Raises: ConfigError."""
     given = flags.store or environ.get(_variable("--env-store"), "")
-    return absolute_store(given or str(read_config(_config(flags, environ), cwd).get("--env-store", "")), cwd)
+    return absolute_store(given or str(_read_config(flags, environ, cwd).get("--env-store", "")), cwd)
 
 
 def has_commands(flags: Flags, environ: Mapping[str, str], cwd: str) -> bool:
     """Whether set-up commands are named anywhere."""
     given = flags.commands or environ.get(_variable("--setup"), "")
-    return bool(given or read_config(_config(flags, environ), cwd).get("--setup"))
+    return bool(given or _read_config(flags, environ, cwd).get("--setup"))
 
 
 def absolute_store(url: str, cwd: str) -> str:
@@ -127,60 +111,9 @@ def find_python(name: str, environ: Mapping[str, str], cwd: str) -> str:
     return os.path.join(cwd, found)
 
 
-def read_config(path: str, cwd: str) -> dict[str, Any]:
-    """Values by flag, from the tables [setup] and [env]; other tables are bootrun's own.
-
-    Args: path: "" for ./bootseer.toml, which need not be there.
-    Raises: ConfigError.
-    """
-    name = os.path.join(cwd, path or CONFIG)
-    data = _read_named(name) if path else read_unnamed(name, name, most_bytes=MOST_CONFIG_BYTES)
-    if data is None:
-        return {}
-    if len(data) > MOST_CONFIG_BYTES:
-        raise ConfigError(f"{name}: more than {MOST_CONFIG_BYTES} bytes")
-    try:
-        tables = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{name}: is no TOML: {error}") from error
-    found: dict[str, Any] = {}
-    for table, known in (("setup", _SETUP), ("env", _ENV)):
-        values = tables.get(table, {})
-        if not isinstance(values, dict):
-            raise ConfigError(f"{name}: {table} has to be a table: [{table}]")
-        for key, value in values.items():
-            if key not in known:
-                raise ConfigError(f"{name}: [{table}] has no key {key!r}: one of {', '.join(known)}")
-            found[known[key]] = _checked(value, known[key], f"{name}: [{table}] {key}")
-    return found
-
-
-def _read_named(name: str) -> bytes:
-    try:
-        with open(name, "rb") as file:
-            return file.read(MOST_CONFIG_BYTES + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{name}: there is no such file") from None
-    except OSError as error:
-        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from error
-
-
-def _checked(value: object, flag: str, where: str) -> Any:
-    if flag in ("--setup", "--setup-input", "--setup-target", "--setup-variable", "--env-way"):
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
-            return value
-        raise ConfigError(f"{where}: has to be a list of strings")
-    if flag in ("--env-key", "--env-store"):
-        if isinstance(value, str):
-            return value
-        raise ConfigError(f"{where}: has to be a string")
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    raise ConfigError(f"{where}: has to be a number of seconds")
-
-
-def _config(flags: Flags, environ: Mapping[str, str]) -> str:
-    return flags.config or environ.get(_variable("--config"), "")
+def _read_config(flags: Flags, environ: Mapping[str, str], cwd: str) -> dict[str, Any]:
+    """Values by flag, of which those of [setup] and [env] matter here. Raises: ConfigError."""
+    return read_job_file(flags.config or environ.get(_variable("--config"), ""), cwd) or {}
 
 
 def _variable(flag: str) -> str:

@@ -32,6 +32,9 @@ UNNEEDED_S = 60.0  # without an order it ends: its starter has something else to
 
 def main(orders: int, scheme: str) -> NoReturn:
     """`orders`: a socket."""
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # a starter that ignores it would have us lose how children ended
     if os.fork():
         os._exit(0)
     os.chdir("/")

@@ -150,6 +150,22 @@ def test_the_daemon_outlives_its_starter_and_is_found_again(trees: Trees) -> Non
     assert list_trees() == []
 
 
+def test_a_starter_that_ignores_the_ends_of_its_children(trees: Trees) -> None:
+    script = trees.top / "starter.py"
+    script.write_text(
+        "import signal, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "from bootseer.mounts.tree_mount import TreeOptions, mount_tree\n"
+        "print(mount_tree(sys.argv[1], options=TreeOptions(idle_s=0)).folder)\n"
+    )
+    ended = trees.run(sys.executable, os.fspath(script), trees.url).wait(30)
+    assert ended.status == 0, ended.stderr
+    outcome = trees.read(ended.stdout.strip()).end()
+    assert not outcome["wrong"] and not outcome.errors
+    assert trees.mount().unmount()
+    trees.wait_gone()
+
+
 def test_it_ends_by_itself_when_nobody_holds_it(trees: Trees) -> None:
     tree = trees.mount(idle_s=0.4)
     first, second = tree.hold(), tree.hold()

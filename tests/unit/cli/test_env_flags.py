@@ -18,7 +18,6 @@ from bootseer.env.commands_spec import (
     find_store,
     has_commands,
     make_spec,
-    read_config,
 )
 from bootseer.errors import ConfigError, UsageError
 
@@ -30,7 +29,7 @@ def spec(folder: Path, flags: Flags = Flags(), **environ: str) -> Any:  # noqa: 
 def test_flags_count_more_than_variables_and_these_more_than_the_file(tmp_path: Path) -> None:
     (tmp_path / "bootseer.toml").write_text(
         "[setup]\ncommands = ['make env']\ninputs = ['a.txt']\ntargets = ['env']\ntimeout_s = 5\nkey = 'file'\n"
-        "ways = ['unpack']\n[env]\nstore = 'envs'\n[image]\nurl = 'of others'\n"
+        "ways = ['unpack']\n[env]\nstore = 'envs'\n[caches]\nkeep = true\n"
     )
     found = spec(tmp_path)
     assert found.commands == ("make env",)
@@ -62,35 +61,12 @@ def test_nothing_is_asked_for(tmp_path: Path) -> None:
         spec(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[setup]\ncommand = 'x'\n", r"\[setup\] has no key 'command': one of commands, inputs"),
-        ("[setup]\ncommands = 3\n", "has to be a list of strings"),
-        ("[setup]\ncommands = ['a', 3]\n", "has to be a list of strings"),
-        ("[setup]\ntimeout_s = 'long'\n", "has to be a number of seconds"),
-        ("[setup]\ntimeout_s = true\n", "has to be a number of seconds"),
-        ("[setup]\ntimeout_s = nan\n", "has to be a number of seconds"),
-        ("[setup]\nkey = 3\n", "has to be a string"),
-        ("[env]\nstores = 'x'\n", r"\[env\] has no key 'stores': one of store"),
-        ("setup = 3\n", "has to be a table"),
-        ("[setup\n", "is no TOML"),
-    ],
-)
-def test_a_file_that_cannot_be_is_one_line_with_its_name(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "bootseer.toml").write_text(text)
-    with pytest.raises(ConfigError, match=message) as caught:
-        read_config("", os.fspath(tmp_path))
-    assert str(tmp_path / "bootseer.toml") in str(caught.value)
-
-
-def test_a_file_that_is_named_has_to_be_there(tmp_path: Path) -> None:
-    assert read_config("", os.fspath(tmp_path)) == {}
+def test_a_file_that_cannot_be_is_one_line_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "bootseer.toml").write_text("[setup]\ncommand = 'x'\n")
+    with pytest.raises(ConfigError, match=r"^bootseer\.toml:2: unknown key 'command' in \[setup\]"):
+        spec(tmp_path)
     with pytest.raises(ConfigError, match=r"other\.toml: there is no such file"):
-        read_config("other.toml", os.fspath(tmp_path))
-    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="is no TOML"):
-        read_config("bytes.toml", os.fspath(tmp_path))
+        spec(tmp_path, Flags(config="other.toml"))
 
 
 def test_a_variable_that_is_no_number_is_named(tmp_path: Path) -> None:

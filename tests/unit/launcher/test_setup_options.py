@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import job_file
 from bootseer.errors import ConfigError, UsageError
-from launcher import config_file
 from launcher.cli import parse
 from launcher.flags import FLAGS
 from launcher.setup_options import WAYS
@@ -158,11 +158,21 @@ def test_another_file(here: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[setup]\ncomands = []\n", "unknown key 'comands' in [setup]; there are commands, inputs"),
-        ("[stup]\n", "unknown table [stup]; there are setup, env, caches"),
-        ("setup = 1\n", "write [setup]"),
-        ("[setup]\ncommands = 'true'\n", "a list of texts"),
+        (
+            "[setup]\ncomands = []\n",
+            "bootseer.toml:2: unknown key 'comands' in [setup]; there are commands, inputs",
+        ),
+        ("# a\n\n[stup]\n", "bootseer.toml:3: unknown table [stup]; there are setup, env, caches"),
+        ("setup = 1\n", "bootseer.toml:1: setup is a table: write [setup]"),
+        (
+            "[setup]\nkey = 'a'\ncommands = 'true'\n",
+            "bootseer.toml:3: [setup] commands: has to be a list of texts",
+        ),
         ("[setup]\ntimeout_s = true\n", "a number of seconds"),
+        ("[setup]\ntimeout_s = nan\n", "a number of seconds"),
+        ("[setup]\nkey = 3\n", "a text"),
+        ("setup.key = 3\n", "bootseer.toml:1: [setup] key"),
+        ("[env]\nstores = 'x'\n", "unknown key 'stores' in [env]; there are store"),
         ("[caches]\nkeep = 'yes'\n", "true or false"),
         ("[caches]\ndirs = ['a']\n", "a table of folders"),
         ("[setup\n", "is no TOML"),
@@ -185,7 +195,7 @@ def test_a_file_that_is_named_has_to_be_there() -> None:
 
 def test_every_key_is_a_flag_that_tells_whether_it_was_given() -> None:
     flags = {flag.names[0]: flag for flag in FLAGS}
-    for keys in config_file.TABLES.values():
+    for keys in job_file.TABLES.values():
         for setting in keys.values():
             flag = flags[setting.flag]
             assert flag.default in (None, []) or flag.kind is None

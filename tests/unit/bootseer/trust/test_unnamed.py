@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.env.commands_spec import read_config
 from bootseer.errors import ConfigError
+from bootseer.job_file import read_job_file
 from bootseer.trust.unnamed import read_unnamed
 from launcher.cli import parse
 from launcher.spec import build_spec
@@ -44,7 +44,7 @@ def of_bootrun(*words: str) -> tuple[str, ...]:
 
 def of_commands(*words: str) -> tuple[str, ...]:
     """As `bootseer env` reads it."""
-    return tuple(read_config(words[1] if words else "", os.getcwd()).get("--setup", ()))
+    return tuple((read_job_file(words[1] if words else "", os.getcwd()) or {}).get("--setup", ()))
 
 
 both = pytest.mark.parametrize("read", [of_bootrun, of_commands])

@@ -1,0 +1,148 @@
+"""bootseer.toml, the file that says how a job starts: which tables and keys there are, and how it is read.
+
+    [setup]     commands, inputs, targets, variables, timeout_s, wait_s, max_age_s, key, ways
+    [env]       store
+    [caches]    keep, dirs (a table: name = "folder")
+
+Each key stands for one flag of bootrun; TABLES is the whole mapping. Paths are meant from the working folder, as
+in flags.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from bootseer.errors import ConfigError
+
+NAME = "bootseer.toml"
+MOST_BYTES = 1 << 20
+
+
+class Kind(Enum):
+    """What a key may hold."""
+
+    TEXT = "a text"
+    TEXTS = "a list of texts"
+    SECONDS = "a number of seconds"
+    SWITCH = "true or false"
+    FOLDERS = 'a table of folders: name = "folder"'
+
+
+class Setting(NamedTuple):
+    """A key of a table."""
+
+    flag: str
+    kind: Kind
+    off: str = ""  # of a switch: the flag that stands for false and wins over the file
+
+
+TABLES: Mapping[str, Mapping[str, Setting]] = {
+    "setup": {
+        "commands": Setting("--setup", Kind.TEXTS),
+        "inputs": Setting("--setup-input", Kind.TEXTS),
+        "targets": Setting("--setup-target", Kind.TEXTS),
+        "variables": Setting("--setup-variable", Kind.TEXTS),
+        "timeout_s": Setting("--setup-timeout", Kind.SECONDS),
+        "wait_s": Setting("--setup-wait", Kind.SECONDS),
+        "max_age_s": Setting("--env-max-age", Kind.SECONDS),
+        "key": Setting("--env-key", Kind.TEXT),
+        "ways": Setting("--env-way", Kind.TEXTS),
+    },
+    "env": {"store": Setting("--env-store", Kind.TEXT)},
+    "caches": {
+        "keep": Setting("--keep-caches", Kind.SWITCH, off="--no-keep-caches"),
+        "dirs": Setting("--cache-dir", Kind.FOLDERS),
+    },
+}
+
+
+def read_job_file(path: str, folder: str) -> dict[str, Any] | None:
+    """Values by flag; None where there is no file and none was named.
+
+    Args: path: of the file, from `folder`; "" for its ./bootseer.toml, which counts only where nobody else could
+    have written it.
+    Raises: ConfigError for what cannot be read, is no TOML, and for an unknown name or a wrong kind of value.
+    """
+    if path:
+        return parse(_read_named(os.path.join(folder, path), path), path)
+    from bootseer.trust.unnamed import read_unnamed
+
+    data = read_unnamed(os.path.join(folder, NAME), NAME, most_bytes=MOST_BYTES)
+    return None if data is None else parse(data, NAME)
+
+
+def _read_named(path: str, shown: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"--config {shown}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{shown}: cannot be read: {error.strerror}") from None
+
+
+def parse(data: bytes, shown: str) -> dict[str, Any]:
+    """PURE: values by flag. Raises: as `read_job_file`."""
+    import tomllib
+
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{shown}: larger than {MOST_BYTES} bytes: is it the right file?")
+    try:
+        text = data.decode()
+        tables = tomllib.loads(text)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{shown}: is no TOML: {error}") from None
+    found: dict[str, Any] = {}
+    for table, keys in tables.items():
+        known = TABLES.get(table)
+        if known is None:
+            raise ConfigError(f"{_at(shown, text, table)}: unknown table [{table}]; there are {_names(TABLES)}")
+        if not isinstance(keys, dict):
+            raise ConfigError(f"{_at(shown, text, table)}: {table} is a table: write [{table}]")
+        for key, value in keys.items():
+            where = _at(shown, text, table, key)
+            setting = known.get(key)
+            if setting is None:
+                raise ConfigError(f"{where}: unknown key {key!r} in [{table}]; there are {_names(known)}")
+            found[setting.flag] = _check(setting.kind, value, f"{where}: [{table}] {key}")
+    return found
+
+
+def _check(kind: Kind, value: Any, where: str) -> Any:
+    if kind is Kind.TEXT and isinstance(value, str):
+        return value
+    if kind is Kind.TEXTS and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is Kind.SECONDS and is_number and math.isfinite(value):
+        return float(value)
+    if kind is Kind.SWITCH and isinstance(value, bool):
+        return value
+    if kind is Kind.FOLDERS and isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
+        return [f"{name}={folder}" for name, folder in value.items()]
+    raise ConfigError(f"{where}: has to be {kind.value}")
+
+
+def _at(shown: str, text: str, table: str, key: str = "") -> str:
+    """FILE:LINE of a table, or of a key in it; FILE where it is written in a way that is not looked for."""
+    within = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([^\]\s.]+)", line):
+            within = header[1].strip("\"'")
+            if not key and within == table:
+                return f"{shown}:{number}"
+        elif name := re.match(r"\s*([^=#]+?)\s*=", line):
+            words = [word.strip(" \t\"'") for word in name[1].split(".")]
+            path = ([within] if within else []) + words
+            if path[: 2 if key else 1] == ([table, key] if key else [table]):
+                return f"{shown}:{number}"
+    return shown
+
+
+def _names(known: Mapping[str, object]) -> str:
+    return ", ".join(known)
