@@ -35,7 +35,7 @@ from bootseer.tree.head import PAYLOAD_TYPE as HEAD_TYPE
 from bootseer.tree.head import encode as encode_head
 from bootseer.trust import KeyFolder, SigningKey, Trust, parse, seal
 from tests.integration.mounted_trees import TOP, Built, Trees, need_mounts, trees
-from tests.support import is_running, wait_until
+from tests.support import Program, is_running, wait_until
 
 pytestmark = pytest.mark.system
 __all__ = ["trees"]  # a fixture
@@ -120,17 +120,21 @@ def test_one_daemon_however_many_start_it(trees: Trees) -> None:
     assert [each.fstype for each in trees.mounted()] == ["erofs", "fuse.bootseer"]
 
 
+def start_mounting(trees: Trees, before: str = "", after: str = "") -> Program:
+    """A process that mounts, holds and prints where; with a line more at either end."""
+    script = f"""import signal, sys, time
+{before}
+from bootseer.mounts.tree_mount import TreeOptions, mount_tree
+tree = mount_tree(sys.argv[1], options=TreeOptions(idle_s=0))
+lease = tree.hold()
+print(tree.folder, flush=True)
+{after}
+"""
+    return trees.run(sys.executable, "-c", script, trees.url)
+
+
 def test_the_daemon_outlives_its_starter_and_is_found_again(trees: Trees) -> None:
-    script = trees.top / "starter.py"
-    script.write_text(
-        "import sys, time\n"
-        "from bootseer.mounts.tree_mount import TreeOptions, mount_tree\n"
-        "tree = mount_tree(sys.argv[1], options=TreeOptions(idle_s=0))\n"
-        "lease = tree.hold()\n"
-        "print(tree.folder, flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    starter = trees.run(sys.executable, os.fspath(script), trees.url)
+    starter = start_mounting(trees, after="time.sleep(60)")
     wait_until(lambda: "\n" in starter.stdout or starter.process.poll() is not None, 20, "the mount")
     folder = starter.stdout.strip()
     assert folder, starter.stderr
@@ -151,14 +155,7 @@ def test_the_daemon_outlives_its_starter_and_is_found_again(trees: Trees) -> Non
 
 
 def test_a_starter_that_ignores_the_ends_of_its_children(trees: Trees) -> None:
-    script = trees.top / "starter.py"
-    script.write_text(
-        "import signal, sys\n"
-        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-        "from bootseer.mounts.tree_mount import TreeOptions, mount_tree\n"
-        "print(mount_tree(sys.argv[1], options=TreeOptions(idle_s=0)).folder)\n"
-    )
-    ended = trees.run(sys.executable, os.fspath(script), trees.url).wait(30)
+    ended = start_mounting(trees, before="signal.signal(signal.SIGCHLD, signal.SIG_IGN)").wait(30)
     assert ended.status == 0, ended.stderr
     outcome = trees.read(ended.stdout.strip()).end()
     assert not outcome["wrong"] and not outcome.errors
