@@ -20,7 +20,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -39,6 +39,10 @@ MOST_MARKER_BYTES = 16 << 20
 MOST_PATHS_BYTES = 256 << 20
 # Whatever else is in a target: what these say is installed.
 _INSTALLED = re.compile(rb"[^/]*\.(dist-info|egg-info|egg-link|pth)")
+
+
+# Of a name: its path, mode, owner and group; size, time and target of what is no folder. Only the path: not there.
+Row = tuple[Any, ...]
 
 
 class Entry(Protocol):
@@ -104,7 +108,7 @@ def digest_of(walk: Mapping[bytes, Entry], paths: Iterable[bytes] | None = None)
     else:
         installed = {path for path in walk if _INSTALLED.fullmatch(path.rpartition(b"/")[2])}
         chosen = sorted(installed.union(paths))
-    rows: list[tuple[object, ...]] = []
+    rows: list[Row] = []
     for path in chosen:
         entry = walk.get(path)
         if entry is None:
@@ -114,6 +118,11 @@ def digest_of(walk: Mapping[bytes, Entry], paths: Iterable[bytes] | None = None)
         else:
             size, mtime_ns = entry.size, entry.mtime_ns
             rows.append((path, entry.mode, entry.uid, entry.gid, size, mtime_ns, entry.target))
+    return digest_of_rows(rows)
+
+
+def digest_of_rows(rows: list[Row]) -> str:
+    """The same of what counts of each name, sorted by path."""
     # Version 2 of marshal has no references: equal rows give equal bytes, ten times as fast as by formatting.
     return hashlib.sha256(marshal.dumps(rows, 2)).hexdigest()
 
@@ -157,17 +166,16 @@ class Markers:
         paths = self._paths(marker)
         return paths is not None and digest_of(walk, paths) == marker.walk_sha256
 
-    def write(
-        self, marker: Marker, walk: Mapping[bytes, Entry], paths: Sequence[bytes], *, walk_sha256: str = ""
-    ) -> Marker:
+    def write(self, marker: Marker, found: Mapping[bytes, Entry] | str, paths: Sequence[bytes]) -> Marker:
         """The marker, completed and kept.
 
         Args:
+            found: a walk of the target, or `digest_of` one with these paths.
             paths: the names in the tree, those that it deletes too.
-            walk_sha256: `digest_of(walk, paths)`, where it is known; `walk` does not count then.
         Raises: StorageError.
         """
-        made = msgspec.structs.replace(marker, walk_sha256=walk_sha256 or digest_of(walk, paths), boot=self.boot)
+        walk_sha256 = found if isinstance(found, str) else digest_of(found, paths)
+        made = msgspec.structs.replace(marker, walk_sha256=walk_sha256, boot=self.boot)
         with map_os_errors(self.folder):
             folders.make_private(self.folder)
             # The names first: a marker without its own counts for nothing.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,14 +15,14 @@ from bootseer.blocks.present import read_boot_id
 from bootseer.env import apply_journal
 from bootseer.env.apply import HalfChangedError, Moving, fill_journal, finish
 from bootseer.env.apply_journal import Journal
-from bootseer.env.known_walk import is_as_known, known_walk
-from bootseer.env.markers import Marker, Markers, digest_of, open_markers
+from bootseer.env.known_folder import KnownFolder, known_folder
+from bootseer.env.markers import Marker, Markers, open_markers
 from bootseer.env.on_disk import NOTHING, identity
 from bootseer.env.restore_call import Call
 from bootseer.env.restore_there import paths_of
 from bootseer.env.staging import Claim, Staging
 from bootseer.env.subtree import Subtree
-from bootseer.env.walk import Walk, walk
+from bootseer.env.walk import walk
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.page_cache import is_remote
 
@@ -56,8 +55,8 @@ def _mark(call: Call, part: Part) -> None:
     target, markers, marker = part.claim.target, _markers(call, part), _marker(call, part)
     if part.claim.is_fresh and not call.skipped and not call.moves():
         known = part.known
-        if known is not None and is_as_known(known.walk, target):
-            markers.write(marker, known.walk, part.paths, walk_sha256=known.sha256)
+        if known is not None and known.is_as_known(target):
+            markers.write(marker, known.sha256, part.paths)
             return
     markers.write(marker, walk(target), part.paths)
 
@@ -77,13 +76,6 @@ def _marker(call: Call, part: Part) -> Marker:
     )
 
 
-class _Known(NamedTuple):
-    """A folder that was not walked."""
-
-    walk: Walk
-    sha256: str  # of it, by `digest_of`
-
-
 class Part:
     """One target, from unpacked files to moved ones."""
 
@@ -100,10 +92,9 @@ class Part:
         return paths_of(self.below)
 
     @cached_property
-    def known(self) -> _Known | None:
+    def known(self) -> KnownFolder | None:
         """What is there when only the tree is."""
-        found = known_walk(self.below.tree)
-        return None if found is None else _Known(found, digest_of(found, self.paths))
+        return known_folder(self.below.tree, self.paths)
 
     def look_ahead(self) -> None:
         """Finds out meanwhile what is needed when all is there."""

@@ -30,6 +30,8 @@ def subtree(index: Index, name: bytes) -> Subtree:
     roots = [entry for entry in range(1, len(index)) if parents[entry] == 0 and names[entry] == name]
     if not roots or not stat.S_ISDIR(modes[roots[0]]):
         raise IntegrityError(f"the tree has no folder {name.decode(errors='replace')!r} for that target")
+    if _is_all(index, roots[0]):
+        return Subtree(_without_root(index), [], {entry - 1 for entry in index.opaque if entry})
     places = {roots[0]: 0}  # entry there -> entry here
     kept = [roots[0]]
     gone = []
@@ -69,6 +71,34 @@ def subtree(index: Index, name: bytes) -> Subtree:
         below,
         [_path(below, places[parents[entry]], names[entry]) for entry in gone],
         {places[entry] for entry in index.opaque if entry in places},
+    )
+
+
+def _is_all(index: Index, folder: int) -> bool:
+    """Whether there is nothing beside this folder, and nothing in it stands for something that is taken away."""
+    is_alone = folder == 1 and index.parents.count(0) == 2  # the root's own, and this one's
+    return is_alone and not any(
+        rdev == (0, 0) and stat.S_ISCHR(index.modes[entry]) for entry, rdev in index.rdevs.items()
+    )
+
+
+def _without_root(index: Index) -> Index:
+    """The only folder in the root as a tree; each entry one place further on."""
+    return msgspec.structs.replace(
+        index,
+        parents=[0, *(parent - 1 for parent in index.parents[2:])],
+        names=[b"", *index.names[2:]],
+        modes=index.modes[1:],
+        uids=index.uids[1:],
+        gids=index.gids[1:],
+        mtimes_ns=index.mtimes_ns[1:],
+        sizes=index.sizes[1:],
+        runs=index.runs[1:],
+        targets=index.targets[1:],
+        links=[link if link == -1 else link - 1 for link in index.links[1:]],
+        rdevs={entry - 1: rdev for entry, rdev in index.rdevs.items() if entry},
+        xattrs={entry - 1: pairs for entry, pairs in index.xattrs.items() if entry},
+        opaque=[],
     )
 
 

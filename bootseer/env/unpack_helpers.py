@@ -94,6 +94,8 @@ class UnpackHelpers:
                         helper.was_silent(min(_POLL_S, now_s - before_s))
                 if not ready:
                     yield 0, 0
+        for helper in self._helpers:
+            helper.kill()  # it has nothing to do any more, and its end takes longer than it seems
 
     def close(self) -> None:
         """Ends them all, in the middle of whatever they do."""

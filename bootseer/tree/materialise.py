@@ -30,7 +30,7 @@ from bootseer.tree.materialise_files import FileWriter, link_names, remove, run_
 from bootseer.tree.materialise_folders import TreeFolders, entry_errors
 from bootseer.tree.materialise_helpers import Helpers, Owners
 from bootseer.tree.materialise_plan import Plan, files_of, plan
-from bootseer.tree.materialise_portions import portions
+from bootseer.tree.materialise_portions import folders_left, portions
 from bootseer.tree.materialise_private import PrivateWriter
 from bootseer.tree.reading import BlockSource
 from bootseer.tree.safe_folders import LastFolder, open_root
@@ -203,7 +203,7 @@ class _Unpacking:
         files = files_of(self._index)
         given = portions(self._index, files, self._links, helpers.count)
         helpers.begin(self._index, self._folder, self._root_fd, owners, given)
-        self._tree_folders.make()
+        self._tree_folders.make(folders_left(self._index, files, self._links))
         self._make_others()
         if meanwhile is not None:
             meanwhile()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 
 from bootseer.storage.os_errors import to_storage_error
@@ -28,10 +28,10 @@ class TreeFolders:
                 self.names[entry] = (*self.names[index.parents[entry]], index.names[entry])
         self._plain: Mapping[int, int] = {}  # those that lack only their time, with their modes
 
-    def make(self) -> None:
-        """All. Raises: StorageError."""
+    def make(self, chosen: Container[int] | None = None) -> None:
+        """All; private ones only those that are chosen, if helpers make the others. Raises: StorageError."""
         if self._is_private:
-            self._make_private()
+            self._make_private(chosen)
             return
         with LastFolder(self._root_fd) as folders:
             for entry, names in self.names.items():
@@ -61,13 +61,13 @@ class TreeFolders:
                     else:
                         self._attributes.set_open(entry, folders.open(names))
 
-    def _make_private(self) -> None:
+    def _make_private(self, chosen: Container[int] | None) -> None:
         """With the modes that they have in the end, where that does not hinder."""
         self._attributes.expect_plain(self._root_fd)
         modes = self._plain = self._attributes.plain_folder_modes(self.names)
         with OpenFolders(self._root_fd) as folders:
             for entry, names in self.names.items():
-                if entry:
+                if entry and (chosen is None or entry in chosen):
                     with entry_errors(self._index, self._folder, entry):
                         try:
                             os.mkdir(names[-1], modes.get(entry, 0o700), dir_fd=folders.open(names[:-1]))

@@ -6,6 +6,7 @@ the next one; they get smaller towards the end, so that all are done at about th
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -54,6 +55,32 @@ def portions(
         yield portion(index, chosen, links)
 
 
+def folders_left(index: Index, files: Sequence[int], links: Mapping[int, Sequence[int]]) -> set[int]:
+    """Folders that whoever hands out portions of these files makes: those above what is in no portion.
+
+    Folders without a file below are among it, and links; those above them may be made by others as well.
+    """
+    in_portions = {0}
+    for entry in files:
+        for name in (entry, *links.get(entry, ())):
+            _add_above(index, name, in_portions)
+    left = {0}
+    for entry, mode in enumerate(index.modes):
+        if stat.S_ISDIR(mode) and entry not in in_portions:
+            left.add(entry)
+            _add_above(index, entry, left)
+        elif not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            _add_above(index, entry, left)
+    return left
+
+
+def _add_above(index: Index, entry: int, folders: set[int]) -> None:
+    folder = index.parents[entry]
+    while folder not in folders:
+        folders.add(folder)
+        folder = index.parents[folder]
+
+
 def portion(index: Index, files: Sequence[int], links: Mapping[int, Sequence[int]]) -> Portion:
     """Of just these files."""
     parents, modes = index.parents, index.modes
@@ -61,10 +88,7 @@ def portion(index: Index, files: Sequence[int], links: Mapping[int, Sequence[int
     for entry in files:
         for name in (entry, *links.get(entry, ())):
             kept.add(name)
-            folder = parents[name]
-            while folder not in kept:
-                kept.add(folder)
-                folder = parents[folder]
+            _add_above(index, name, kept)
     entries = sorted(kept)
     places = {entry: here for here, entry in enumerate(entries)}
     own = Index(
