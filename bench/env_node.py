@@ -2,9 +2,10 @@
 
     python -m bench.env_node '{"store": URL, "lock": FILE, "target": FOLDER, "way": "unpack" | "mount"}'
 
-Does what a start does, in its order: what a killed run has left, key, look into the store, restore; then one line
-of JSON. A mounted environment is there until a line comes in, then it is taken away. Folders are those of the
-variables BOOTSEER_CACHE, BOOTSEER_RUNTIME and BOOTSEER_KEYS.
+Does what the keeper of a job's environment does, in its order: begin what will be needed, import the rest, what a
+killed run has left, key, look into the store, restore; then one line of JSON. A mounted environment is there until
+a line comes in, then it is taken away. Folders are those of the variables BOOTSEER_CACHE, BOOTSEER_RUNTIME and
+BOOTSEER_KEYS.
 """
 
 from __future__ import annotations
@@ -15,27 +16,25 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from bootseer import aio
-from bootseer.env.env_tree import StoredTree
-from bootseer.env.keying import Keyed, make_key
-from bootseer.env.restore import MOUNT, THERE, Mounting, recover, restore
-from bootseer.env.snapshot import Snapshot
-from bootseer.env.spec import SetupSpec
-from bootseer.env.store import EnvStore
-from bootseer.errors import BootseerError, NotFound
-from bootseer.mounts.holder import Holder
-from bootseer.mounts.tree_mount import TreeOptions, unmount_tree
-from bootseer.mounts.tree_waiting import begin_spare
-from bootseer.storage import Store, open_store
-from bootseer.tree.head import split_pin
-from bootseer.trust import Trust
+from bootseer.env.setup_keeper_mount import begin_spares, end_spares, make_holder
+
+if TYPE_CHECKING:
+    from bootseer.env.keying import Keyed
+    from bootseer.env.snapshot import Snapshot
+    from bootseer.env.store import EnvStore
+    from bootseer.mounts.holder import Holder
+    from bootseer.trust import Trust
 
 _KEYED = ("PIP_", "UV_", "CONDA_")
 
 
 def key_of(lock: str, target: str, environ: Mapping[str, str]) -> Keyed:
     """The key of what a user would order; that the index is a folder of wheels here is the bench's affair."""
+    from bootseer.env.keying import make_key
+    from bootseer.env.spec import SetupSpec
+
     spec = SetupSpec(
         commands=(f"python3 -m venv {target}", f"{target}/bin/pip install -r {lock}"),
         inputs=(lock,),
@@ -48,6 +47,9 @@ def key_of(lock: str, target: str, environ: Mapping[str, str]) -> Keyed:
 @contextmanager
 def open_env_store(url: str, trust: Trust) -> Iterator[EnvStore]:
     """The environment store, on aio's loop."""
+    from bootseer import aio
+    from bootseer.env.store import EnvStore
+    from bootseer.storage import Store, open_store
 
     async def opened() -> Store:
         return open_store(url)
@@ -61,6 +63,10 @@ def open_env_store(url: str, trust: Trust) -> Iterator[EnvStore]:
 
 def find_snapshot(url: str, key: str, trust: Trust) -> tuple[str, Snapshot]:
     """The URL of a tree, and the snapshot that it is of. Raises: NotFound; StorageError."""
+    from bootseer import aio
+    from bootseer.errors import NotFound
+    from bootseer.tree.head import split_pin
+
     with open_env_store(url, trust) as store:
         found = aio.run_sync(store.find(key, time.time()))
         if found is None:
@@ -72,22 +78,34 @@ def main(argv: list[str]) -> int:
     """Restores; see the module's docstring."""
     order = json.loads(argv[0])
     target, way = order["target"], order["way"]
-    if way == MOUNT:
-        begin_spare(order["store"])  # as the keeper of an environment does
-    holder = Holder() if way == MOUNT else None  # before there are threads
+    spec = {"store": order["store"], "targets": [target], "python": ""}
+    begin_spares({"ways": ["there", way], "spec": spec})
+    holder = make_holder() if way == "mount" else None  # before there are threads
+    return restore_by(way, order["store"], order["lock"], target, holder)
+
+
+def restore_by(way: str, store: str, lock: str, target: str, holder: Holder | None) -> int:
+    """The exit status."""
+    from bootseer import aio
+    from bootseer.env.env_tree import StoredTree
+    from bootseer.env.restore import THERE, Mounting, recover, restore
+    from bootseer.errors import BootseerError
+    from bootseer.mounts.tree_mount import TreeOptions, unmount_tree
+    from bootseer.trust import Trust
+
     try:
         recover([target])
         trust = Trust.load()
-        key = key_of(order["lock"], target, os.environ).key
-        url, snapshot = find_snapshot(order["store"], key, trust)
+        key = key_of(lock, target, os.environ).key
+        url, snapshot = find_snapshot(store, key, trust)
         mounting = None if holder is None else Mounting(holder, trust, options=TreeOptions(idle_s=0.0))
-        tree = StoredTree(url, snapshot.tree)
-        done = restore(snapshot, tree, ways=(THERE, way), mounting=mounting)
+        done = restore(snapshot, StoredTree(url, snapshot.tree), ways=(THERE, way), mounting=mounting)
     except BootseerError as error:
         print(f"{way}: {error}", file=sys.stderr)
         if holder is not None:
             holder.close()
         return 1
+    end_spares()
     steps = dict(done.mounted.seconds) if done.mounted is not None else {}
     said = {"how": done.how, "took_s": done.took_s, "prefix": done.prefix, "notes": done.notes, "steps": steps}
     print(json.dumps(said), flush=True)

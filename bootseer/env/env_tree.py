@@ -133,10 +133,15 @@ class StoredTree:
 
     def _path(self) -> str:
         """Of the store, "" for one that is no folder."""
-        from bootseer.storage.open import local_path
-        from bootseer.storage.paths import is_chained, scheme_of
         from bootseer.tree.head import split_pin
 
-        url = split_pin(self.url)[0]
-        is_file = scheme_of(url) in ("", "file", "local") and not is_chained(url)
-        return local_path(url) if is_file else ""
+        return path_of(split_pin(self.url)[0])
+
+
+def path_of(url: str) -> str:
+    """The folder of a store at this URL, "" for one that is none."""
+    from bootseer.storage.open import local_path
+    from bootseer.storage.paths import is_chained, scheme_of
+
+    is_file = scheme_of(url) in ("", "file", "local") and not is_chained(url)
+    return local_path(url) if is_file else ""

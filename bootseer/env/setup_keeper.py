@@ -106,12 +106,10 @@ def main() -> None:
     order = connection.first()
     if order is None:
         return
-    holder = None
-    if "mount" in order["ways"]:
-        from bootseer.env.setup_keeper_mount import begin_daemon, make_holder
+    from bootseer.env.setup_keeper_mount import begin_spares, make_holder
 
-        begin_daemon(order)
-        holder = make_holder()
+    begin_spares(order)
+    holder = make_holder() if "mount" in order["ways"] else None
     from bootseer.env.setup_keeper_work import Work
 
     work = Work(order, connection, holder)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from bootseer.env import restore
 from bootseer.env.setup_keeper_look import Looked
+from bootseer.env.setup_keeper_mount import end_spares
 from bootseer.env.spec import SetupSpec
 from bootseer.errors import StorageTimeout
-from bootseer.mounts.tree_waiting import end_spare
 
 if TYPE_CHECKING:
     from bootseer.env.setup_keeper import Connection
@@ -113,7 +113,7 @@ class Job:
         self, how: str, tree: str, *, prefix: tuple[str, ...] = (), setup_s: float = 0.0, capture_s: float = 0.0
     ) -> None:
         """The environment is in its place."""
-        end_spare()  # that a mount would have taken
+        end_spares()
         self.is_ready = True
         self.tell(
             "ready",

@@ -1,15 +1,19 @@
-"""What the keeper of a job's environment needs to mount one: a holder, and a daemon that is ready when it is."""
+"""What the keeper of a job's environment needs to restore one, begun before it is known which.
+
+To mount it: a holder, and the daemon of a tree. To unpack it, where nothing is mounted: processes that do so.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from bootseer.errors import BootseerError
+from bootseer.mounts import tree_waiting
 from bootseer.mounts.holder import Holder
 from bootseer.mounts.image_source import may_mount
-from bootseer.mounts.tree_waiting import begin_spare
 
 
 def make_holder() -> Holder | None:
@@ -22,14 +26,28 @@ def make_holder() -> Holder | None:
         return None
 
 
-def begin_daemon(order: Mapping[str, Any]) -> None:
-    """Starts the daemon of a tree while it is still looked for which one: its start is longer than the mount.
+def begin_spares(order: Mapping[str, Any]) -> None:
+    """Starts what will probably be needed: that takes longer than to look for the environment.
 
     Not where the environment seems to be in its place. Args: order: the keeper's first one.
     """
-    if not may_mount() or ("there" in order["ways"] and _seems_there(order["spec"])):
+    ways, spec = order["ways"], order["spec"]
+    if "there" in ways and _seems_there(spec):
         return
-    begin_spare(order["spec"]["store"])
+    if "mount" in ways and may_mount():
+        tree_waiting.begin_spare(spec["store"])
+    elif "unpack" in ways:
+        from bootseer.env import unpack_helpers
+
+        unpack_helpers.begin_spare(spec["store"], os.environ)
+
+
+def end_spares() -> None:
+    """What was not needed."""
+    tree_waiting.end_spare()
+    helpers = sys.modules.get("bootseer.env.unpack_helpers")
+    if helpers is not None:
+        helpers.end_spare()
 
 
 def _seems_there(spec: Mapping[str, Any]) -> bool:

@@ -1,9 +1,9 @@
 """Writes portions of an environment: `python -P -m bootseer.env.unpack_helper FD`, started by unpack_helpers.py.
 
-One interpreter uses one core; so several do this. In, by stdin, are lines of JSON: an Order, a Begin when the tree
-was opened, then the places of portions in the memory FD, which both see. Out, by stdout: what became of each, with
-a line for every batch of blocks. Stdin ends with whoever started it, and so does this; if it is busy then, at the
-next batch.
+One interpreter uses one core; so several do this. In, by stdin, are lines of JSON: an Order when it is known which
+tree, a Begin when that was opened, then the places of portions in the memory FD, which both see. Out, by stdout:
+what became of each, with a line for every batch of blocks. Stdin ends with whoever started it, and so does this;
+if it is busy then, at the next batch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from bootseer.tree.reading import BlockSource
 
 MOST_LINE_BYTES = 1 << 20
+_LATE = (
+    *("bootseer.blocks.cache", "bootseer.blocks.local", "bootseer.storage.local", "bootseer.storage.open"),
+    *("bootseer.tree.head", "bootseer.tree.materialise_reading", "zstandard"),
+)
 
 
 class Order(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -84,8 +89,12 @@ def main() -> None:
     def say(said: Said) -> None:
         os.write(said_fd, msgspec.json.encode(said) + b"\n")  # one call: lines are short
 
+    _warm()
     try:
-        order = msgspec.json.decode(source.readline(MOST_LINE_BYTES), type=Order)
+        line = source.readline(MOST_LINE_BYTES)
+        if not line:
+            return  # it is not needed
+        order = msgspec.json.decode(line, type=Order)
         tree = StoredTree(order.url, order.digest)
         line = source.readline(MOST_LINE_BYTES)
         if not line:
@@ -100,6 +109,15 @@ def main() -> None:
                 say(Said(number=number, is_done=True, skipped=skipped))
     except BootseerError as error:
         say(Said(number=number, error=str(error), kind=type(error).__name__))
+
+
+def _warm() -> None:
+    """What is imported late, where it is first used; what is not installed is missed there."""
+    for name in _LATE:
+        try:
+            import_module(name)
+        except ImportError:
+            pass
 
 
 def _read_index(memory_fd: int, begin: Begin) -> Index:

@@ -1,8 +1,9 @@
 """Starts the processes of unpack_helper.py, hands portions of a tree out to them, and hears what becomes of these.
 
-They begin before the tree is opened, so that they are ready when it is. What goes wrong with them costs only time:
-HelperFailedError says that the environment is to be unpacked without them. Who makes no progress is given up; how
-long all takes does not matter.
+They begin before the tree is opened, so that they are ready when it is; before it is known which tree, where one
+will probably be unpacked (`begin_spare`). What goes wrong with them costs only time: HelperFailedError says that
+the environment is to be unpacked without them. Who makes no progress is given up; how long all takes does not
+matter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer import errors
-from bootseer.env.env_tree import EnvTree, StoredTree
+from bootseer.env.env_tree import EnvTree, StoredTree, path_of
 from bootseer.env.unpack_helper import Begin, Blocks, Given, Order, Said
 from bootseer.errors import BootseerError
 from bootseer.tree.index import Index
@@ -44,8 +45,9 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "1342
 class UnpackHelpers:
     """So many processes for one tree. Implements materialise.Helpers."""
 
-    def __init__(self, order: Order, environ: Mapping[str, str], count: int) -> None:
+    def __init__(self, environ: Mapping[str, str], count: int) -> None:
         """Raises: HelperFailedError."""
+        self.environ = dict(environ)
         self.skipped: Counter[str] = Counter()
         self._helpers: list[_Helper] = []
         self._used_bytes = 0
@@ -55,7 +57,6 @@ class UnpackHelpers:
         try:
             for _ in range(count):
                 self._helpers.append(_Helper(environ, self._memory_fd))
-                self._helpers[-1].tell(order)
         except BaseException:
             self.close()
             raise
@@ -63,6 +64,11 @@ class UnpackHelpers:
     @property
     def count(self) -> int:
         return len(self._helpers)
+
+    def order(self, order: Order) -> None:
+        """Once: which tree. Raises: HelperFailedError."""
+        for helper in self._helpers:
+            helper.tell(order)
 
     def begin(self, index: Index, folder: str, root_fd: int, owners: Owners, given: Iterator[Portion]) -> None:
         """As Helpers says."""
@@ -232,26 +238,68 @@ class _Helper:
         return HelperFailedError(f"a process that unpacks has ended {status}")
 
 
+_spare: list[UnpackHelpers] = []  # at most one; without an order
+
+
+def begin_spare(url: str, environ: Mapping[str, str]) -> None:
+    """Starts them for a tree of the store at `url`, if they would be used for one. Never fails."""
+    if not _spare and path_of(url) and _cores() > 1:
+        try:
+            _spare.append(UnpackHelpers(environ, _cores()))
+        except HelperFailedError:
+            pass  # whoever unpacks tries again
+
+
+def end_spare() -> None:
+    """Those that nobody has needed."""
+    if _spare:
+        _spare.pop().close()
+
+
 @contextmanager
 def unpack_helpers(
     tree: EnvTree, snapshot: Snapshot, environ: Mapping[str, str], *, is_wanted: bool
 ) -> Iterator[UnpackHelpers | None]:
     """One for each core; None where that is not worth it, or not possible."""
     helpers = None
-    count = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
     is_large = snapshot.files >= WORTH_FILES or snapshot.bytes >= WORTH_BYTES
     # Of stores that are far, one process keeps the connections: their links are slower than its core.
-    if is_wanted and is_large and count > 1 and isinstance(tree, StoredTree) and tree.is_in_files:
+    if is_wanted and is_large and _cores() > 1 and isinstance(tree, StoredTree) and tree.is_in_files:
         order = Order(url=tree.url, digest=tree.digest)
         try:
-            helpers = UnpackHelpers(order, environ, count)
+            helpers = _take(environ, order)
         except HelperFailedError:
             pass  # then by one process
+    else:
+        end_spare()
     try:
         yield helpers
     finally:
         if helpers is not None:
             helpers.close()
+
+
+def _take(environ: Mapping[str, str], order: Order) -> UnpackHelpers:
+    """The spare ones, if they are as good as new ones. Raises: HelperFailedError."""
+    if _spare and _spare[0].environ == environ:
+        spare = _spare.pop()
+        try:
+            spare.order(order)
+            return spare
+        except HelperFailedError:
+            spare.close()  # they have died meanwhile
+    end_spare()
+    helpers = UnpackHelpers(environ, _cores())
+    try:
+        helpers.order(order)
+    except BaseException:
+        helpers.close()
+        raise
+    return helpers
+
+
+def _cores() -> int:
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pytest
 from bootseer import aio
 from bootseer.env.mounted import mount_env
 from bootseer.env.restore import Mounting
-from bootseer.env.setup_keeper_mount import begin_daemon
+from bootseer.env.setup_keeper_mount import begin_spares
 from bootseer.errors import ConfigError, IntegrityError
 from bootseer.mounts import kernel, tree_waiting
 from bootseer.mounts.holder import Holder
@@ -189,7 +189,7 @@ def test_the_daemon_that_the_keeper_began_with_is_taken(tmp_path: Path, job: Job
     target = tmp_path / "venv"
     make_target(target)
     env = make_env(tmp_path, target)
-    begin_daemon(order_for(env, target))
+    begin_spares(order_for(env, target))
     (spare,) = tree_waiting._spare
     done = env.restore(mounting=job.mounting())
     assert done.mounted is not None
@@ -205,9 +205,9 @@ def test_no_daemon_is_begun_where_the_environment_is_there(tmp_path: Path, job: 
     env = make_env(tmp_path, target)
     assert env.restore(ways=("unpack",)).how == "unpack"
     order = order_for(env, target)
-    begin_daemon(order)
+    begin_spares(order)
     assert tree_waiting.take_spare() is None
-    begin_daemon({**order, "ways": ["mount"]})
+    begin_spares({**order, "ways": ["mount"]})
     spare = tree_waiting.take_spare()
     assert spare is not None, "it is not asked whether it is there"
     spare.close()
