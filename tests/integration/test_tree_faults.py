@@ -110,9 +110,10 @@ def test_daemon_and_minder_killed(trees: Trees) -> None:
     assert len(trees.mounted()) == 2
     outcome = check(trees.read(again.folder).end())
     assert not outcome.errors
-    for pid in place_of(trees).read_pids():
+    pids = place_of(trees).read_pids()
+    for pid in pids:
         kill(pid)
-    wait_until(lambda: not is_running(pid), 5)
+    wait_until(lambda: not any(map(is_running, pids)), 5)
     assert list_trees() == [] and not trees.mounted()
 
 
