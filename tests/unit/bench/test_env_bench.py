@@ -142,7 +142,8 @@ def test_the_disk_is_new_each_time_and_gone_at_the_end(tmp_path):
     finally:
         disk.close()
     assert os.listdir(tmp_path) == []
-    assert "disk.img" not in subprocess.run(["losetup", "-a"], capture_output=True, text=True).stdout
+    files = subprocess.run(["losetup", "--noheadings", "--output", "BACK-FILE"], capture_output=True, text=True)
+    assert os.fspath(tmp_path) not in files.stdout
 
 
 def make_wheels(folder):
