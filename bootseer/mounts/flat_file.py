@@ -49,7 +49,7 @@ class FlatFile:
         device: Device,
         folder: str,
         *,
-        metadata: Device | None = None,
+        metadata: bytes | bytearray = b"",
         threads: int = THREADS,
         log: Callable[[str], None] | None = None,
     ) -> None:
