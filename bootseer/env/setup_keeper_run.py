@@ -14,6 +14,7 @@ from bootseer.env.redaction import redact_text, secret_values
 from bootseer.env.settling import settle_later
 from bootseer.env.setup_keeper_job import Job
 from bootseer.env.setup_keeper_look import mark
+from bootseer.env.setup_keeper_mount import end_spares
 from bootseer.env.setup_keeper_plain import described, plain_targets
 from bootseer.env.setup_run import SetupResult, run_setup, setup_environ
 from bootseer.env.unclean import begin_setup, end_setup, why_changed
@@ -38,6 +39,7 @@ class Runner:
 
     def run(self, *, publishes: bool) -> Ran:
         """Runs the commands; the environment is there. Raises: SetupFailed."""
+        end_spares()  # they would wait for as long as that takes
         job = self._job
         looked, spec = job.known(), job.spec
         keyed = looked.keyed

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -243,11 +243,11 @@ _spare: list[UnpackHelpers] = []  # at most one; without an order
 
 def begin_spare(url: str, environ: Mapping[str, str]) -> None:
     """Starts them for a tree of the store at `url`, if they would be used for one. Never fails."""
-    if not _spare and path_of(url) and _cores() > 1:
-        try:
+    if _spare or _cores() < 2:
+        return
+    with suppress(BootseerError):  # whoever unpacks tries again, and says what is wrong with the URL
+        if url and path_of(url):
             _spare.append(UnpackHelpers(environ, _cores()))
-        except HelperFailedError:
-            pass  # whoever unpacks tries again
 
 
 def end_spare() -> None:

@@ -21,6 +21,7 @@ from bootseer.blocks import open_cache
 from bootseer.env import restore_unpack, unpack_helpers
 from bootseer.env.restore import Restored, restore
 from bootseer.env.restore_there import is_there
+from bootseer.env.setup_keeper_mount import end_spares
 from bootseer.env.unpack_helpers import WORTH_FILES
 from bootseer.errors import DigestMismatch, StorageError
 from bootseer.storage.local import LocalStore
@@ -260,6 +261,48 @@ def test_they_cannot_be_started(tmp_path: Path, used: list[str], monkeypatch: py
     assert (done.how, used) == ("unpack", ["one process"])
     assert seen(tmp_path / "venv") == seen(tmp_path / "plain/0")
     wait_tidy(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["as good as new", "have died", "others are wanted"])
+def test_those_that_were_begun_beforehand(tmp_path: Path, used: list[str], what: str) -> None:
+    """They are taken when they are as good as new ones; none is left."""
+    target = tmp_path / "venv"
+    env = large(Env(make_plain(tmp_path / "plain"), tmp_path / "store", [target]))
+    environ = dict(os.environ)
+    unpack_helpers.begin_spare(os.fspath(env.store), environ)
+    (spare,) = unpack_helpers._spare
+    processes = [helper._process for helper in spare._helpers]
+    assert len(processes) == 2
+    if what == "have died":
+        for process in processes:
+            process.kill()
+            process.wait(10)
+    if what == "others are wanted":
+        environ["ANOTHER"] = "1"
+    done = restore(env.snapshot, env.tree, environ=environ)
+    assert (done.how, tuple(done.notes), used) == ("unpack", (), ["2 others"])
+    assert seen(target) == seen(tmp_path / "plain/0")
+    assert not unpack_helpers._spare and all(process.poll() is not None for process in processes)
+    wait_tidy(tmp_path)
+
+
+def test_those_that_are_not_needed_end(tmp_path: Path) -> None:
+    unpack_helpers.begin_spare(os.fspath(tmp_path), os.environ)
+    (spare,) = unpack_helpers._spare
+    processes = [helper._process for helper in spare._helpers]
+    unpack_helpers.begin_spare(os.fspath(tmp_path), os.environ)
+    assert unpack_helpers._spare == [spare], "once"
+    end_spares()
+    assert not unpack_helpers._spare and all(process.poll() is not None for process in processes)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://127.0.0.1:1/x", "s3://bucket/x", "file://elsewhere/x", "a::b", "http://[x"]
+)
+def test_stores_for_which_none_are_begun(url: str) -> None:
+    """And what is wrong with a URL is for others to say."""
+    unpack_helpers.begin_spare(url, os.environ)
+    assert unpack_helpers._spare == []
 
 
 def test_a_damaged_block_is_told_as_ever(tmp_path: Path, used: list[str]) -> None:
