@@ -69,6 +69,7 @@ async def _prefetch(
     async with AsyncExitStack() as stack:
         parts = await open_parts(stack, settings, digest, told.append)
         await parts.metadata()
+        await parts.finish()
         index, cache = parts.index, parts.tree_cache
         wanted: Sequence[int] = range(index.block_count)
         if not is_whole:

@@ -49,7 +49,7 @@ class FlatFile:
         device: Device,
         folder: str,
         *,
-        metadata: bytes | bytearray = b"",
+        metadata: Device | None = None,
         threads: int = THREADS,
         log: Callable[[str], None] | None = None,
     ) -> None:

@@ -84,14 +84,14 @@ class _Counts:
 class Server:
     """Answers requests that are read from a descriptor."""
 
-    def __init__(
-        self, link: Link, device: Device, metadata: bytes | bytearray, log: Callable[[str], None]
-    ) -> None:
-        """`metadata`: is shown as a second file, if there is any."""
+    def __init__(self, link: Link, device: Device, metadata: Device | None, log: Callable[[str], None]) -> None:
+        """`metadata`: is shown as a second file, if there is any; reads of it are not counted."""
         self._link = link
-        self._device, self._metadata = device, memoryview(metadata)
+        self._device, self._metadata = device, metadata
         self._log = log
-        files = [(NAME, device.size), (METADATA, len(metadata))][: 2 if metadata else 1]
+        files = [(NAME, device.size)]
+        if metadata is not None:
+            files.append((METADATA, metadata.size))
         self._shown = wire.Files(files, os.geteuid(), os.getegid())
         self._lock = threading.Lock()
         self._waiting: set[int] = set()
@@ -186,14 +186,21 @@ class Server:
         length, _, _, node, offset, size = wire.READ_REQUEST.unpack(request)
         if length != len(request) or size > wire.MAX_READ_BYTES:
             self._fail(unique, errno.EIO, counts)
-        elif node == FILE + 1:
-            self._write(wire.reply(unique, bytes(self._metadata[offset : offset + size])))
+        elif node == FILE + 1 and self._metadata is not None:
+            self._read_metadata(self._metadata, unique, offset, size)
         elif node == FILE and offset >= self._device.size:
             self._write(wire.reply(unique))
         elif node == FILE:
             self._answer_later(unique, offset, self._device.size - offset)
         else:
             self._fail(unique, errno.EIO, counts)
+
+    def _read_metadata(self, metadata: Device, unique: int, offset: int, size: int) -> None:
+        target = bytearray(max(0, min(size, metadata.size - offset)))
+        if metadata.try_read(offset, memoryview(target)):
+            self._write(wire.reply(unique, bytes(target)))
+        else:
+            self._answer_later(unique, offset, len(target), metadata)
 
     def _interrupt(self, unique: int, counts: _Counts) -> None:
         """Who waits was sent a signal, maybe to end it: it ends only when its read does."""
@@ -203,16 +210,20 @@ class Server:
         if is_waiting:
             self._fail(unique, errno.EINTR, counts)
 
-    def _answer_later(self, unique: int, offset: int, size: int) -> None:
+    def _answer_later(self, unique: int, offset: int, size: int, metadata: Device | None = None) -> None:
+        counts = self._late if metadata is None else _Counts()
         with self._lock:
             self._waiting.add(unique)
+        finish = partial(self._finish, counts, unique, offset, size)
         try:
-            self._device.read_later(offset, size, partial(self._finish, unique, offset, size))
+            (metadata or self._device).read_later(offset, size, finish)
         except Exception as caught:
             self._log(f"bytes {offset} to {offset + size}: {caught!r}")
-            self._finish(unique, offset, size, None)
+            finish(None)
 
-    def _finish(self, unique: int, offset: int, size: int, data: memoryview | bytes | None) -> None:
+    def _finish(
+        self, counts: _Counts, unique: int, offset: int, size: int, data: memoryview | bytes | None
+    ) -> None:
         """From any thread."""
         with self._lock:
             if unique not in self._waiting:
@@ -234,8 +245,8 @@ class Server:
             self._link.let_go()
         with self._lock:
             if is_sent:
-                self._late.requests += 1
-                self._late.bytes += size
+                counts.requests += 1
+                counts.bytes += size
             self._late.errors += data is None
 
     def _fail(self, unique: int, number: int, counts: _Counts) -> None:

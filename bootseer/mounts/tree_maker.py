@@ -1,6 +1,7 @@
 """A process that makes the metadata of a tree while its daemon checks the index: both take most of a first start.
 
-In: the index object as it is stored. Out: what `erofs.metadata` makes of it. What comes of an index that does not
+In: the index object as it is stored. Out: what `erofs.metadata` makes of it, in memory that both see: first what
+a mount reads, then the rest, which comes while programs are being started. What comes of an index that does not
 stand the check is thrown away, and so nothing is shown to the kernel that was not checked. It is forked before the
 daemon has threads or an order, and waits; without it, or when it fails, the daemon does the work itself.
 """
@@ -10,17 +11,22 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import struct
+from mmap import PROT_READ, mmap
 
 from bootseer.mounts.forked import Helper, fork_helper
+from bootseer.mounts.metadata_memory import MetadataMemory
 from bootseer.tree import erofs
 from bootseer.tree.index import read_unchecked
 
 DONE = b"+"
+FIRST = struct.Struct("<Q")  # bytes that are there
+PATIENCE_S = 60.0  # for either part
 _HEAD_BYTES = 64  # the digest, hex
 
 
 class Maker:
-    """The daemon's end. `begin`, then `finish`; `close` in any case. For one thread at a time."""
+    """The daemon's end. `begin`, `first`, `finish`; `close` in any case. For one thread at a time."""
 
     def __init__(self, helper: Helper | None) -> None:
         """`helper`: None of one that could not be started, and so makes nothing."""
@@ -33,7 +39,7 @@ class Maker:
         return self._helper.pid if self._helper is not None else 0
 
     def begin(self, index_bytes: bytes, digest: str) -> None:
-        """Gives it an index object with this digest. What goes wrong is seen in `finish`."""
+        """Gives it an index object with this digest. What goes wrong is seen in `first`."""
         if self._helper is None:
             return
         try:
@@ -48,22 +54,29 @@ class Maker:
         except OSError:
             pass
 
-    def finish(self) -> bytearray | None:
-        """The metadata; None when it has failed. Blocks. Ends it."""
-        data: bytearray | None = None
+    def first(self) -> MetadataMemory | None:
+        """The metadata, as soon as a mount can begin with it; None when it has failed, and ended. Blocks."""
         try:
             if self._helper is not None and self._is_asked:
-                said, fds, _, _ = socket.recv_fds(self._helper.connection, len(DONE), 1)
-                if fds:
-                    with open(fds[0], "rb", buffering=0) as file:
-                        found = bytearray(os.fstat(fds[0]).st_size)
-                        file.seek(0)  # the maker's end is ours: it has written
-                        if said == DONE and file.readinto(found) == len(found) > 0:
-                            data = found
-        except (OSError, MemoryError):
-            data = None
+                self._helper.connection.settimeout(PATIENCE_S)
+                said, fds, _, _ = socket.recv_fds(self._helper.connection, FIRST.size, 1)
+                for fd in fds:
+                    with open(fd, "rb", buffering=0) as file:
+                        if len(said) == FIRST.size:
+                            return MetadataMemory(mmap(file.fileno(), 0, prot=PROT_READ), *FIRST.unpack(said))
+        except (OSError, MemoryError, ValueError):
+            pass
         self.close()
-        return data
+        return None
+
+    def finish(self) -> bool:
+        """Whether all of it is there. Blocks; ends it."""
+        try:
+            return self._helper is not None and self._helper.connection.recv(len(DONE)) == DONE
+        except OSError:
+            return False
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Ends it, whatever it does."""
@@ -94,9 +107,12 @@ def _make(connection: socket.socket) -> int:
     gc.disable()
     with open(fds[0], "rb", buffering=0) as file:
         index_bytes = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
-    data = erofs.metadata(read_unchecked(index_bytes, digest.decode(), "the index"), digest.decode())
+    making = erofs.Making(read_unchecked(index_bytes, digest.decode(), "the index"), digest.decode())
     fd = os.memfd_create("metadata", os.MFD_CLOEXEC)
-    with open(fd, "wb", buffering=0) as file:
-        if file.write(data) == len(data):
-            socket.send_fds(connection, [DONE], [fd])
+    os.truncate(fd, making.size)
+    data = mmap(fd, making.size)
+    making.write_first(data)
+    socket.send_fds(connection, [FIRST.pack(making.first_bytes)], [fd])
+    making.write_rest(data)
+    connection.send(DONE)
     return 0

@@ -43,10 +43,10 @@ def read(folder: str, digest: str) -> bytes | None:
     return data if data and seal == _seal(digest, data) else None
 
 
-def keep(folder: str, digest: str, data: bytes | bytearray, log: Callable[[str], None]) -> None:
+def keep(folder: str, digest: str, data: bytes | bytearray | memoryview, log: Callable[[str], None]) -> None:
     """For the next start. Without room it is made again then."""
     try:
-        write_whole(folder, NAME, _seal(digest, data) + data)
+        write_whole(folder, NAME, b"".join([_seal(digest, data), data]))
     except OSError as error:
         log(f"{folder}: the tree's metadata is not kept: {error.strerror}")
 
@@ -76,5 +76,5 @@ def _without_entries(tool: str, config: Config, packs: list[tuple[bytes, int]], 
     )  # fmt: skip
 
 
-def _seal(digest: str, data: bytes | bytearray) -> bytes:
+def _seal(digest: str, data: bytes | bytearray | memoryview) -> bytes:
     return hashlib.sha256(f"{NAME} {digest} ".encode() + hashlib.sha256(data).digest()).digest()

@@ -6,6 +6,7 @@ was checked when they came there. Then its entries are not even decoded; for fet
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -17,6 +18,8 @@ from bootseer.blocks.cache import TREES
 from bootseer.blocks.donors import Donors
 from bootseer.blocks.folder import Limit
 from bootseer.mounts import tree_maker, tree_metadata
+from bootseer.mounts.flat_server import Device
+from bootseer.mounts.metadata_memory import MetadataMemory
 from bootseer.mounts.tree_maker import Maker
 from bootseer.mounts.tree_settings import Settings
 from bootseer.mounts.tree_traces import Traces
@@ -46,21 +49,39 @@ class Parts:
         self.cache, self.tree_cache, self.fetcher, self.traces = cache, tree_cache, fetcher, traces
         self.index = index  # without entries
         self._maker, self._log = maker, log
-        self._metadata: bytes | bytearray = b""
+        self._metadata: bytes | bytearray | memoryview = b""
         self._full: Index | None = None  # until the metadata is made
-        self._garbage: Index | None = None
         self._index_bytes = b""  # as they came from the store
+        self._growing: MetadataMemory | None = None
+        self._is_made = asyncio.Event()  # all of the metadata is there
 
-    async def metadata(self) -> bytes | bytearray:
-        """For EROFS. Made now, in a thread, if it was not in the cache."""
-        full, self._full = self._full, None
-        if full is not None:
-            made = await aio.run_io(self._maker.finish)
-            if made is None:
-                made = await aio.run_io(erofs.metadata, full, self.tree_cache.tree)
-            self._metadata = made
-            self._garbage = full  # to take it apart takes its time, too
-        return self._metadata
+    async def metadata(self) -> Device:
+        """For EROFS. Made now, if it was not in the cache: as much as a mount reads; `finish` has to follow."""
+        if self._full is not None:
+            self._growing = await aio.run_io(self._maker.first)
+            if self._growing is not None:
+                return self._growing
+            self._metadata = await self._make()
+        self._is_made.set()
+        return MetadataMemory(self._metadata)
+
+    async def finish(self) -> None:
+        """The rest of the metadata, in the background. What was read of it meanwhile is answered then."""
+        growing = self._growing
+        if growing is None:
+            return
+        try:
+            is_done = await aio.run_io(self._maker.finish)
+            growing.complete(None if is_done else await self._make())
+        finally:
+            growing.fail()
+        self._metadata = growing.data
+        self._is_made.set()
+
+    async def _make(self) -> bytearray:
+        """In a thread: without another process, or when that has failed."""
+        assert self._full is not None
+        return await aio.run_io(erofs.metadata, self._full, self.tree_cache.tree)
 
     @property
     def index_bytes(self) -> bytes | None:
@@ -69,7 +90,8 @@ class Parts:
 
     async def keep(self) -> None:
         """What the store does not have to be asked for at the next start."""
-        self._garbage = None
+        await self._is_made.wait()
+        self._full = None  # to take it apart takes its time
         data = self._index_bytes
         if data and not self.tree_cache.full_reason:
             digest = self.tree_cache.tree

@@ -68,13 +68,15 @@ def find_reason() -> str:
 def _try_in(folder: str) -> str:
     from bootseer.mounts.erofs_mount import mount_erofs
     from bootseer.mounts.flat_file import FlatFile
+    from bootseer.mounts.metadata_memory import MetadataMemory
     from bootseer.tree import erofs
 
     device, root = (os.path.join(folder, name) for name in _FOLDERS)
     for path in (device, root):
         os.mkdir(path, 0o700)
     index = _small_tree()
-    flat = FlatFile(_OneBlock(), device, metadata=erofs.metadata(index, hashlib.sha256(DATA).hexdigest()))
+    metadata = MetadataMemory(erofs.metadata(index, hashlib.sha256(DATA).hexdigest()))
+    flat = FlatFile(_OneBlock(), device, metadata=metadata)
     flat.start()
     try:
         mount_erofs(flat.metadata_path, flat.path, root)

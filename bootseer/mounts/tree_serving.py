@@ -215,6 +215,7 @@ class Daemon:
         stack.push_async_callback(hot.end)
         hot.begin(self._group)
         metadata = await parts.metadata()
+        hot.keep_later(parts.finish())
         hot.begin_recording()
         device = await stack.enter_async_context(open_device(parts.fetcher, recorder=hot.recorder, log=self._log))
         stack.push_async_callback(self._unmount)

@@ -28,8 +28,11 @@ class Stack:
         """Of FUSE, for kernel.abort; -1 while there is none."""
         return -1 if self._flat is None else self._flat.connection
 
-    def mount(self, device: Device, metadata: bytes | bytearray, deadline_s: float) -> None:
-        """`deadline_s`: of the device's reads. Raises: ConfigError, StorageError; what is mounted then is left."""
+    def mount(self, device: Device, metadata: Device, deadline_s: float) -> None:
+        """Args: metadata: what a mount reads of it is there; deadline_s: of the device's reads.
+
+        Raises: ConfigError, StorageError; what is mounted then is left.
+        """
         for folder in (self._place.device, self._place.root):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         impatient = ImpatientDevice(device, deadline_s)

@@ -15,7 +15,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress, groupby, islice, repeat
-from typing import Literal, NamedTuple, TypeVar
+from mmap import mmap
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from bootseer.tree.erofs_format import (
     CHUNK,
@@ -53,15 +54,41 @@ from bootseer.tree.erofs_format import (
 )
 from bootseer.tree.index import BLOCK_UNITS, HOLE, UNIT_BYTES, Index
 
-VERSION = 2  # of what is made from an index; another one is another file in the cache
+VERSION = 3  # of what is made from an index; another one is another file in the cache
 _SINGLE_BYTES = 96  # of an inode and one piece, in whole NID_BYTES
 
+MOST_FIRST = 64  # entries of the root that are not in one piece; where there are more, nothing comes first
+
 T = TypeVar("T")
+Memory: TypeAlias = "bytearray | mmap"
 
 
 def metadata(index: Index, digest: str) -> bytearray:
     """The image of a tree with this digest; a multiple of 4096 bytes."""
-    return _Writer(index).write(bytes.fromhex(digest)[:16])
+    making = Making(index, digest)
+    data = bytearray(making.size)
+    making.write_first(data)
+    making.write_rest(data)
+    return data
+
+
+class Making:
+    """An image whose places are known; its bytes are put into memory of the caller's, full of zeros, in two steps.
+
+    `size`: of the image; `first_bytes`: of it, what `write_first` completes: all that a mount reads, the root and
+    the folders in it. Both are multiples of 4096.
+    """
+
+    def __init__(self, index: Index, digest: str) -> None:
+        self._writer = _Writer(index)
+        self._uuid = bytes.fromhex(digest)[:16]
+        self.size, self.first_bytes = self._writer.lay_out()
+
+    def write_first(self, data: Memory) -> None:
+        self._writer.write_first(data, self._uuid)
+
+    def write_rest(self, data: Memory) -> None:
+        self._writer.write_rest(data)
 
 
 class _Folder(NamedTuple):
@@ -98,18 +125,27 @@ class _Writer:
         self._blocks: dict[int, int] = {}  # entry -> first block of its own
         self._inline: dict[int, int] = {}  # entry -> bytes that follow its inode
         self._end_block = 0
+        self._first: list[int] = []  # of `_others`, what lies right behind the root
 
-    def write(self, uuid: bytes) -> bytearray:
+    def lay_out(self) -> tuple[int, int]:
+        """Bytes of all, and of what comes first."""
         self._gather()
-        self._place()
-        data = bytearray(self._end_block * UNIT_BYTES)
+        first_bytes = self._place()
+        return self._end_block * UNIT_BYTES, first_bytes
+
+    def write_first(self, data: Memory, uuid: bytes) -> None:
         self._write_super(data, uuid)
-        self._write_singles(data)
-        self._write_inode(data, 0)
-        for entry in self._others:
+        for entry in (0, *self._first):
             self._write_inode(data, entry)
-        self._write_folders(data)
-        return data
+            if entry in self._folders:
+                self._write_folder(data, entry)
+
+    def write_rest(self, data: Memory) -> None:
+        self._write_singles(data)
+        for entry in self._others[len(self._first) :]:
+            self._write_inode(data, entry)
+        for entry in self._folders.keys() - {0, *self._first}:
+            self._write_folder(data, entry)
 
     # ---- what there is -------------------------------------------------------------------------------------
 
@@ -140,6 +176,11 @@ class _Writer:
             elif kind == LINK:
                 sizes[entry] = len(index.targets[entry])
         del self._others[0]
+        first = [entry for entry in grouped.get(0, ()) if self._addresses[entry] == HOLE and links[entry] == -1]
+        if len(first) <= MOST_FIRST:
+            self._first = first
+            chosen = set(first)
+            self._others = first + [entry for entry in self._others if entry not in chosen]
 
     def _folder(self, children: Sequence[int]) -> _Folder:
         """Names of a folder, which are sorted already, cut into blocks."""
@@ -166,18 +207,25 @@ class _Writer:
 
     # ---- where it lies -------------------------------------------------------------------------------------
 
-    def _place(self) -> None:
-        """The root first, as its number has 16 bits; those in one piece, all other inodes, then whole blocks."""
+    def _place(self) -> int:
+        """The root first, as its number has 16 bits, with what it has of folders and the like; those in one piece,
+        all other inodes, then whole blocks. Returns: bytes of what comes first.
+        """
         nids, links = self._nids, self._index.links
         in_blocks: list[int] = []
-        at = self._singles_at = self._place_inode(0, ROOT_OFFSET, in_blocks)
+        at = ROOT_OFFSET
+        for entry in (0, *self._first):
+            at = self._place_inode(entry, at, in_blocks)
+        first_bytes = up(at, UNIT_BYTES)
+        if len(self._first) + 1 < len(self._addresses):
+            at = self._singles_at = first_bytes
         nid = at // NID_BYTES
         for entry, address in enumerate(self._addresses):
             if address != HOLE:
                 nids[entry] = nid
                 nid += _SINGLE_BYTES // NID_BYTES
-        at = nid * NID_BYTES
-        for entry in self._others:
+        at = max(at, nid * NID_BYTES)
+        for entry in self._others[len(self._first) :]:
             at = self._place_inode(entry, at, in_blocks)
         if links.count(-1) != len(links):
             for entry, link in enumerate(links):
@@ -189,6 +237,7 @@ class _Writer:
             self._blocks[entry] = block
             block += -(-(self._sizes[entry] - self._inline.get(entry, 0)) // UNIT_BYTES)
         self._end_block = block
+        return first_bytes
 
     def _place_inode(self, entry: int, at: int, in_blocks: list[int]) -> int:
         """Of one that is at `at` or soon after: where the next one may be. `in_blocks` gets those with blocks."""
@@ -211,7 +260,7 @@ class _Writer:
 
     # ---- its bytes -----------------------------------------------------------------------------------------
 
-    def _write_super(self, data: bytearray, uuid: bytes) -> None:
+    def _write_super(self, data: Memory, uuid: bytes) -> None:
         index = self._index
         inodes = index.links.count(-1)
         SUPER.pack_into(
@@ -220,7 +269,7 @@ class _Writer:
         )  # fmt: skip
         SLOT.pack_into(data, DEVICE_SLOT * SLOT_BYTES, b"", index.block_count * BLOCK_UNITS, 0)
 
-    def _write_singles(self, data: bytearray) -> None:
+    def _write_singles(self, data: Memory) -> None:
         """Those in one piece: what all have alike, then column by column."""
         index = self._index
         is_single = [address != HOLE for address in self._addresses]
@@ -256,7 +305,7 @@ class _Writer:
                 put(44, self._nlinks)
             put(INODE_BYTES + 4, self._addresses)
 
-    def _write_inode(self, data: bytearray, entry: int) -> None:
+    def _write_inode(self, data: Memory, entry: int) -> None:
         index = self._index
         at = self._nids[entry] * NID_BYTES
         attributes = self._xattrs.get(entry, b"")
@@ -290,26 +339,26 @@ class _Writer:
         if attributes:
             data[at + INODE_BYTES : at + INODE_BYTES + len(attributes)] = attributes
 
-    def _write_folders(self, data: bytearray) -> None:
-        nids, parents, pack = self._nids, self._index.parents, DIRENT.pack
-        for entry, (children, names, one, two, starts, _) in self._folders.items():
-            numbers, kinds = list(_take(nids, children)), bytearray(_take(self._types, children))
-            numbers.insert(one, nids[entry])
-            numbers.insert(two, nids[parents[entry]])
-            kinds.insert(one, FOLDER)
-            kinds.insert(two, FOLDER)
-            last = len(starts) - 1
-            for number, start in enumerate(starts):
-                if number == last and entry in self._inline:
-                    at = nids[entry] * NID_BYTES + INODE_BYTES + len(self._xattrs.get(entry, b""))
-                else:
-                    at = (self._blocks[entry] + number) * UNIT_BYTES
-                end = starts[number + 1] if number < last else len(names)
-                some = names[start:end] if last else names
-                offsets = accumulate(map(len, some), initial=len(some) * DIRENT.size)
-                heads = map(pack, numbers[start:end], offsets, kinds[start:end], repeat(0))
-                block = b"".join([*heads, *some])
-                data[at : at + len(block)] = block
+    def _write_folder(self, data: Memory, entry: int) -> None:
+        nids, pack = self._nids, DIRENT.pack
+        children, names, one, two, starts, _ = self._folders[entry]
+        numbers, kinds = list(_take(nids, children)), bytearray(_take(self._types, children))
+        numbers.insert(one, nids[entry])
+        numbers.insert(two, nids[self._index.parents[entry]])
+        kinds.insert(one, FOLDER)
+        kinds.insert(two, FOLDER)
+        last = len(starts) - 1
+        for number, start in enumerate(starts):
+            if number == last and entry in self._inline:
+                at = nids[entry] * NID_BYTES + INODE_BYTES + len(self._xattrs.get(entry, b""))
+            else:
+                at = (self._blocks[entry] + number) * UNIT_BYTES
+            end = starts[number + 1] if number < last else len(names)
+            some = names[start:end] if last else names
+            offsets = accumulate(map(len, some), initial=len(some) * DIRENT.size)
+            heads = map(pack, numbers[start:end], offsets, kinds[start:end], repeat(0))
+            block = b"".join([*heads, *some])
+            data[at : at + len(block)] = block
 
 
 def _group(parents: list[int]) -> dict[int, Sequence[int]]:

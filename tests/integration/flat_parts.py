@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from bootseer.mounts.flat_file import Done, FlatFile
+from bootseer.mounts.metadata_memory import MetadataMemory
 
 PAGE = 4096
 
@@ -72,10 +73,10 @@ def serve(settings: dict[str, Any]) -> None:
     """Settings: file, folder, behaviour; if wanted bad, metadata (a file), is_forking."""
     signals = {signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    metadata = b""
+    metadata: MetadataMemory | None = None
     if settings.get("metadata"):
         with open(settings["metadata"], "rb") as file:
-            metadata = file.read()
+            metadata = MetadataMemory(file.read())
     flat = FlatFile(
         FileDevice(settings["file"], settings["behaviour"], settings.get("bad", [])),
         settings["folder"],

@@ -25,6 +25,7 @@ from bootseer.mounts import fuse_wire as wire
 from bootseer.mounts import kernel
 from bootseer.mounts.flat_file import FlatFile
 from bootseer.mounts.flat_server import FILE, Done, Link, Server
+from bootseer.mounts.metadata_memory import MetadataMemory
 from tests.integration import flat_stack
 from tests.integration.flat_stack import TOP, Stack, wait_until_blocked, wait_until_far
 from tests.support import wait_until
@@ -364,7 +365,8 @@ class Wire:
         self.ours.settimeout(5)
         self.lines: list[str] = []
         link = Link(theirs.detach())
-        self.server = Server(link, device, metadata, self.lines.append)
+        self.metadata = MetadataMemory(metadata) if metadata else None
+        self.server = Server(link, device, self.metadata, self.lines.append)
         self._link = link
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
@@ -473,6 +475,28 @@ def test_reads(served: Wire) -> None:
     for body, node in ((read_body(0, 4096), 9), (b"", FILE), (read_body(0, 4096) + b"x", FILE)):
         assert served.ask(wire.READ, body, node=node) == (errno.EIO, b"")
     assert served.ask(wire.READ, read_body(0, 2 << 20), node=FILE + 1) == (errno.EIO, b"")
+
+
+def test_metadata_that_is_not_there_yet_is_waited_for() -> None:
+    """Not the others: who asks for what is there gets it meanwhile."""
+    served = Wire(Memory(b"d" * 16384), b"m" * 12288)
+    assert isinstance(served.metadata, MetadataMemory)
+    growing = served.metadata
+    growing._ready_bytes = 4096
+    try:
+        served.ours.send(request(wire.READ, read_body(4096, 4096), node=FILE + 1, unique=8))
+        served.ours.send(request(wire.READ, read_body(8192, 8192), node=FILE + 1, unique=9))
+        assert served.ask(wire.READ, read_body(0, 4096), node=FILE + 1) == (0, b"m" * 4096)
+        assert served.ask(wire.READ, read_body(0, 4096), node=FILE) == (0, b"d" * 4096)
+        growing.complete()
+        assert [served.answer(8), served.answer(9)] == [(0, b"m" * 4096)] * 2
+        growing._ready_bytes = 4096
+        growing.fail()
+        assert served.ask(wire.READ, read_body(4096, 4096), node=FILE + 1) == (errno.EIO, b"")
+        found = served.server.statistics()
+        assert (found.requests, found.late, found.bytes, found.errors) == (1, 0, 4096, 1), "only errors count"
+    finally:
+        served.close()
 
 
 def test_a_link_is_closed_by_its_last_user() -> None:

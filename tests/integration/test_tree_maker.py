@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -9,13 +10,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bootseer.mounts import tree_maker, tree_metadata
+from bootseer.mounts.metadata_memory import MetadataMemory
+from bootseer.mounts.tree_maker import Maker
+from bootseer.mounts.tree_parts import open_parts
+from bootseer.mounts.tree_settings import Settings
 from bootseer.tree import compression, erofs
 from bootseer.tree.index import digest_of, encode
-from tests.made_trees import everything
+from tests.integration.mounted_trees import Built
+from tests.made_trees import everything, file, folder, make
 from tests.support import is_running, wait_until
 
 TOP = Path(__file__).parents[2]
@@ -30,14 +39,23 @@ path, digest = sys.stdin.readline().split()
 with open(path, "rb") as file:
     maker.begin(file.read(), digest)
 sys.stdin.readline()
-data = maker.finish()
+growing = maker.first()
+first = b"" if growing is None else bytearray(4096)
+is_ready = growing is not None and growing.try_read(0, memoryview(first))
+if "first" in sys.argv:
+    print(json.dumps([is_ready, first.hex()]), flush=True)
+    sys.stdin.readline()
+data = None
+if maker.finish():
+    growing.complete()
+    data = growing.data
 try:
     os.waitpid(-1, 0)
     left = True
 except ChildProcessError:
     left = False
 print(json.dumps(["" if data is None else hashlib.sha256(data).hexdigest(), left]), flush=True)
-assert tree_maker.take().finish() is None, "there is one, once"
+assert tree_maker.take().first() is None and not tree_maker.take().finish(), "there is one, once"
 sys.stdin.readline()
 """
 
@@ -45,9 +63,9 @@ sys.stdin.readline()
 class Daemon:
     """A process with a maker."""
 
-    def __init__(self) -> None:
+    def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", PROGRAM, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(TOP)},
         )  # fmt: skip
         self.maker, threads = self.hear()
@@ -58,7 +76,7 @@ class Daemon:
         self.process.stdin.write(f"{text}\n")
         self.process.stdin.flush()
 
-    def hear(self) -> tuple[int, int]:
+    def hear(self) -> tuple[Any, Any]:
         assert self.process.stdout is not None
         first, second = json.loads(self.process.stdout.readline())
         return first, second
@@ -90,6 +108,30 @@ def test_it_makes_what_the_daemon_would_make(tmp_path: Path, daemon: Daemon) -> 
     assert not is_running(daemon.maker)
 
 
+@pytest.mark.parametrize("is_killed", [False, True], ids=["lives", "is killed"])
+def test_what_a_mount_reads_is_there_first(tmp_path: Path, is_killed: bool) -> None:
+    """Of a tree that takes some time; one that is killed then has not finished."""
+    entries = [folder(b"%04d" % number) for number in range(60)]
+    entries += [file(b"%04d/module_%05d.py" % (number % 60, number // 60), b"x") for number in range(60_000)]
+    tree = make(entries).index
+    path, digest = stored(tmp_path, compression.compress(encode(tree)))
+    daemon = Daemon("first")
+    try:
+        daemon.say(f"{path} {digest}")
+        daemon.say()
+        whole = erofs.metadata(tree, digest)
+        assert daemon.hear() == (True, whole[:4096].hex())
+        if is_killed:
+            os.kill(daemon.maker, signal.SIGKILL)
+        daemon.say()
+        made, is_left = daemon.hear()
+        assert (made, is_left) in ({("", False)} if is_killed else set()) | {
+            (hashlib.sha256(whole).hexdigest(), False)
+        }
+    finally:
+        daemon.close()
+
+
 @pytest.mark.parametrize("what", ["no index", "another digest"])
 def test_what_is_no_index_gives_nothing(tmp_path: Path, daemon: Daemon, what: str) -> None:
     data = compression.compress(encode(everything().index))
@@ -113,3 +155,56 @@ def test_when_it_is_killed_the_daemon_is_told(tmp_path: Path, daemon: Daemon, wh
 def test_it_ends_with_the_daemon(daemon: Daemon) -> None:
     daemon.process.kill()
     wait_until(lambda: not is_running(daemon.maker), 10, "its end")
+
+
+# ---- what the daemon does with it --------------------------------------------------------------------------
+
+
+class Half(Maker):
+    """Has made what comes first, and no more."""
+
+    def __init__(self, first: MetadataMemory) -> None:
+        super().__init__(None)
+        self._first = first
+
+    def first(self) -> MetadataMemory:
+        return self._first
+
+
+@pytest.mark.parametrize("can_make", [True, False], ids=["made again", "cannot be made"])
+def test_a_maker_that_ends_half_way(tmp_path: Path, can_make: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon makes it, and whoever waits for it gets that; or an error."""
+    (tmp_path / "source" / "folder").mkdir(parents=True)
+    (tmp_path / "source" / "folder" / "file").write_bytes(b"x" * 10_000)
+    built = Built(tmp_path / "source")
+    for name, data in built.files.items():
+        (tmp_path / "store" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "store" / name).write_bytes(data)
+    whole = bytes(erofs.metadata(built.index, built.digest))
+    first_bytes = erofs.Making(built.index, built.digest).first_bytes
+    half = MetadataMemory(whole[:first_bytes] + bytes(len(whole) - first_bytes), first_bytes)
+    monkeypatch.setattr(tree_maker, "take", lambda: Half(half))
+    if not can_make:
+        monkeypatch.setattr(erofs, "metadata", lambda *_: 1 / 0)
+    answers: list[bytes | None] = []
+
+    async def run() -> None:
+        settings = Settings(url=os.fspath(tmp_path / "store"), keys=[], cache_folder=os.fspath(tmp_path / "cache"))
+        async with AsyncExitStack() as stack:
+            parts = await open_parts(stack, settings, built.digest, print)
+            assert await parts.metadata() is half
+            half.read_later(
+                first_bytes, len(whole) - first_bytes, lambda data: answers.append(data and bytes(data))
+            )
+            assert not answers
+            if can_make:
+                await parts.finish()
+                await parts.keep()
+                return
+            with pytest.raises(ZeroDivisionError):
+                await parts.finish()
+
+    asyncio.run(run())
+    assert answers == [whole[first_bytes:] if can_make else None]
+    kept = tree_metadata.read(os.fspath(tmp_path / "cache" / "trees" / built.digest), built.digest)
+    assert kept == (whole if can_make else None)

@@ -91,8 +91,30 @@ def test_the_same_index_gives_the_same_bytes() -> None:
     data = erofs.metadata(make(entries).index, "ab" * 32)
     assert data == erofs.metadata(make(reversed(entries)).index, "ab" * 32)
     assert data != erofs.metadata(make(entries).index, "cd" * 32), "the digest is in it"
-    known = {2: "f4cba270959347551155bebd6df5cea6b6572aa448a261bb59696e622e0cd4b4"}
+    known = {3: "09912e98e4c7225ca81a5fd434472bf21e2d1c5d8e2149f6f5dc1ae81f4266f4"}
     assert known[erofs.VERSION] == hashlib.sha256(data).hexdigest()
+
+
+@ON_DISK
+@given(made=trees())
+def test_what_comes_first_stays_as_it_is(made: Made) -> None:
+    for index in (made.index, in_folders(made.index)):
+        making = erofs.Making(index, made.digest)
+        data = bytearray(making.size)
+        making.write_first(data)
+        assert 0 < making.first_bytes <= making.size and making.first_bytes % UNIT_BYTES == 0
+        first = bytes(data[: making.first_bytes])
+        making.write_rest(data)
+        assert data[: making.first_bytes] == first
+        assert data == erofs.metadata(index, made.digest)
+
+
+def test_a_root_with_much_in_it_has_nothing_that_comes_first() -> None:
+    few, many = (
+        erofs.Making(make([folder(b"%04d" % number) for number in range(count)]).index, "ab" * 32)
+        for count in (erofs.MOST_FIRST, erofs.MOST_FIRST + 1)
+    )
+    assert few.first_bytes > many.first_bytes
 
 
 def test_superblock() -> None:

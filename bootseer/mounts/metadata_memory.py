@@ -1,0 +1,67 @@
+"""EROFS metadata in memory, as what a file of a mount is read from: whole, or still being made.
+
+Implements flat_server.Device. What is not there yet is answered as soon as it is: nothing else is ever shown.
+"""
+
+from __future__ import annotations
+
+import threading
+from mmap import mmap
+
+from bootseer.mounts.flat_server import Done
+
+
+class MetadataMemory:
+    """Bytes that are all there, or only the first: then others are waited for until `complete` or `fail`.
+
+    Thread-safe.
+    """
+
+    def __init__(self, data: mmap | bytes | bytearray | memoryview, ready_bytes: int | None = None) -> None:
+        """Args: data: as long as it will be; ready_bytes: of it, the first; None: all are there."""
+        self.size = len(data)
+        self._data = memoryview(data)
+        self._ready_bytes = self.size if ready_bytes is None else ready_bytes
+        self._is_failed = False
+        self._waiting: list[tuple[int, int, Done]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def data(self) -> memoryview:
+        """All of it, when it is complete."""
+        assert self._ready_bytes == self.size
+        return self._data
+
+    def try_read(self, offset: int, target: memoryview) -> bool:
+        end = offset + len(target)
+        if end > self._ready_bytes:
+            return False
+        target[:] = self._data[offset:end]
+        return True
+
+    def read_later(self, offset: int, length: int, done: Done) -> None:
+        with self._lock:
+            is_ready = offset + length <= self._ready_bytes
+            if not is_ready and not self._is_failed:
+                self._waiting.append((offset, length, done))
+                return
+        done(self._data[offset : offset + length] if is_ready else None)
+
+    def complete(self, other: bytes | bytearray | None = None) -> None:
+        """All is there. `other`: the same made elsewhere, where this was not finished."""
+        assert other is None or len(other) == self.size
+        with self._lock:
+            if other is not None:
+                self._data = memoryview(other)
+            self._ready_bytes = self.size
+            waiting, self._waiting = self._waiting, []
+        for offset, length, done in waiting:
+            done(self._data[offset : offset + length])
+
+    def fail(self) -> None:
+        """No more comes: whoever waits gets an error. After `complete` it does nothing."""
+        with self._lock:
+            self._is_failed = True
+            waiting, self._waiting = self._waiting, []
+        for _, _, done in waiting:
+            done(None)
