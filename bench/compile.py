@@ -1,11 +1,14 @@
 """First steps of compiled models: cold, with caches of another node, after a crash in the middle of compiling.
 
-In each round: a transformer under torch.compile, two ranks with gloo and DDP, on a node that has nothing (`cold`),
-on a fresh one with the caches that the first has published (`restored`), and on a fresh one with what a job had
+In each round: a transformer under torch.compile, two ranks with gloo, on a node that has nothing (`cold`), on a
+fresh one with the caches that the first has published (`restored`), and on a fresh one with what a job had
 published whose rank was killed while it compiled (`crash`); a C++ extension that is built at first use, cold and
-restored at the same path. Fresh: another cache folder, another user, another temporary folder. Once: two jobs with
-different models and one store (`merged`), keys of other software and processors and caches that were changed
-(compile_safe.py), many models and a limit (compile_limit.py).
+restored at the same path. Fresh: another cache folder, another user, another temporary folder. Its blocks are
+compiled and sharded by FSDP2 one by one, and its loss is compiled, as large models are trained. In the first
+rounds the same model also as a whole in DDP (`ddp`): torch splits its graph there, and does not keep what it
+traces of split graphs, so that tracing is left of a restored first step. Once: two jobs with different models
+and one store (`merged`), keys of other software and processors and caches that were changed (compile_safe.py),
+many models and a limit (compile_limit.py).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from bench.ckpt_pages import check_disk
 from bench.ckpt_run import order
 from bench.compile_job import Model
 from bench.compile_limit import LIMIT_RUNS, Limited, run_limited
-from bench.compile_rounds import Built, Trained, build, merge, train
+from bench.compile_rounds import Built, Restored, Trained, build, merge, train, train_and_restore
 from bench.compile_safe import Safe, try_foreign, try_tampered
 from bench.record import BenchError, Figures, Target, note
 from bootseer import aio
@@ -34,15 +37,17 @@ from bootseer.trust import KeyFolder
 ROUNDS = 7
 MINIMUM_ROUNDS = 7
 SIZES = {  # the model of the rounds, the two that are merged
-    "full": (Model(4, 128), Model(1, 64), Model(1, 96)),
-    "small": (Model(1, 16), Model(0, 16), Model(0, 24)),
+    "full": (Model(4, 128, "fsdp"), Model(1, 64), Model(1, 96)),
+    "small": (Model(1, 16, "fsdp"), Model(0, 16), Model(0, 24)),
 }
 NEEDED_BYTES = 2_000_000_000
-UNITS = ("model", "extension")
+UNITS = ("model", "extension", "ddp")
+DDP_ROUNDS = 3  # without a target
 TARGETS = {
     "compile.first_step_ratio": Target(at_least=10, samples=MINIMUM_ROUNDS),
     # Sums of all rounds or tries: one sample each, as a median would hide what happened once.
     "compile.restored_misses": Target(at_most=0),
+    "compile.ddp_restored_misses": Target(at_most=0),
     "compile.crash_lost": Target(at_most=0),
     "compile.crash_finished": Target(at_least=MINIMUM_ROUNDS),
     "compile.extension_rebuilt": Target(at_most=0),
@@ -81,7 +86,7 @@ def run(args: argparse.Namespace) -> Figures:
         keys = os.path.join(folder, "keys")
         KeyFolder(keys).make("bench")
         try:
-            trained, built = measure(folder, keys, model, args.rounds)
+            trained, built, whole = measure(folder, keys, model, args.rounds)
             merged, ratios = merge(folder, keys, first, second)
             store = os.path.join(folder, "merged", "store")
             note("caches of other keys, and caches that were changed")
@@ -93,30 +98,37 @@ def run(args: argparse.Namespace) -> Figures:
         finally:
             aio.close()
     figures = to_figures(trained, built)
+    add_whole(figures, whole)
     figures.add("compile.merged_misses", "misses of both models", [sum(merged)])
     figures.add("compile.merged_ratio", "ratio, both models", ratios)
     add_safe(figures, foreign, replayed, tampered, limited)
     return figures
 
 
-def measure(folder: str, keys: str, model: Model, rounds: int) -> tuple[list[Trained], list[Built]]:
+def measure(
+    folder: str, keys: str, model: Model, rounds: int
+) -> tuple[list[Trained], list[Built], list[Restored]]:
     """All rounds."""
     trained: list[Trained] = []
     built: list[Built] = []
+    whole: list[Restored] = []
     for number in range(rounds):
-        for unit in order(UNITS, number):
+        for unit in order(UNITS if number < DDP_ROUNDS else UNITS[:2], number):
             place = os.path.join(folder, f"{unit}-{number}")
             if unit == "model":
                 found = train(place, keys, model, random.Random(number).uniform(0.2, 0.8))
                 trained.append(found)
                 told = f"cold {found.cold.first_s:.1f} s, restored {found.restored.first_s:.2f} s"
                 told += f", after a crash {found.crashed.first_s:.1f} s, lost {found.lost} of {found.finished}"
+            elif unit == "ddp":
+                whole.append(train_and_restore(place, keys, model._replace(how="ddp")))
+                told = f"cold {whole[-1].cold_s:.1f} s, restored {whole[-1].restored_s:.2f} s"
             else:
                 built.append(build(place, keys))
                 told = f"cold {built[-1].cold_s:.1f} s, restored {built[-1].restored_s:.2f} s"
             note(f"round {number + 1} of {rounds}: {unit} {told}")
             shutil.rmtree(place)
-    return trained, built
+    return trained, built, whole
 
 
 # ---- figures -----------------------------------------------------------------------------------------------
@@ -149,6 +161,14 @@ def to_figures(trained: Sequence[Trained], built: Sequence[Built]) -> Figures:
     figures.add("compile.extension_restored_s", "s", [each.restored_s for each in built])
     figures.add("compile.extension_seed_s", "s", [each.seed_s for each in built])
     return figures
+
+
+def add_whole(figures: Figures, whole: Sequence[Restored]) -> None:
+    """Of the model in DDP."""
+    restored = [each.restored_s for each in whole]
+    figures.add_ratio("compile.ddp_first_step_ratio", [each.cold_s for each in whole], restored)
+    figures.add("compile.ddp_restored_misses", "misses, all rounds", [sum(each.misses for each in whole)])
+    figures.add("compile.ddp_restored_first_step_s", "s", restored)
 
 
 def add_safe(

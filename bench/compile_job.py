@@ -37,6 +37,7 @@ class Model(NamedTuple):
 
     layers: int
     width: int
+    how: str = "ddp"  # or fsdp, as compile_rank.py says
 
 
 class Steps(NamedTuple):
@@ -117,7 +118,7 @@ class Node:
         out = os.path.join(self.folder, "jobs", str(self._jobs))
         self._jobs += 1
         os.makedirs(out)
-        sizes = [] if model is None else [str(model.layers), str(model.width)]
+        sizes = [] if model is None else [str(model.layers), str(model.width), model.how]
         with open(os.path.join(out, "log"), "wb") as log:
             job = subprocess.Popen(
                 [*BOUND, *words, out, *sizes],

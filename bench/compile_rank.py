@@ -1,7 +1,11 @@
 """What the ranks of `bench compile` run: first steps of a compiled model, by a script that knows no cache.
 
-    compile_rank.py FOLDER LAYERS WIDTH     a transformer; under a launcher with DDP over gloo
-    compile_rank.py FOLDER 0 WIDTH          one linear layer, which compiles in seconds
+    compile_rank.py FOLDER LAYERS WIDTH fsdp    a transformer whose blocks are compiled and sharded one by one, and
+                                                its compiled loss, as large models are trained
+    compile_rank.py FOLDER LAYERS WIDTH ddp     the same model, compiled as a whole, in DDP
+    compile_rank.py FOLDER 0 WIDTH ddp          one linear layer, which compiles in seconds
+
+Over gloo; without a launcher alone, and not distributed.
 
 Writes `pid-RANK` before its first step, and `rank-RANK.json` at its end, into FOLDER.
 """
@@ -14,6 +18,8 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 STEPS = 3
 WORDS, BATCH, LENGTH = 512, 4, 32
@@ -33,21 +39,35 @@ def make_model(layers: int, width: int) -> nn.Module:
     return nn.Sequential(nn.Embedding(WORDS, width), *inside, nn.LayerNorm(width), nn.Linear(width, WORDS))
 
 
+def shard(model: nn.Sequential) -> nn.Module:
+    """Blocks are compiled before they are sharded: what gathers their parts stays outside of the graphs."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for number, inside in enumerate(model):
+        if isinstance(inside, nn.TransformerEncoderLayer):
+            model[number] = fully_shard(torch.compile(inside), mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def main() -> None:
     layers, width = int(sys.argv[2]), int(sys.argv[3])
     rank = os.environ.get("RANK", "0")
     torch.manual_seed(0)
-    model = torch.compile(make_model(layers, width))
-    if "WORLD_SIZE" in os.environ:
+    loss_of = nn.functional.cross_entropy
+    is_alone = "WORLD_SIZE" not in os.environ
+    if not is_alone:
         dist.init_process_group("gloo")
-        model = nn.parallel.DistributedDataParallel(model)
+    if sys.argv[4] == "fsdp":
+        model, loss_of = shard(make_model(layers, width)), torch.compile(loss_of)
+    else:
+        model = torch.compile(make_model(layers, width))
+        model = model if is_alone else nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     write(f"pid-{rank}", str(os.getpid()))
     losses, took_s = [], []
     for _ in range(STEPS):
         words = torch.randint(0, WORDS, (BATCH, LENGTH))
         began_s = time.monotonic()
-        loss = nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+        loss = loss_of(model(words).flatten(0, 1), words.flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

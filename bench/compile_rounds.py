@@ -26,6 +26,14 @@ class Trained(NamedTuple):
     lost: int  # of these, those that the fresh node did not get
 
 
+class Restored(NamedTuple):
+    """A model's first steps, seconds."""
+
+    cold_s: float
+    restored_s: float
+    misses: int  # of the restored one
+
+
 class Built(NamedTuple):
     """The extension's part."""
 
@@ -74,6 +82,26 @@ def train(place: str, keys: str, model: Model, share: float) -> Trained:
     if not cold.losses == restored.losses == crashed.losses:
         raise BenchError(f"caches changed the losses: {cold.losses}, {restored.losses}, {crashed.losses}")
     return Trained(cold, restored, seeded.took_s, seeded.size, crashed, len(finished), lost)
+
+
+def train_and_restore(place: str, keys: str, model: Model) -> Restored:
+    """A model cold, and restored on a fresh node."""
+    store = os.path.join(place, "store")
+    found = []
+    for name in ("ada", "bob"):
+        node = Node(os.path.join(place, name), store, keys)
+        node.seed()
+        steps = node.train(model)
+        if steps is None:
+            raise BenchError("a job that nobody killed has no result")
+        found.append(steps)
+        if name == "ada":
+            node.capture()
+        node.close()
+    cold, restored = found
+    if not cold.misses or cold.losses != restored.losses:
+        raise BenchError(f"a cold start found caches, or they changed the losses: {cold}, {restored}")
+    return Restored(cold.first_s, restored.first_s, restored.misses)
 
 
 def build(place: str, keys: str) -> Built:

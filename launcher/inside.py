@@ -227,6 +227,84 @@ class _AtEnd:
             pass
 
 
+# ---- probes of inductor ------------------------------------------------------------------------------------
+
+
+class Probes:
+    """Inductor's test libraries are loaded once for a cache, where the cache is kept (first-step caches).
+
+    At each start inductor runs a process for each set of vector instructions, to see whether a library with them
+    can be loaded: a second, half of a first step whose graphs are all there. Those that could be are marked in the
+    cache, beside them; it is bound to versions and processor. Marked ones are not tried again. No key of inductor
+    changes by it. Waits for the module as FirstStep does; where torch does it in another way, nothing happens.
+    """
+
+    VARIABLE = "BOOTSEER_MARK_PROBES"
+    MODULE = "torch._inductor.cpu_vec_isa"
+    MARK = ".loads"
+
+    def __init__(self) -> None:
+        self._lock = None  # type: Any
+
+    def install(self) -> None:
+        if self.MODULE in sys.modules:
+            self.replace()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, *_where: "Any") -> None:
+        """Part of the protocol of sys.meta_path: "not found here"."""
+        if name != self.MODULE or self._lock is not None:
+            return
+        try:
+            locks = sys.modules["_frozen_importlib"]._module_locks
+            lock = locks[name]() if name in locks else None
+            if lock is not None:
+                self._lock = sys.modules["_weakref"].ref(lock, lambda _: self.replace())
+        except Exception:
+            pass
+
+    def replace(self) -> None:
+        """Puts ours in place of the function that runs such a process."""
+        try:
+            kind = sys.modules[self.MODULE].VecISA
+            if self in sys.meta_path and sys.modules["_thread"]._count() == 0:
+                sys.meta_path.remove(self)
+            plain = kind._probe_load
+            if plain.__code__.co_varnames[: plain.__code__.co_argcount] == ("self", "output_path"):
+                kind._probe_load = self._make_probe(plain)
+        except Exception:
+            self._lock = None  # the import failed; there may be another one
+
+    def _make_probe(self, plain: "Callable[..., bool]") -> "Callable[..., bool]":
+        # What it needs is in cells, as for files.
+        mark, system, errors = self.MARK, os, OSError
+
+        def probe(isa: "Any", output_path: str) -> bool:
+            path = output_path + mark
+            try:
+                system.stat(path)
+                return True
+            except errors:
+                pass
+            is_loaded = plain(isa, output_path)
+            if is_loaded is True:
+                try:
+                    fd = system.open(path, system.O_WRONLY | system.O_CREAT | system.O_CLOEXEC, 0o600)
+                    try:
+                        system.write(fd, b"it loads\n")
+                    finally:
+                        system.close(fd)
+                except errors:
+                    pass
+            return is_loaded
+
+        return probe
+
+
+# ---- heartbeats --------------------------------------------------------------------------------------------
+
+
 class Heartbeats:
     """Where bootseer.heartbeat ends: the first one counts as first step, then at most one event a second."""
 
@@ -594,6 +672,8 @@ def install(events: Events) -> None:
         first_step.install()
         heartbeat = Heartbeats(events, first_step).beat
         events.write("spawn", "instant", "script")
+    if os.environ.get(Probes.VARIABLE) == "1":
+        Probes().install()
 
 
 heartbeat = None  # type: Optional[Callable[[Any, Dict[str, Any]], None]]

@@ -24,6 +24,15 @@ from bootseer.storage.paths import scheme_of
 _FUSE = "/dev/fuse"
 _NOT_INHERITED = ("RANK", "LOCAL_RANK")
 _NAMESPACES = ("mnt", "net", "user")
+# The index of a large environment is some hundred thousand objects, made at once: their memory comes in few large
+# pages and is not given back meanwhile. A fifth of a mount on a virtual machine, where each new page is slow.
+_HEAP = {
+    "PYTHONMALLOC": "malloc",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "MALLOC_TOP_PAD_": str(32 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
 
 
 class WaitingDaemon:
@@ -47,7 +56,7 @@ class WaitingDaemon:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 cwd="/",
-                env=self._surroundings[0],
+                env={**_HEAP, **self._surroundings[0]},
             )
         except BaseException:
             self.connection.close()

@@ -10,10 +10,10 @@ import pytest
 from bench import compile as bench_compile
 from bench import compile_limit
 from bench.__main__ import main
-from bench.compile import add_safe, to_figures
+from bench.compile import add_safe, add_whole, to_figures
 from bench.compile_job import Steps
 from bench.compile_limit import Limited
-from bench.compile_rounds import Built, Trained
+from bench.compile_rounds import Built, Restored, Trained
 from bench.compile_safe import Safe, other_documents
 from bench.record import BenchError, make_document
 from bootseer.env.caches_key import CachesDocument, key_of
@@ -38,6 +38,7 @@ def built(**other):
 
 def all_figures(rounds=None, extension=None, foreign=0, replayed=0, tampered=0, share=0.9):
     figures = to_figures(rounds or trained(), extension or built())
+    add_whole(figures, [Restored(40.0, 5.0, 0)] * bench_compile.DDP_ROUNDS)
     figures.add("compile.merged_misses", "misses", [0])
     figures.add("compile.merged_ratio", "ratio", [8.0, 9.0])
     names = [str(number) for number in range(12)]
@@ -62,6 +63,7 @@ def test_figures_are_made_of_what_they_are_named_after():
     assert figures["compile.first_step_with_seed_ratio"].value == pytest.approx(40 / 2.1)
     assert figures["compile.crash_ratio"].value == 2
     assert figures["compile.extension_ratio"].value == 60
+    assert figures["compile.ddp_first_step_ratio"].value == 8
     assert met(figures) == set(bench_compile.TARGETS)
     assert make_document("compile", [], figures)["figures"]["compile.seed_mb"]["value"] == 3
 
