@@ -1,23 +1,29 @@
 """Looks whether a tree can be an environment while its daemon is mounting it: the longer of the two counts.
 
-In: where the tree is, how many targets it is for. Out: nothing, or the reason why it is not used. The daemon
-checks what holds for every tree, and serves images by the same digests, which may have what no environment may.
+In: where the tree is, how many targets it is for. Out: nothing, or the reason why it is not used. What holds for
+every tree is the daemon's to check, or checked here for it; daemons serve images by the same digests, which may
+have what no environment may.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from bootseer import aio
-from bootseer.env.admissible import why_no_environment
+from bootseer.env.admissible import Entries, why_no_environment
 from bootseer.errors import BootseerError, IntegrityError
+from bootseer.mounts import tree_metadata
+from bootseer.mounts.tree_orders import RIGHT
 from bootseer.tree import compression
 from bootseer.tree.head import split_pin
-from bootseer.tree.index import MOST_RAW_INDEX_BYTES
+from bootseer.tree.index import MOST_RAW_INDEX_BYTES, decode
 
 if TYPE_CHECKING:
     from bootseer.storage import Store
@@ -42,7 +48,11 @@ class _Columns(msgspec.Struct, frozen=True):
 
 
 class Admission:
-    """Begins at once, in a thread that nobody has to wait for."""
+    """Begins at once, in a thread that nobody has to wait for. Implements bootseer.mounts.tree_vetting.Vetting.
+
+    On a node that has not shown the tree yet the whole index is checked, as its daemon would do it, which then
+    does not: both have to look at it, and this process has nothing else to do.
+    """
 
     def __init__(
         self, url: str, digest: str, targets: int, options: Mapping[str, object], environ: Mapping[str, str]
@@ -51,6 +61,8 @@ class Admission:
         self._url, self._digest, self._targets = url, digest, targets
         self._options, self._environ = options, environ
         self._error: BootseerError | None = None
+        self._to_check: Future[bytes | None] = Future()
+        self._is_right: Future[bool] = Future()  # the index, for whatever it may be used
         self._thread = threading.Thread(target=self._run, name="admission", daemon=True)
         self._thread.start()
 
@@ -60,6 +72,14 @@ class Admission:
         if self._error is not None:
             raise self._error
 
+    def index_bytes(self) -> bytes | None:
+        """The index object, if the whole of it is checked here."""
+        return self._to_check.result()
+
+    def report(self, fd: int) -> None:
+        """What is found is said by `fd`, as tree_vetting.py says."""
+        self._is_right.add_done_callback(partial(_tell, fd))
+
     def _run(self) -> None:
         try:
             self._look()
@@ -67,15 +87,29 @@ class Admission:
             self._error = error
         except Exception as error:  # it is not admitted
             self._error = IntegrityError(f"{self._url}: cannot be looked at: {error}")
+        finally:
+            if not self._to_check.done():
+                self._to_check.set_result(None)
+            if not self._is_right.done():
+                self._is_right.set_result(False)
 
     def _look(self) -> None:
         from bootseer.blocks import open_cache
 
-        data = open_cache(self._environ).read_index(self._digest)
+        cache = open_cache(self._environ)
+        data = cache.read_index(self._digest)
         if data is None:
             data = aio.run_sync(self._fetch())
-        raw = compression.decompress(data, MOST_RAW_INDEX_BYTES, self._url)
-        reason = why_no_environment(msgspec.msgpack.decode(raw, type=_Columns), self._targets)
+        entries: Entries
+        if tree_metadata.may_be_kept(cache, self._digest):
+            self._to_check.set_result(None)
+            raw = compression.decompress(data, MOST_RAW_INDEX_BYTES, self._url)
+            entries = msgspec.msgpack.decode(raw, type=_Columns)
+        else:
+            self._to_check.set_result(data)
+            entries = decode(data, self._digest, self._url)
+            self._is_right.set_result(True)
+        reason = why_no_environment(entries, self._targets)
         if reason:
             raise IntegrityError(f"{self._url}: {reason}")
 
@@ -88,3 +122,13 @@ class Admission:
             return await read_index_bytes(store, self._digest)
         finally:
             await store.aclose()
+
+
+def _tell(fd: int, is_right: Future[bool]) -> None:
+    try:
+        if is_right.result():
+            os.write(fd, RIGHT)
+    except OSError:
+        pass  # nobody waits for it any more
+    finally:
+        os.close(fd)

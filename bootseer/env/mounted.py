@@ -95,7 +95,15 @@ def mount_env(
     began_s = time.monotonic()
     options = options or OPTIONS
     admission = Admission(url, digest, len(targets), options.store, os.environ if environ is None else environ)
-    tree = mount_tree(url, trust=trust, digest=digest, workload=workload, options=options, environ=environ)
+    tree = mount_tree(
+        url,
+        trust=trust,
+        digest=digest,
+        workload=workload,
+        options=options,
+        environ=environ,
+        vetting=admission,
+    )
     seconds = {"tree": time.monotonic() - began_s}
     admission.check()
     seconds["admission"] = time.monotonic() - began_s - seconds["tree"]

@@ -149,7 +149,9 @@ def _first_that_works(
                     return _done(call, THERE)
             elif way == MOUNT:
                 if mounting is not None:
-                    return _done(call, MOUNT, _mount(call, mounting))
+                    with _without_collections():
+                        mounted = _mount(call, mounting)
+                    return _done(call, MOUNT, mounted)
             elif way == UNPACK:
                 with _without_collections():  # until all that was read of the tree is gone again
                     how = _unpack(call, hot, on_progress)

@@ -72,6 +72,7 @@ def _serve(orders: socket.socket, minder: socket.socket, scheme: str) -> int:
 
     tree_warm.warm(scheme)
     from bootseer.mounts import bringing, tree_maker, tree_serving
+    from bootseer.mounts.tree_vetting import Vetted
 
     tree_maker.start()
     bringing.begin_spare()
@@ -86,14 +87,17 @@ def _serve(orders: socket.socket, minder: socket.socket, scheme: str) -> int:
     except OSError:
         return 0  # nobody waits for it any more; the lock is free again
     orders.close()
+    place = Place.of_folder(order.folder)
+    if order.vetted_index >= 0:
+        tree_maker.begin(order.vetted_index, place.digest)  # it takes longest
     socket.send_fds(minder, [os.fsencode(order.folder)], [order.lock, order.log])
     _take_log(order.log)
     if minder.recv(1) != ACCEPTED:
         raise OSError("the minder has ended")
     minder.close()
-    place = Place.of_folder(order.folder)
     place.write_state({"minder": os.getppid(), "daemon": os.getpid()})
-    return tree_serving.serve(place, order.ready, order.settings, SIGNALS)
+    vetted = Vetted(order.vetted_index, order.verdict) if order.vetted_index >= 0 else None
+    return tree_serving.serve(place, order.ready, order.settings, SIGNALS, vetted)
 
 
 # ---- the minder ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from mmap import PROT_READ, mmap
 
 from bootseer.mounts.forked import Helper, fork_helper
 from bootseer.mounts.metadata_memory import MetadataMemory
+from bootseer.mounts.tree_vetting import to_memory
 from bootseer.tree import erofs
 from bootseer.tree.index import read_unchecked
 
@@ -39,18 +40,24 @@ class Maker:
         return self._helper.pid if self._helper is not None else 0
 
     def begin(self, index_bytes: bytes, digest: str) -> None:
-        """Gives it an index object with this digest. What goes wrong is seen in `first`."""
-        if self._helper is None:
+        """Gives it an index object with this digest, unless it has it. What goes wrong is seen in `first`."""
+        if self._helper is None or self._is_asked:
             return
         try:
-            fd = os.memfd_create("index", os.MFD_CLOEXEC)
+            fd = to_memory(index_bytes)
             try:
-                with open(fd, "wb", buffering=0, closefd=False) as file:
-                    file.write(index_bytes)
-                socket.send_fds(self._helper.connection, [digest.encode()], [fd])
+                self.begin_with(fd, digest)
             finally:
                 os.close(fd)
-            self._is_asked = True
+        except OSError:
+            pass
+
+    def begin_with(self, index: int, digest: str) -> None:
+        """The same of a memory file, which stays open."""
+        try:
+            if self._helper is not None:
+                socket.send_fds(self._helper.connection, [digest.encode()], [index])
+                self._is_asked = True
         except OSError:
             pass
 
@@ -93,6 +100,12 @@ def start() -> None:
     helper = fork_helper("tree-maker", socket.SOCK_SEQPACKET, _make)
     if helper is not None:
         _waiting.append(Maker(helper))
+
+
+def begin(index: int, digest: str) -> None:
+    """Gives the one that was started, if it was, an index in a memory file. Never fails."""
+    for maker in _waiting:
+        maker.begin_with(index, digest)
 
 
 def take() -> Maker:

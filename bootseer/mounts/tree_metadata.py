@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from bootseer.blocks.cache import TREES, Cache
 from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import IntegrityError
 from bootseer.tree import erofs
@@ -41,6 +42,11 @@ def read(folder: str, digest: str) -> bytes | None:
     except OSError:
         return None
     return data if data and seal == _seal(digest, data) else None
+
+
+def may_be_kept(cache: Cache, digest: str) -> bool:
+    """Whether this node has metadata of a tree, right or not."""
+    return os.path.lexists(os.path.join(cache.folder, TREES, digest, NAME))
 
 
 def keep(folder: str, digest: str, data: bytes | bytearray | memoryview, log: Callable[[str], None]) -> None:

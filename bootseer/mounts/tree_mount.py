@@ -22,6 +22,7 @@ from bootseer.mounts.tree_waiting import begin_spare, end_spare
 
 if TYPE_CHECKING:
     from bootseer.blocks import Cache
+    from bootseer.mounts.tree_vetting import Vetting
     from bootseer.tree.index import Config
     from bootseer.trust import Trust
 
@@ -124,6 +125,7 @@ def mount_tree(
     workload: str = "",
     options: TreeOptions | None = None,
     environ: Mapping[str, str] | None = None,
+    vetting: Vetting | None = None,
 ) -> MountedTree:
     """The tree at `url`, mounted: by the daemon that serves it already, or by a new one.
 
@@ -135,6 +137,7 @@ def mount_tree(
         digest: the tree digest, if it is known; then nothing is read here.
         workload: `bootseer.blocks.trace.workload_key` of what is started.
         environ: says where the runtime folder is.
+        vetting: who looks at the index, if a new daemon is needed; it only gives time.
     Raises: ConfigError when this user or machine cannot mount it, with the reason; Untrusted; NotFound;
         NotAnsweringError when a daemon that hangs is in the way and cannot be ended; StorageError; IntegrityError.
     """
@@ -144,7 +147,7 @@ def mount_tree(
     try:
         place_url, digest, trust = _resolve(url, trust, name, digest, options, runtime)
         place = Place(prepare(runtime), digest)
-        return _find_or_start(place, place_url, trust, cache, workload, options, end_s)
+        return _find_or_start(place, place_url, trust, cache, workload, options, end_s, vetting)
     finally:
         end_spare()  # if it was not needed
 
@@ -160,6 +163,7 @@ def _find_or_start(
     workload: str,
     options: TreeOptions,
     end_s: float,
+    vetting: Vetting | None,
 ) -> MountedTree:
     while True:
         found = _find(place, workload, options.idle_s, end_s)
@@ -170,7 +174,7 @@ def _find_or_start(
             try:
                 place.clear()
                 settings = settings_of(url, trust, cache, workload, options)
-                found = _mounted(place, start(place, lock, settings, end_s))
+                found = _mounted(place, start(place, lock, settings, end_s, vetting))
             finally:
                 os.close(lock)  # the daemon has it
             if found is not None:

@@ -1,7 +1,8 @@
 """The order that the daemon of a tree gets at its start, by a socket: what it serves, and for whom.
 
 LENGTHS (of the two that follow), the tree's folder, settings (tree_settings.py, JSON); with LENGTHS come three
-descriptors: a pipe for one line when the tree can be used, the lock of its folder, its log
+descriptors: a pipe for one line when the tree can be used, the lock of its folder, its log; and two more where the
+starter looks at the index itself: memory with the index object, a pipe for RIGHT when it has stood the check
 -> ACCEPTED, at once: from here on the lock is the daemon's, too
 """
 
@@ -13,7 +14,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-ACCEPTED = b"+"
+ACCEPTED = RIGHT = b"+"
 MOST_FOLDER_BYTES = 4096
 MOST_SETTINGS_BYTES = 8 << 20
 SEND_S, RECEIVE_S = 30.0, 30.0  # of an order that has begun
@@ -28,6 +29,13 @@ class Order(NamedTuple):
     ready: int  # descriptors
     lock: int
     log: int
+    vetted_index: int = -1  # both or none
+    verdict: int = -1
+
+    @property
+    def descriptors(self) -> list[int]:
+        more = [self.vetted_index, self.verdict]
+        return [self.ready, self.lock, self.log, *(more if self.vetted_index >= 0 else ())]
 
 
 def send(connection: socket.socket, order: Order) -> bool:
@@ -37,7 +45,7 @@ def send(connection: socket.socket, order: Order) -> bool:
     connection.settimeout(SEND_S)
     try:
         # All of the lengths: with the first byte the descriptors have gone.
-        socket.send_fds(connection, [lengths], [order.ready, order.lock, order.log])
+        socket.send_fds(connection, [lengths], order.descriptors)
         connection.sendall(folder + order.settings)
     except (BrokenPipeError, ConnectionResetError):
         return False
@@ -59,10 +67,10 @@ def receive(connection: socket.socket, most_s: float) -> Order | None:
         return None
     connection.settimeout(RECEIVE_S)
     try:
-        begin, fds, _, _ = socket.recv_fds(connection, _LENGTHS.size, 3)
+        begin, fds, _, _ = socket.recv_fds(connection, _LENGTHS.size, 5)
         for fd in fds:
             os.set_inheritable(fd, False)  # recv_fds takes flags, and forgets them (Python 3.11)
-        if len(fds) != 3:
+        if len(fds) not in (3, 5):
             return None
         folder_bytes, settings_bytes = _LENGTHS.unpack(begin + _read(connection, _LENGTHS.size - len(begin)))
         if folder_bytes > MOST_FOLDER_BYTES or settings_bytes > MOST_SETTINGS_BYTES:

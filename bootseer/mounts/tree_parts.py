@@ -23,6 +23,7 @@ from bootseer.mounts.metadata_memory import MetadataMemory
 from bootseer.mounts.tree_maker import Maker
 from bootseer.mounts.tree_settings import Settings
 from bootseer.mounts.tree_traces import Traces
+from bootseer.mounts.tree_vetting import Vetted
 from bootseer.storage import Store, open_store
 from bootseer.tree import erofs
 from bootseer.tree import index as indexes
@@ -50,14 +51,26 @@ class Parts:
         self.index = index  # without entries
         self._maker, self._log = maker, log
         self._metadata: bytes | bytearray | memoryview = b""
-        self._full: Index | None = None  # until the metadata is made
+        self._is_new = False  # the metadata has to be made
+        self._full: Index | None = None  # until then, if it was decoded here
         self._index_bytes = b""  # as they came from the store
+        self._vetted: Vetted | None = None  # who looks at the index instead
         self._growing: MetadataMemory | None = None
         self._is_made = asyncio.Event()  # all of the metadata is there
 
+    async def check(self) -> None:
+        """Waits until the index has stood its check. Before this nothing may be fetched or shown.
+
+        Raises: IntegrityError.
+        """
+        vetted, self._vetted = self._vetted, None
+        if vetted is not None and not await aio.run_io(vetted.is_right):
+            tree = self.tree_cache.tree
+            self._full = await aio.run_io(indexes.decode, self._index_bytes, tree, f"the index of {tree}")
+
     async def metadata(self) -> Device:
         """For EROFS. Made now, if it was not in the cache: as much as a mount reads; `finish` has to follow."""
-        if self._full is not None:
+        if self._is_new:
             self._growing = await aio.run_io(self._maker.first)
             if self._growing is not None:
                 return self._growing
@@ -80,8 +93,9 @@ class Parts:
 
     async def _make(self) -> bytearray:
         """In a thread: without another process, or when that has failed."""
-        assert self._full is not None
-        return await aio.run_io(erofs.metadata, self._full, self.tree_cache.tree)
+        tree = self.tree_cache.tree
+        full = self._full or await aio.run_io(indexes.read_unchecked, self._index_bytes, tree, "its index")
+        return await aio.run_io(erofs.metadata, full, tree)
 
     @property
     def index_bytes(self) -> bytes | None:
@@ -100,11 +114,20 @@ class Parts:
             await aio.run_io(tree_metadata.keep, _folder(self.cache, digest), digest, self._metadata, self._log)
 
 
-async def open_parts(stack: AsyncExitStack, settings: Settings, digest: str, log: Callable[[str], None]) -> Parts:
+async def open_parts(
+    stack: AsyncExitStack,
+    settings: Settings,
+    digest: str,
+    log: Callable[[str], None],
+    vetted: Vetted | None = None,
+) -> Parts:
     """All of it, but for the metadata, if that has to be made. `stack` closes it.
 
+    Args: vetted: the index, of whoever looks at it; then `check` has to follow.
     Raises: ConfigError, NotFound, StorageError, IntegrityError.
     """
+    if vetted is not None:
+        stack.callback(vetted.close)
     store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
     stack.push_async_callback(store.aclose)
     cache = await aio.run_io(open_cache, settings, log)
@@ -117,8 +140,12 @@ async def open_parts(stack: AsyncExitStack, settings: Settings, digest: str, log
     index_bytes = b""
     if metadata is not None:
         index = await aio.run_io(_read_known, cache, digest)
+    is_new = index is None
     if index is not None:
         maker.close()
+    elif vetted is not None:
+        index_bytes = await aio.run_io(vetted.read, digest)
+        index = await aio.run_io(_decode_vetted, index_bytes, digest)
     else:
         full, index_bytes = await _open_index(store, cache, digest, maker)
         index = tree_metadata.slim(full)
@@ -127,6 +154,7 @@ async def open_parts(stack: AsyncExitStack, settings: Settings, digest: str, log
     traces = Traces(folder, digest, index.block_count, store, trust, log)
     parts = Parts(cache, fetcher.cache, index, fetcher, traces, maker, log)
     parts._metadata, parts._full, parts._index_bytes = metadata or b"", full, index_bytes
+    parts._is_new, parts._vetted = is_new, vetted if is_new else None
     return parts
 
 
@@ -151,6 +179,13 @@ async def open_fetcher(
 def _read_known(cache: Cache, digest: str) -> Index | None:
     data = cache.read_index(digest)
     return None if data is None else tree_metadata.decode_slim(data, digest)
+
+
+def _decode_vetted(data: bytes, digest: str) -> Index:
+    """Of an index object what fetching takes; that is all that is looked at here."""
+    index = tree_metadata.decode_slim(data, digest)
+    indexes.check_blocks(index, f"the index of {digest}")
+    return index
 
 
 async def _open_index(store: Store, cache: Cache, digest: str, maker: Maker) -> tuple[Index, bytes]:

@@ -34,6 +34,7 @@ from bootseer.mounts.tree_parts import Parts, open_parts
 from bootseer.mounts.tree_places import Place
 from bootseer.mounts.tree_settings import Settings
 from bootseer.mounts.tree_stack import Stack
+from bootseer.mounts.tree_vetting import Vetted
 
 MOST_DESCRIPTORS = 1 << 14
 LOOK_S = 1.0  # between looks whether somebody uses it
@@ -50,11 +51,13 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
-def serve(place: Place, ready: int, told: bytes, signals: Sequence[signal.Signals]) -> int:
+def serve(
+    place: Place, ready: int, told: bytes, signals: Sequence[signal.Signals], vetted: Vetted | None = None
+) -> int:
     """The whole life of the daemon; its exit status.
 
     `ready`: a pipe for one line when it can be used, or cannot. `told`: Settings, as JSON. `signals` end it; they
-    are blocked yet.
+    are blocked yet. `vetted`: the index, if the starter looks at it.
     """
     started_s = time.monotonic()
     gc.disable()  # an index is many objects, none of them garbage
@@ -67,7 +70,7 @@ def serve(place: Place, ready: int, told: bytes, signals: Sequence[signal.Signal
         return 1
     _allow_descriptors()
     with asyncio.Runner() as runner:
-        return runner.run(Daemon(place, settings, tell, started_s).run(signals))
+        return runner.run(Daemon(place, settings, tell, started_s, vetted).run(signals))
 
 
 def _tell(ready: int, said: Mapping[str, Any]) -> None:
@@ -89,7 +92,12 @@ class Daemon:
     """One tree, from the start to the end."""
 
     def __init__(
-        self, place: Place, settings: Settings, tell: Callable[[Mapping[str, Any]], None], started_s: float
+        self,
+        place: Place,
+        settings: Settings,
+        tell: Callable[[Mapping[str, Any]], None],
+        started_s: float,
+        vetted: Vetted | None = None,
     ) -> None:
         self._log = Log(_to_log)
         self.state = State.STARTING
@@ -107,6 +115,7 @@ class Daemon:
         self.is_unmounted = asyncio.Event()
         self.mounting = asyncio.Lock()  # who has it mounts, unmounts, or wants neither to happen
         self._tell = tell
+        self._vetted = vetted
         self._opening: asyncio.Timeout | None = None
         self._used_s = time.monotonic()
         self._reads = 0
@@ -210,7 +219,8 @@ class Daemon:
 
     async def _open(self, stack: AsyncExitStack) -> None:
         """What takes long begins early."""
-        parts = self.parts = await open_parts(stack, self.settings, self.place.digest, self._log)
+        parts = self.parts = await open_parts(stack, self.settings, self.place.digest, self._log, self._vetted)
+        await parts.check()
         hot = self.hot = HotBlocks(parts, self.settings, self.place.digest, self.place.root, self._log)
         stack.push_async_callback(hot.end)
         hot.begin(self._group)

@@ -20,6 +20,7 @@ from bootseer.mounts.tree_control import (
 )
 from bootseer.mounts.tree_orders import Order
 from bootseer.mounts.tree_places import Place
+from bootseer.mounts.tree_vetting import Vetting, to_memory
 from bootseer.mounts.tree_waiting import WaitingDaemon, take_spare
 from bootseer.storage.os_errors import map_os_errors
 
@@ -76,10 +77,13 @@ def settings_of(
     return settings
 
 
-def start(place: Place, lock: int, settings: Mapping[str, object], end_s: float) -> dict[str, Any]:
+def start(
+    place: Place, lock: int, settings: Mapping[str, object], end_s: float, vetting: Vetting | None = None
+) -> dict[str, Any]:
     """Has the spare daemon of this process, or a new one, serve a place that is claimed; what it says when it can.
 
-    Args: lock: of the place, held; the daemon has it, too; end_s: by `time.monotonic`.
+    Args: lock: of the place, held; the daemon has it, too; end_s: by `time.monotonic`; vetting: who looks at the
+        tree's index instead of the daemon.
     Raises: what the daemon says instead; StorageError when it says nothing.
     """
     log = _open_log(place)
@@ -87,9 +91,10 @@ def start(place: Place, lock: int, settings: Mapping[str, object], end_s: float)
         said = None
         spare = take_spare()
         if spare is not None:
-            said = _order(spare, place, lock, log, settings, end_s)
+            said = _order(spare, place, lock, log, settings, end_s, vetting)
         if said is None:
-            said = _order(WaitingDaemon(log=log, url=str(settings["url"])), place, lock, log, settings, end_s)
+            daemon = WaitingDaemon(log=log, url=str(settings["url"]))
+            said = _order(daemon, place, lock, log, settings, end_s, vetting)
     except OSError as error:
         raise StorageError(
             f"{place.folder}: its daemon could not be started: {error.strerror or error}"
@@ -105,18 +110,28 @@ def start(place: Place, lock: int, settings: Mapping[str, object], end_s: float)
 
 
 def _order(
-    daemon: WaitingDaemon, place: Place, lock: int, log: int, settings: Mapping[str, object], end_s: float
+    daemon: WaitingDaemon,
+    place: Place,
+    lock: int,
+    log: int,
+    settings: Mapping[str, object],
+    end_s: float,
+    vetting: Vetting | None,
 ) -> bytes | None:
     """What a daemon says when it has done what it is told; None of one that has died before it was told.
 
     Raises: StorageTimeout; OSError.
     """
+    index, verdict = _open_vetted(vetting)
     ready, theirs = os.pipe()
     try:
         try:
-            is_given = daemon.give(Order(place.folder, json.dumps(settings).encode(), theirs, lock, log))
+            told = json.dumps(settings).encode()
+            is_given = daemon.give(Order(place.folder, told, theirs, lock, log, index, verdict))
         finally:
-            os.close(theirs)
+            for fd in (theirs, index, verdict):
+                if fd >= 0:
+                    os.close(fd)
         said = _read_line(ready, end_s) if is_given else b""
         if said is None:
             raise StorageTimeout(f"{place.folder}: its daemon is not ready in time; its log is {place.log_path}")
@@ -124,6 +139,21 @@ def _order(
     finally:
         os.close(ready)
         daemon.close()
+
+
+def _open_vetted(vetting: Vetting | None) -> tuple[int, int]:
+    """What a daemon is given of an index that is looked at here: memory and a pipe's end; -1 each without."""
+    data = vetting.index_bytes() if vetting is not None else None
+    if vetting is None or data is None:
+        return -1, -1
+    index = to_memory(data)
+    try:
+        verdict, ours = os.pipe()
+    except OSError:
+        os.close(index)
+        raise
+    vetting.report(ours)
+    return index, verdict
 
 
 def _read_line(fd: int, end_s: float) -> bytes | None:

@@ -233,6 +233,14 @@ def check(index: Index, where: str) -> None:
         raise IntegrityError(f"{where}: {wrong}") from None
 
 
+def check_blocks(index: Index, where: str) -> None:
+    """The same of the list of blocks alone. Raises: IntegrityError."""
+    try:
+        _check_blocks(index)
+    except _WrongError as wrong:
+        raise IntegrityError(f"{where}: {wrong}") from None
+
+
 class _WrongError(Exception):
     """What does not add up."""
 
@@ -355,7 +363,8 @@ def _are_names_right(index: Index) -> bool:
 def _check_attributes(index: Index) -> None:
     count = len(index)
     modes = Counter(index.modes)
-    for ids in (index.uids, index.gids):
+    for column in (index.uids, index.gids):
+        ids = column[:1] if column.count(column[0]) == count else column  # nearly always
         if min(ids) < 0 or max(ids) > (1 << 32) - 2:
             raise _WrongError("an owner cannot be")
     if min(index.mtimes_ns) < -(1 << 63) or max(index.mtimes_ns) >= 1 << 63:

@@ -53,6 +53,26 @@ def test_what_is_given_is_taken(ends: Ends, pipe: tuple[int, int], size: int) ->
         os.close(fd)
 
 
+def test_an_index_may_come_with_it(ends: Ends, pipe: tuple[int, int]) -> None:
+    giver, taker = ends
+    assert send(giver, Order("/run", b"{}", pipe[1], pipe[0], pipe[0], pipe[0], pipe[1]))
+    taken = receive(taker, 10.0)
+    assert taken is not None and taken.vetted_index >= 0
+    os.write(taken.verdict, b"right")
+    assert os.read(taken.vetted_index, 100) == b"right"
+    for fd in taken.descriptors:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_other_numbers_of_descriptors_are_no_order(ends: Ends, pipe: tuple[int, int], count: int) -> None:
+    giver, taker = ends
+    lengths = (4).to_bytes(4, "little") + (2).to_bytes(4, "little")
+    socket.send_fds(giver, [lengths], [pipe[0]] * count)
+    giver.sendall(b"/run{}")
+    assert receive(taker, 10.0) is None
+
+
 def test_no_order_is_waited_for_in_vain(ends: Ends) -> None:
     giver, taker = ends
     assert receive(taker, 0.01) is None, "for so long"
