@@ -18,10 +18,11 @@ class MetadataMemory:
     """
 
     def __init__(self, data: mmap | bytes | bytearray | memoryview, ready_bytes: int | None = None) -> None:
-        """Args: data: as long as it will be; ready_bytes: of it, the first; None: all are there."""
+        """Args: data: as long as it will be, or longer; ready_bytes: of it, the first; None: all are there."""
         self.size = len(data)
         self._data = memoryview(data)
         self._ready_bytes = self.size if ready_bytes is None else ready_bytes
+        self._used_bytes = self.size
         self._is_failed = False
         self._waiting: list[tuple[int, int, Done]] = []
         self._lock = threading.Lock()
@@ -30,7 +31,7 @@ class MetadataMemory:
     def data(self) -> memoryview:
         """All of it, when it is complete."""
         assert self._ready_bytes == self.size
-        return self._data
+        return self._data[: self._used_bytes]
 
     def try_read(self, offset: int, target: memoryview) -> bool:
         end = offset + len(target)
@@ -47,12 +48,17 @@ class MetadataMemory:
                 return
         done(self._data[offset : offset + length] if is_ready else None)
 
-    def complete(self, other: bytes | bytearray | None = None) -> None:
-        """All is there. `other`: the same made elsewhere, where this was not finished."""
-        assert other is None or len(other) == self.size
+    def complete(self, used_bytes: int, other: bytes | bytearray | None = None) -> None:
+        """All is there.
+
+        Args: used_bytes: so much it is; zeros follow. other: so many, the same made elsewhere, where this was not
+            finished.
+        """
+        assert used_bytes <= self.size
         with self._lock:
+            self._used_bytes = used_bytes
             if other is not None:
-                self._data = memoryview(other)
+                self._data = memoryview(bytes(other).ljust(self.size, b"\0"))
             self._ready_bytes = self.size
             waiting, self._waiting = self._waiting, []
         for offset, length, done in waiting:

@@ -1,9 +1,10 @@
-"""A process that makes the metadata of a tree while its daemon checks the index: both take most of a first start.
+"""A process that makes the metadata of a tree while others check the index: both take most of a first start.
 
 In: the index object as it is stored. Out: what `erofs.metadata` makes of it, in memory that both see: first what
-a mount reads, then the rest, which comes while programs are being started. What comes of an index that does not
-stand the check is thrown away, and so nothing is shown to the kernel that was not checked. It is forked before the
-daemon has threads or an order, and waits; without it, or when it fails, the daemon does the work itself.
+a mount reads, then the word that the index has stood half of its check (`index.check_contents`), then the rest,
+which comes while programs are being started. What comes of an index that does not stand the check is thrown away,
+and so nothing is shown to the kernel that was not checked. It is forked before the daemon has threads or an order,
+and waits; without it, or when it fails, the daemon does the work itself.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ import socket
 import struct
 from mmap import PROT_READ, mmap
 
+from bootseer.errors import IntegrityError
 from bootseer.mounts.forked import Helper, fork_helper
 from bootseer.mounts.metadata_memory import MetadataMemory
 from bootseer.mounts.tree_vetting import to_memory
 from bootseer.tree import erofs
-from bootseer.tree.index import read_unchecked
+from bootseer.tree.index import check_contents, read_unchecked
 
-DONE = b"+"
 FIRST = struct.Struct("<Q")  # bytes that are there
+CHECKED = b"+"
+DONE = struct.Struct("<Q")  # bytes that the metadata has
 PATIENCE_S = 60.0  # for either part
 _HEAD_BYTES = 64  # the digest, hex
 
 
 class Maker:
-    """The daemon's end. `begin`, `first`, `finish`; `close` in any case. For one thread at a time."""
+    """The daemon's end: `begin`, `first`, `is_checked`, `finish`; `close` in any case. Not for threads."""
 
     def __init__(self, helper: Helper | None) -> None:
         """`helper`: None of one that could not be started, and so makes nothing."""
@@ -76,12 +79,20 @@ class Maker:
         self.close()
         return None
 
-    def finish(self) -> bool:
-        """Whether all of it is there. Blocks; ends it."""
+    def is_checked(self) -> bool:
+        """Whether the contents of the index are right, if its shape is; not so when it has failed. Blocks."""
         try:
-            return self._helper is not None and self._helper.connection.recv(len(DONE)) == DONE
+            return self._helper is not None and self._helper.connection.recv(len(CHECKED)) == CHECKED
         except OSError:
             return False
+
+    def finish(self) -> int:
+        """How many bytes the metadata has, all of which are there; 0 when it has failed. Blocks; ends it."""
+        try:
+            said = self._helper.connection.recv(DONE.size) if self._helper is not None else b""
+            return int(DONE.unpack(said)[0]) if len(said) == DONE.size else 0
+        except OSError:
+            return 0
         finally:
             self.close()
 
@@ -120,12 +131,17 @@ def _make(connection: socket.socket) -> int:
     gc.disable()
     with open(fds[0], "rb", buffering=0) as file:
         index_bytes = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
-    making = erofs.Making(read_unchecked(index_bytes, digest.decode(), "the index"), digest.decode())
+    index = read_unchecked(index_bytes, digest.decode(), "the index")
+    making = erofs.Making(index, digest.decode())
     fd = os.memfd_create("metadata", os.MFD_CLOEXEC)
-    os.truncate(fd, making.size)
-    data = mmap(fd, making.size)
+    os.truncate(fd, making.most_bytes)
+    data = mmap(fd, making.most_bytes)
     making.write_first(data)
     socket.send_fds(connection, [FIRST.pack(making.first_bytes)], [fd])
-    making.write_rest(data)
-    connection.send(DONE)
+    try:
+        check_contents(index, "the index")
+    except IntegrityError:
+        return 1  # the daemon looks at it again, and says what is wrong
+    connection.send(CHECKED)
+    connection.send(DONE.pack(making.write_rest(data)))
     return 0

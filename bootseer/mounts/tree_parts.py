@@ -59,19 +59,27 @@ class Parts:
         self._is_made = asyncio.Event()  # all of the metadata is there
 
     async def check(self) -> None:
-        """Waits until the index has stood its check. Before this nothing may be fetched or shown.
+        """Waits until the whole index has stood its check. Before this nothing may be fetched or shown.
 
-        Raises: IntegrityError.
+        Its shape was checked when it was opened, or is by somebody else, its contents are by the maker; what
+        neither says is found out here. Raises: IntegrityError.
         """
-        vetted, self._vetted = self._vetted, None
-        if vetted is not None and not await aio.run_io(vetted.is_right):
-            tree = self.tree_cache.tree
-            self._full = await aio.run_io(indexes.decode, self._index_bytes, tree, f"the index of {tree}")
+        if not self._is_new:
+            return
+        self._growing = await aio.run_io(self._maker.first)
+        is_right = await aio.run_io(self._maker.is_checked)
+        if self._vetted is not None:
+            is_right = await aio.run_io(self._vetted.is_right) and is_right
+        tree = self.tree_cache.tree
+        where = f"the index of {tree}"
+        if not is_right and self._full is not None:
+            await aio.run_io(indexes.check_contents, self._full, where)
+        elif not is_right:
+            self._full = await aio.run_io(indexes.decode, self._index_bytes, tree, where)
 
     async def metadata(self) -> Device:
-        """For EROFS. Made now, if it was not in the cache: as much as a mount reads; `finish` has to follow."""
+        """For EROFS. Of what was not in the cache as much as a mount reads is there; `finish` has to follow."""
         if self._is_new:
-            self._growing = await aio.run_io(self._maker.first)
             if self._growing is not None:
                 return self._growing
             self._metadata = await self._make()
@@ -84,8 +92,12 @@ class Parts:
         if growing is None:
             return
         try:
-            is_done = await aio.run_io(self._maker.finish)
-            growing.complete(None if is_done else await self._make())
+            size = await aio.run_io(self._maker.finish)
+            if size:
+                growing.complete(size)
+            else:
+                made = await self._make()
+                growing.complete(len(made), made)
         finally:
             growing.fail()
         self._metadata = growing.data
@@ -189,10 +201,13 @@ def _decode_vetted(data: bytes, digest: str) -> Index:
 
 
 async def _open_index(store: Store, cache: Cache, digest: str, maker: Maker) -> tuple[Index, bytes]:
-    """The index, checked, and as it is stored. The digest says who is believed. `maker` begins meanwhile."""
+    """The index, whose shape is right, and as it is stored; `maker` has it then. The digest is believed."""
     data = await aio.run_io(cache.read_index, digest) or await read_index_bytes(store, digest)
     await aio.run_io(maker.begin, data, digest)
-    return await aio.run_io(indexes.decode, data, digest, place_of(store, index_path(digest))), data
+    where = place_of(store, index_path(digest))
+    full = await aio.run_io(indexes.read_unchecked, data, digest, where)
+    await aio.run_io(indexes.check_shape, full, where)
+    return full, data
 
 
 def open_cache(settings: Settings, log: Callable[[str], None]) -> Cache:

@@ -13,11 +13,12 @@ import stat
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, compress, groupby, islice, repeat
 from mmap import mmap
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
+from bootseer.errors import IntegrityError
 from bootseer.tree.erofs_format import (
     CHUNK,
     CHUNK_FORMAT,
@@ -54,9 +55,11 @@ from bootseer.tree.erofs_format import (
 )
 from bootseer.tree.index import BLOCK_UNITS, HOLE, UNIT_BYTES, Index
 
-VERSION = 3  # of what is made from an index; another one is another file in the cache
+VERSION = 4  # of what is made from an index; another one is another file in the cache
+_FEW = 4
 _SINGLE_BYTES = 96  # of an inode and one piece, in whole NID_BYTES
 
+MOST_NEAR = 512  # entries that get blocks, so that folders can show them before anything is known of them
 MOST_FIRST = 64  # entries of the root that are not in one piece; where there are more, nothing comes first
 
 T = TypeVar("T")
@@ -66,29 +69,31 @@ Memory: TypeAlias = "bytearray | mmap"
 def metadata(index: Index, digest: str) -> bytearray:
     """The image of a tree with this digest; a multiple of 4096 bytes."""
     making = Making(index, digest)
-    data = bytearray(making.size)
+    data = bytearray(making.most_bytes)
     making.write_first(data)
-    making.write_rest(data)
+    del data[making.write_rest(data) :]
     return data
 
 
 class Making:
-    """An image whose places are known; its bytes are put into memory of the caller's, full of zeros, in two steps.
+    """An image whose bytes are put into memory of the caller's, full of zeros, in two steps.
 
-    `size`: of the image; `first_bytes`: of it, what `write_first` completes: all that a mount reads, the root and
-    the folders in it. Both are multiples of 4096.
+    `most_bytes`: the image is no longer; `first_bytes`: of it, what `write_first` completes, but for the number of
+    blocks in the superblock: all that a mount reads, the root and the folders in it. Both are multiples of 4096.
+    A mount waits for the first step; so most of what is behind it is not even looked at then.
     """
 
     def __init__(self, index: Index, digest: str) -> None:
         self._writer = _Writer(index)
         self._uuid = bytes.fromhex(digest)[:16]
-        self.size, self.first_bytes = self._writer.lay_out()
+        self.most_bytes, self.first_bytes = self._writer.lay_out_first()
 
     def write_first(self, data: Memory) -> None:
         self._writer.write_first(data, self._uuid)
 
-    def write_rest(self, data: Memory) -> None:
-        self._writer.write_rest(data)
+    def write_rest(self, data: Memory) -> int:
+        """Bytes of the image; what is behind them is as it was. Raises: IntegrityError when there is no room."""
+        return self._writer.write_rest(data, self._uuid)
 
 
 class _Folder(NamedTuple):
@@ -121,37 +126,72 @@ class _Writer:
         self._addresses: list[int] = []  # E: of those in one piece; else HOLE
         self._nids = [0] * count  # E: of the inode, in NID_BYTES
         self._singles_at = 0  # where inodes of those in one piece begin, bytes
-        self._others: list[int] = []  # entries with inodes that are not those, but for the root
         self._blocks: dict[int, int] = {}  # entry -> first block of its own
         self._inline: dict[int, int] = {}  # entry -> bytes that follow its inode
         self._end_block = 0
-        self._first: list[int] = []  # of `_others`, what lies right behind the root
+        self._others: list[int] = []  # entries with inodes that are not those of files in one piece, nor links
+        self._first: list[int] = []  # of these the root, and what lies right behind it
+        self._near: list[int] = []  # what is in folders of the first, which hold its numbers
+        self._in_blocks: list[int] = []  # of what is behind the first, what has blocks of its own
+        self._rest_at = 0  # where inodes of the rest begin, bytes
+        self._last_at = 0  # where the last inode of the first ends
 
-    def lay_out(self) -> tuple[int, int]:
-        """Bytes of all, and of what comes first."""
-        self._gather()
-        first_bytes = self._place()
-        return self._end_block * UNIT_BYTES, first_bytes
+    def lay_out_first(self) -> tuple[int, int]:
+        """What all will not be longer than, and what comes first; bytes."""
+        self._classify()
+        children = self._choose_first()
+        in_blocks: list[int] = []
+        at = ROOT_OFFSET
+        for entry in self._first:
+            if self._types[entry] == FOLDER:
+                self._enter(entry, children.get(entry, range(0)))
+            elif self._types[entry] == LINK:
+                self._sizes[entry] = len(self._index.targets[entry])
+            at = self._place_inode(entry, at, in_blocks)
+        self._last_at = at
+        first_bytes = self._place_blocks(in_blocks, -(-at // UNIT_BYTES)) * UNIT_BYTES
+        self._singles_at = first_bytes
+        singles = len(self._addresses) - self._addresses.count(HOLE)
+        at = first_bytes + singles * _SINGLE_BYTES
+        if len(self._near) > MOST_NEAR:
+            self._enter_rest()
+        for entry in self._near:
+            if len(self._near) > MOST_NEAR:
+                at = self._place_inode(entry, at, self._in_blocks)
+            else:
+                self._nids[entry] = at // NID_BYTES
+                at = up(at + self._head_bytes(entry, at), NID_BYTES)
+        self._number(child for entry in self._first for child in children.get(entry, ()))
+        self._rest_at = at
+        most = up(at + self._most_rest_bytes(), UNIT_BYTES)
+        self._end_block = most // UNIT_BYTES
+        return most, first_bytes
 
     def write_first(self, data: Memory, uuid: bytes) -> None:
         self._write_super(data, uuid)
-        for entry in (0, *self._first):
+        for entry in self._first:
             self._write_inode(data, entry)
             if entry in self._folders:
                 self._write_folder(data, entry)
 
-    def write_rest(self, data: Memory) -> None:
+    def write_rest(self, data: Memory, uuid: bytes) -> int:
+        self._lay_out_rest()
+        if self._end_block * UNIT_BYTES > len(data):
+            raise IntegrityError("this tree's metadata is larger than was foreseen")
         self._write_singles(data)
-        for entry in self._others[len(self._first) :]:
-            self._write_inode(data, entry)
-        for entry in self._folders.keys() - {0, *self._first}:
+        first = set(self._first)
+        for entry in self._others:
+            if entry not in first:
+                self._write_inode(data, entry)
+        for entry in self._folders.keys() - first:
             self._write_folder(data, entry)
+        self._write_super(data, uuid)
+        return self._end_block * UNIT_BYTES
 
     # ---- what there is -------------------------------------------------------------------------------------
 
-    def _gather(self) -> None:
+    def _classify(self) -> None:
         index = self._index
-        links, nlinks, sizes, types = index.links, self._nlinks, self._sizes, self._types
         for entry, pairs in index.xattrs.items():
             self._xattrs[entry] = encode_xattrs(pairs)
         for entry in index.opaque:
@@ -161,26 +201,94 @@ class _Writer:
         for entry in self._xattrs:
             self._addresses[entry] = HOLE
         self._others = [entry for entry, address in enumerate(self._addresses) if address == HOLE]
+        links = index.links
         if links.count(-1) != len(links):
             for entry in self._others:
                 if links[entry] != -1:
-                    nlinks[links[entry]] += 1
+                    self._nlinks[links[entry]] += 1
             self._others = [entry for entry in self._others if links[entry] == -1]
-        grouped = _group(index.parents)
+
+    def _choose_first(self) -> dict[int, Sequence[int]]:
+        """Which entries come first, and which near; children of the first."""
+        links, others = self._index.links, set(self._others)
+        inside = _group_some(self._index.parents, [0])
+        first = [entry for entry in inside.get(0, ()) if entry in others]
+        self._first = [0, *first] if len(first) <= MOST_FIRST else [0]
+        children = inside | _group_some(self._index.parents, set(self._first[1:]))
+        seen = set(self._first)
+        for entry in self._first:
+            for child in children.get(entry, ()):
+                named = child if links[child] == -1 else links[child]
+                if named in others and named not in seen:
+                    seen.add(named)
+                    self._near.append(named)
+        return children
+
+    def _number(self, entries: Iterable[int]) -> None:
+        """Numbers of inodes of those in one piece, and of other names, of which the numbers are needed already."""
+        nids, links, addresses = self._nids, self._index.links, self._addresses
+        first, step = self._singles_at // NID_BYTES, _SINGLE_BYTES // NID_BYTES
+        before: list[int] | None = None  # singles up to and with an entry
+        for entry in entries:
+            named = entry if links[entry] == -1 else links[entry]
+            if addresses[named] != HOLE:
+                if before is None:
+                    before = list(accumulate(map(HOLE.__ne__, addresses)))
+                nids[named] = first + (before[named] - 1) * step
+            nids[entry] = nids[named]
+
+    def _enter(self, entry: int, children: Sequence[int]) -> None:
+        """What is known of a folder when its children are."""
+        folder = self._folders[entry] = self._folder(children)
+        self._nlinks[entry] = 2 + bytes(_take(self._types, children)).count(FOLDER)
+        self._sizes[entry] = (len(folder.starts) - 1) * UNIT_BYTES + folder.last_bytes
+
+    def _most_rest_bytes(self) -> int:
+        """What the rest and all blocks surely do not exceed; it costs nothing but places."""
+        index = self._index
+        count = len(self._others)
+        pieces = sum(sum(index.runs[entry][1::2]) for entry in self._others if index.runs[entry])
+        heads = count * (INODE_BYTES + NID_BYTES) + sum(map(len, self._xattrs.values())) + pieces * CHUNK.size
+        names = len(b"".join(index.names)) + len(index) * DIRENT.size + count * (2 * DIRENT.size + 3)
+        once = heads + names + sum(len(index.targets[entry]) for entry in self._others)
+        # Whatever does not fit into a block begins another one, and leaves less of it than its own length.
+        return 2 * once + (len(self._near) + once // (UNIT_BYTES - 300) + once // MOST_INLINE + 4) * UNIT_BYTES
+
+    def _lay_out_rest(self) -> None:
+        """The places of all that has none yet."""
+        nids, links = self._nids, self._index.links
+        if len(self._near) <= MOST_NEAR:
+            self._enter_rest()
+            has_data = (FOLDER, LINK)
+            self._in_blocks = [entry for entry in self._near if self._types[entry] in has_data]
+        nid = self._singles_at // NID_BYTES
+        for entry, address in enumerate(self._addresses):
+            if address != HOLE:
+                nids[entry] = nid
+                nid += _SINGLE_BYTES // NID_BYTES
+        at = self._rest_at
+        placed = {*self._first, *self._near}
         for entry in self._others:
-            kind = types[entry]
-            if kind == FOLDER:
-                folder = self._folders[entry] = self._folder(grouped.get(entry, range(0)))
-                nlinks[entry] = 2 + bytes(_take(types, folder.children)).count(FOLDER)
-                sizes[entry] = (len(folder.starts) - 1) * UNIT_BYTES + folder.last_bytes
+            if entry not in placed:
+                at = self._place_inode(entry, at, self._in_blocks)
+        if links.count(-1) != len(links):
+            for entry, link in enumerate(links):
+                if link != -1:
+                    nids[entry] = nids[link]
+        # fsck.erofs reads where attributes would begin, also behind a last inode that has none.
+        last_at = at if at > self._singles_at else self._last_at
+        block = max(self._singles_at // UNIT_BYTES, -(-(last_at + XATTR_HEADER_BYTES) // UNIT_BYTES))
+        self._end_block = self._place_blocks(self._in_blocks, block)
+
+    def _enter_rest(self) -> None:
+        """What is known of all other folders and links when one looks at all entries."""
+        grouped = _group(self._index.parents)
+        for entry in self._others:
+            kind = self._types[entry]
+            if kind == FOLDER and entry not in self._folders:
+                self._enter(entry, grouped.get(entry, range(0)))
             elif kind == LINK:
-                sizes[entry] = len(index.targets[entry])
-        del self._others[0]
-        first = [entry for entry in grouped.get(0, ()) if self._addresses[entry] == HOLE and links[entry] == -1]
-        if len(first) <= MOST_FIRST:
-            self._first = first
-            chosen = set(first)
-            self._others = first + [entry for entry in self._others if entry not in chosen]
+                self._sizes[entry] = len(self._index.targets[entry])
 
     def _folder(self, children: Sequence[int]) -> _Folder:
         """Names of a folder, which are sorted already, cut into blocks."""
@@ -206,47 +314,16 @@ class _Writer:
         return _Folder(children, names, one, two, starts, used)
 
     # ---- where it lies -------------------------------------------------------------------------------------
-
-    def _place(self) -> int:
-        """The root first, as its number has 16 bits, with what it has of folders and the like; those in one piece,
-        all other inodes, then whole blocks. Returns: bytes of what comes first.
-        """
-        nids, links = self._nids, self._index.links
-        in_blocks: list[int] = []
-        at = ROOT_OFFSET
-        for entry in (0, *self._first):
-            at = self._place_inode(entry, at, in_blocks)
-        first_bytes = up(at, UNIT_BYTES)
-        if len(self._first) + 1 < len(self._addresses):
-            at = self._singles_at = first_bytes
-        nid = at // NID_BYTES
-        for entry, address in enumerate(self._addresses):
-            if address != HOLE:
-                nids[entry] = nid
-                nid += _SINGLE_BYTES // NID_BYTES
-        at = max(at, nid * NID_BYTES)
-        for entry in self._others[len(self._first) :]:
-            at = self._place_inode(entry, at, in_blocks)
-        if links.count(-1) != len(links):
-            for entry, link in enumerate(links):
-                if link != -1:
-                    nids[entry] = nids[link]
-        # fsck.erofs reads where attributes would begin, also behind a last inode that has none.
-        block = -(-(at + XATTR_HEADER_BYTES) // UNIT_BYTES)
-        for entry in in_blocks:
-            self._blocks[entry] = block
-            block += -(-(self._sizes[entry] - self._inline.get(entry, 0)) // UNIT_BYTES)
-        self._end_block = block
-        return first_bytes
+    #
+    # The root first, as its number has 16 bits, with what it has of folders and the like; those in one piece; what
+    # is near, if it is not much without anything behind its inodes, as that is not known yet; all other inodes,
+    # then whole blocks.
 
     def _place_inode(self, entry: int, at: int, in_blocks: list[int]) -> int:
         """Of one that is at `at` or soon after: where the next one may be. `in_blocks` gets those with blocks."""
-        head = INODE_BYTES + len(self._xattrs.get(entry, b""))
-        kind, size = self._types[entry], self._sizes[entry]
-        if kind == FILE and size:
-            pieces = sum(self._index.runs[entry][1::2])
-            head = up(at + head, CHUNK.size) - at + pieces * CHUNK.size
-        elif kind in (FOLDER, LINK):
+        head = self._head_bytes(entry, at)
+        size = self._sizes[entry]
+        if self._types[entry] in (FOLDER, LINK):
             tail = size % UNIT_BYTES
             if 0 < tail <= MOST_INLINE:
                 self._inline[entry] = tail
@@ -257,6 +334,21 @@ class _Writer:
                 in_blocks.append(entry)
         self._nids[entry] = at // NID_BYTES
         return up(at + head, NID_BYTES)
+
+    def _head_bytes(self, entry: int, at: int) -> int:
+        """Of an inode at `at`, with what always follows it."""
+        head = INODE_BYTES + len(self._xattrs.get(entry, b""))
+        if self._types[entry] == FILE and self._sizes[entry]:
+            pieces = sum(self._index.runs[entry][1::2])
+            head = up(at + head, CHUNK.size) - at + pieces * CHUNK.size
+        return head
+
+    def _place_blocks(self, entries: Sequence[int], block: int) -> int:
+        """Of those that have some, from this one on: the next free one."""
+        for entry in entries:
+            self._blocks[entry] = block
+            block += -(-(self._sizes[entry] - self._inline.get(entry, 0)) // UNIT_BYTES)
+        return block
 
     # ---- its bytes -----------------------------------------------------------------------------------------
 
@@ -376,6 +468,21 @@ def _group(parents: list[int]) -> dict[int, Sequence[int]]:
             before.extend(range(start, end))
         start = end
     return found
+
+
+def _group_some(parents: list[int], folders: Collection[int]) -> dict[int, Sequence[int]]:
+    """The same of some folders."""
+    found: dict[int, list[int]] = {}
+    if len(folders) > _FEW:
+        for entry in [entry for entry, parent in enumerate(parents) if parent in folders]:
+            found.setdefault(parents[entry], []).append(entry)
+        return dict(found)
+    for folder in folders:  # nothing is done for each entry
+        entry = 0  # the root is in no folder
+        for _ in range(parents.count(folder) - (parents[0] == folder)):
+            entry = parents.index(folder, entry + 1)
+            found.setdefault(folder, []).append(entry)
+    return dict(found)
 
 
 def _take(column: Sequence[T], entries: Sequence[int]) -> Iterable[T]:

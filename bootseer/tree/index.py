@@ -14,6 +14,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count as counting
 from itertools import islice
 from operator import add, ge, le, lt, ne, or_
@@ -222,21 +223,39 @@ def check(index: Index, where: str) -> None:
     A start waits for it. So columns are looked at as wholes where that says enough, and one by one where it does
     not: to find out what is wrong, or in trees of another shape than `building.lay_out` gives them.
     """
-    try:
+    check_shape(index, where)
+    check_contents(index, where)
+
+
+def check_shape(index: Index, where: str) -> None:
+    """Half of `check`: blocks, types, names, who is in which folder. Raises: IntegrityError."""
+    with _naming(where):
         _check_head(index)
-        _check_blocks(index)
+        check_blocks(index, where)
         _check_modes(index)
         _check_names(index)
+
+
+def check_contents(index: Index, where: str) -> None:
+    """The other half, of an index whose shape is right; of others it may raise anything, or find nothing.
+
+    Raises: IntegrityError.
+    """
+    with _naming(where):
         _check_attributes(index)
         _check_files(index)
-    except _WrongError as wrong:
-        raise IntegrityError(f"{where}: {wrong}") from None
 
 
 def check_blocks(index: Index, where: str) -> None:
-    """The same of the list of blocks alone. Raises: IntegrityError."""
-    try:
+    """Of the list of blocks alone. Raises: IntegrityError."""
+    with _naming(where):
         _check_blocks(index)
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    try:
+        yield
     except _WrongError as wrong:
         raise IntegrityError(f"{where}: {wrong}") from None
 

@@ -488,7 +488,7 @@ def test_metadata_that_is_not_there_yet_is_waited_for() -> None:
         served.ours.send(request(wire.READ, read_body(8192, 8192), node=FILE + 1, unique=9))
         assert served.ask(wire.READ, read_body(0, 4096), node=FILE + 1) == (0, b"m" * 4096)
         assert served.ask(wire.READ, read_body(0, 4096), node=FILE) == (0, b"d" * 4096)
-        growing.complete()
+        growing.complete(12288)
         assert [served.answer(8), served.answer(9)] == [(0, b"m" * 4096)] * 2
         growing._ready_bytes = 4096
         growing.fail()

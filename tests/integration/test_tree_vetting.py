@@ -138,6 +138,13 @@ def test_blocks_are_looked_at_whatever_is_said(trees: Trees) -> None:
     check_refused(trees, Looking(change(trees, blocks=bytes(blocks))), RIGHT, "lies outside its pack")
 
 
+def test_contents_are_looked_at_whatever_is_said(trees: Trees) -> None:
+    runs = [list(each) for each in trees.built.index.runs]
+    entry = next(entry for entry, each in enumerate(runs) if each)
+    runs[entry][0] = 1 << 40
+    check_refused(trees, Looking(change(trees, runs=runs)), RIGHT, "lies outside the device")
+
+
 def test_an_index_of_another_tree_is_refused(trees: Trees) -> None:
     data = index_of(trees.built)
     check_refused(trees, Looking(data[:-1] + bytes([data[-1] ^ 1])), RIGHT, "that came with the order is not")

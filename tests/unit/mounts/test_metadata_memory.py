@@ -43,7 +43,7 @@ def test_what_is_there_is_answered_at_once_and_the_rest_when_it_is_complete(made
         reader.read(offset, length)
     assert len(reader.answers) == 1, "it was not there yet"
     made[:] = DATA
-    memory.complete()
+    memory.complete(len(DATA))
     assert reader.answers[1:] == [DATA[4096 : FIRST + 1], DATA[FIRST : FIRST + 1], DATA[20_000:]]
     reader.read(0, len(DATA))
     assert reader.answers[-1] == DATA == bytes(memory.data)
@@ -56,11 +56,11 @@ def test_another_one_takes_the_place_of_what_was_not_finished(made: bytearray) -
     memory = MetadataMemory(made, FIRST)
     reader = Reader(memory)
     reader.read(FIRST, 100)
-    memory.complete(bytearray(DATA))
+    memory.complete(len(DATA), bytearray(DATA))
     reader.read(30_000, 100)
     assert reader.answers == [DATA[FIRST : FIRST + 100], DATA[30_000:30_100]]
     with pytest.raises(AssertionError):
-        memory.complete(DATA[1:])
+        memory.complete(len(DATA) + 1)
 
 
 def test_whoever_waits_gets_an_error_when_it_fails(made: bytearray) -> None:
@@ -87,7 +87,7 @@ def test_each_reader_gets_one_answer_whenever_it_is_completed(made: bytearray) -
     for thread in threads:
         thread.start()
     made[:] = DATA
-    memory.complete()
+    memory.complete(len(DATA))
     for thread in threads:
         thread.join()
     right = sorted(DATA[offset : offset + length] for offset, length in places)
@@ -99,3 +99,14 @@ def test_whole_memory() -> None:
     memory = MetadataMemory(DATA)
     target = bytearray(100)
     assert memory.size == len(DATA) and memory.try_read(500, memoryview(target)) and target == DATA[500:600]
+
+
+def test_what_is_shorter_than_was_foreseen_ends_in_zeros() -> None:
+    for other in (None, bytearray(DATA)):
+        memory = MetadataMemory(bytearray(DATA + bytes(20_000)), FIRST)
+        reader = Reader(memory)
+        reader.read(len(DATA) - 100, 5000)
+        memory.complete(len(DATA), other)
+        reader.read(0, len(DATA) + 20_000)
+        assert reader.answers == [DATA[-100:] + bytes(4900), DATA + bytes(20_000)]
+        assert bytes(memory.data) == DATA
