@@ -87,6 +87,7 @@ def main(argv: list[str]) -> int:
 def restore_by(way: str, store: str, lock: str, target: str, holder: Holder | None) -> int:
     """The exit status."""
     from bootseer import aio
+    from bootseer.env import mounted as mounted  # before it is needed, as the keeper does
     from bootseer.env.env_tree import StoredTree
     from bootseer.env.restore import THERE, Mounting, recover, restore
     from bootseer.errors import BootseerError

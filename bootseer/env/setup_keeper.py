@@ -25,6 +25,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 MOST_LINE_BYTES = 16 << 20
@@ -111,6 +112,9 @@ def main() -> None:
     begin_spares(order)
     holder = make_holder() if "mount" in order["ways"] else None
     from bootseer.env.setup_keeper_work import Work
+
+    if holder is not None:
+        import_module("bootseer.env.mounted")  # while nobody waits for it
 
     work = Work(order, connection, holder)
 

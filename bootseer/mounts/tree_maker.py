@@ -1,10 +1,11 @@
 """A process that makes the metadata of a tree while others check the index: both take most of a first start.
 
-In: the index object as it is stored. Out: what `erofs.metadata` makes of it, in memory that both see: first what
-a mount reads, then the word that the index has stood half of its check (`index.check_contents`), then the rest,
-which comes while programs are being started. What comes of an index that does not stand the check is thrown away,
-and so nothing is shown to the kernel that was not checked. It is forked before the daemon has threads or an order,
-and waits; without it, or when it fails, the daemon does the work itself.
+In: the index object as it is stored. Out: what fetching takes of it, which is little to decode; what
+`erofs.metadata` makes of it, in memory that both see: first what a mount reads, then the word that the index has
+stood half of its check (`index.check_contents`), then the rest, which comes while programs are being started.
+What comes of an index that does not stand the check is thrown away, and so nothing is shown to the kernel that
+was not checked. It is forked before the daemon has threads or an order, and waits; without it, or when it fails,
+the daemon does the work itself.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import gc
 import os
 import socket
 import struct
+from io import FileIO
 from mmap import PROT_READ, mmap
 
 from bootseer.errors import IntegrityError
 from bootseer.mounts.forked import Helper, fork_helper
 from bootseer.mounts.metadata_memory import MetadataMemory
+from bootseer.mounts.tree_metadata import read_slim, write_slim
 from bootseer.mounts.tree_vetting import to_memory
 from bootseer.tree import erofs
-from bootseer.tree.index import check_contents, read_unchecked
+from bootseer.tree.index import Index, check_contents, read_unchecked
 
+SLIM = b"s"
 FIRST = struct.Struct("<Q")  # bytes that are there
 CHECKED = b"+"
 DONE = struct.Struct("<Q")  # bytes that the metadata has
@@ -30,12 +34,16 @@ _HEAD_BYTES = 64  # the digest, hex
 
 
 class Maker:
-    """The daemon's end: `begin`, `first`, `is_checked`, `finish`; `close` in any case. Not for threads."""
+    """The daemon's end: `begin`, `slim` or not, `first`, `is_checked`, `finish`; `close` in any case.
+
+    Not for threads.
+    """
 
     def __init__(self, helper: Helper | None) -> None:
         """`helper`: None of one that could not be started, and so makes nothing."""
         self._helper = helper
         self._is_asked = False
+        self._has_slim = False
 
     @property
     def pid(self) -> int:
@@ -64,20 +72,43 @@ class Maker:
         except OSError:
             pass
 
+    def slim(self) -> Index | None:
+        """What fetching takes of the index, not checked; None when it has failed. Blocks."""
+        self._has_slim = True
+        try:
+            said, file = self._receive()
+            if file is not None:
+                with file:
+                    if said == SLIM:
+                        size = os.fstat(file.fileno()).st_size
+                        return read_slim(os.pread(file.fileno(), size, 0), "the index")
+        except (OSError, MemoryError, IntegrityError):
+            pass
+        self.close()
+        return None
+
     def first(self) -> MetadataMemory | None:
         """The metadata, as soon as a mount can begin with it; None when it has failed, and ended. Blocks."""
+        if not self._has_slim:
+            self.slim()
         try:
-            if self._helper is not None and self._is_asked:
-                self._helper.connection.settimeout(PATIENCE_S)
-                said, fds, _, _ = socket.recv_fds(self._helper.connection, FIRST.size, 1)
-                for fd in fds:
-                    with open(fd, "rb", buffering=0) as file:
-                        if len(said) == FIRST.size:
-                            return MetadataMemory(mmap(file.fileno(), 0, prot=PROT_READ), *FIRST.unpack(said))
+            said, file = self._receive()
+            if file is not None:
+                with file:
+                    if len(said) == FIRST.size:
+                        return MetadataMemory(mmap(file.fileno(), 0, prot=PROT_READ), *FIRST.unpack(said))
         except (OSError, MemoryError, ValueError):
             pass
         self.close()
         return None
+
+    def _receive(self) -> tuple[bytes, FileIO | None]:
+        """A message, and the file that comes with it. Raises: OSError."""
+        if self._helper is None or not self._is_asked:
+            return b"", None
+        self._helper.connection.settimeout(PATIENCE_S)
+        said, fds, _, _ = socket.recv_fds(self._helper.connection, FIRST.size, 1)
+        return said, open(fds[0], "rb", buffering=0) if fds else None
 
     def is_checked(self) -> bool:
         """Whether the contents of the index are right, if its shape is; not so when it has failed. Blocks."""
@@ -132,6 +163,9 @@ def _make(connection: socket.socket) -> int:
     with open(fds[0], "rb", buffering=0) as file:
         index_bytes = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
     index = read_unchecked(index_bytes, digest.decode(), "the index")
+    slim = to_memory(write_slim(index))
+    socket.send_fds(connection, [SLIM], [slim])
+    os.close(slim)
     making = erofs.Making(index, digest.decode())
     fd = os.memfd_create("metadata", os.MFD_CLOEXEC)
     os.truncate(fd, making.most_bytes)

@@ -68,8 +68,18 @@ def decode_slim(data: bytes, digest: str) -> Index:
     Raises: IntegrityError.
     """
     where = f"the cached index of {digest}"
+    return read_slim(decompress(data, MOST_RAW_INDEX_BYTES, where), where)
+
+
+def write_slim(index: Index) -> bytes:
+    """The same, for `read_slim`."""
+    return msgspec.msgpack.encode(_Blocks(index.tool, index.config, index.packs, index.blocks))
+
+
+def read_slim(raw: bytes, where: str) -> Index:
+    """Raises: IntegrityError."""
     try:
-        found = msgspec.msgpack.decode(decompress(data, MOST_RAW_INDEX_BYTES, where), type=_Blocks)
+        found = msgspec.msgpack.decode(raw, type=_Blocks)
     except msgspec.MsgspecError as error:
         raise IntegrityError(f"{where}: {error}") from error
     return _without_entries(found.tool, found.config, found.packs, found.blocks)

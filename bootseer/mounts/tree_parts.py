@@ -157,7 +157,7 @@ async def open_parts(
         maker.close()
     elif vetted is not None:
         index_bytes = await aio.run_io(vetted.read, digest)
-        index = await aio.run_io(_decode_vetted, index_bytes, digest)
+        index = await aio.run_io(_open_vetted, maker, index_bytes, digest)
     else:
         full, index_bytes = await _open_index(store, cache, digest, maker)
         index = tree_metadata.slim(full)
@@ -193,9 +193,10 @@ def _read_known(cache: Cache, digest: str) -> Index | None:
     return None if data is None else tree_metadata.decode_slim(data, digest)
 
 
-def _decode_vetted(data: bytes, digest: str) -> Index:
+def _open_vetted(maker: Maker, data: bytes, digest: str) -> Index:
     """Of an index object what fetching takes; that is all that is looked at here."""
-    index = tree_metadata.decode_slim(data, digest)
+    maker.begin(data, digest)
+    index = maker.slim() or tree_metadata.decode_slim(data, digest)
     indexes.check_blocks(index, f"the index of {digest}")
     return index
 
