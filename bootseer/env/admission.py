@@ -23,7 +23,7 @@ from bootseer.mounts import tree_metadata
 from bootseer.mounts.tree_orders import RIGHT
 from bootseer.tree import compression
 from bootseer.tree.head import split_pin
-from bootseer.tree.index import MOST_RAW_INDEX_BYTES, check_shape, read_unchecked
+from bootseer.tree.index import MOST_RAW_INDEX_BYTES, decode
 
 if TYPE_CHECKING:
     from bootseer.storage import Store
@@ -62,7 +62,7 @@ class Admission:
         self._options, self._environ = options, environ
         self._error: BootseerError | None = None
         self._to_check: Future[bytes | None] = Future()
-        self._is_right: Future[bool] = Future()  # the index's shape, for whatever it may be used
+        self._is_right: Future[bool] = Future()  # the index, for whatever it may be used
         self._thread = threading.Thread(target=self._run, name="admission", daemon=True)
         self._thread.start()
 
@@ -107,9 +107,7 @@ class Admission:
             entries = msgspec.msgpack.decode(raw, type=_Columns)
         else:
             self._to_check.set_result(data)
-            whole = read_unchecked(data, self._digest, self._url)
-            check_shape(whole, self._url)
-            entries = whole
+            entries = decode(data, self._digest, self._url)
             self._is_right.set_result(True)
         reason = why_no_environment(entries, self._targets)
         if reason:

@@ -1,11 +1,11 @@
 """A process that makes the metadata of a tree while others check the index: both take most of a first start.
 
 In: the index object as it is stored. Out: what fetching takes of it, which is little to decode; what
-`erofs.metadata` makes of it, in memory that both see: first what a mount reads, then the word that the index has
-stood half of its check (`index.check_contents`), then the rest, which comes while programs are being started.
-What comes of an index that does not stand the check is thrown away, and so nothing is shown to the kernel that
-was not checked. It is forked before the daemon has threads or an order, and waits; without it, or when it fails,
-the daemon does the work itself.
+`erofs.metadata` makes of it, in memory that both see: first what a mount reads, then, where it is asked, the
+word that the index has stood half of its check (`index.check_contents`), then the rest, which comes while
+programs are being started. What comes of an index that does not stand the check is thrown away, and so nothing
+is shown to the kernel that was not checked. It is forked before the daemon has threads or an order, and waits;
+without it, or when it fails, the daemon does the work itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ FIRST = struct.Struct("<Q")  # bytes that are there
 CHECKED = b"+"
 DONE = struct.Struct("<Q")  # bytes that the metadata has
 PATIENCE_S = 60.0  # for either part
-_HEAD_BYTES = 64  # the digest, hex
+_HEAD_BYTES = 65  # one of _CHECKS, the digest in hex
+_CHECKS = {False: b"-", True: b"+"}
 
 
 class Maker:
@@ -57,17 +58,17 @@ class Maker:
         try:
             fd = to_memory(index_bytes)
             try:
-                self.begin_with(fd, digest)
+                self.begin_with(fd, digest, checks=True)
             finally:
                 os.close(fd)
         except OSError:
             pass
 
-    def begin_with(self, index: int, digest: str) -> None:
-        """The same of a memory file, which stays open."""
+    def begin_with(self, index: int, digest: str, *, checks: bool) -> None:
+        """The same of a memory file, which stays open. `checks`: whether `is_checked` will be asked."""
         try:
             if self._helper is not None:
-                socket.send_fds(self._helper.connection, [digest.encode()], [index])
+                socket.send_fds(self._helper.connection, [_CHECKS[checks] + digest.encode()], [index])
                 self._is_asked = True
         except OSError:
             pass
@@ -145,9 +146,9 @@ def start() -> None:
 
 
 def begin(index: int, digest: str) -> None:
-    """Gives the one that was started, if it was, an index in a memory file. Never fails."""
+    """Gives the one that was started, if it was, an index in a memory file that others check. Never fails."""
     for maker in _waiting:
-        maker.begin_with(index, digest)
+        maker.begin_with(index, digest, checks=False)
 
 
 def take() -> Maker:
@@ -156,26 +157,28 @@ def take() -> Maker:
 
 
 def _make(connection: socket.socket) -> int:
-    digest, fds, _, _ = socket.recv_fds(connection, _HEAD_BYTES, 1)
+    said, fds, _, _ = socket.recv_fds(connection, _HEAD_BYTES, 1)
     if not fds:
         return 0  # it is not needed
     gc.disable()
+    digest, is_checking = said[1:].decode(), said[:1] == _CHECKS[True]
     with open(fds[0], "rb", buffering=0) as file:
         index_bytes = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
-    index = read_unchecked(index_bytes, digest.decode(), "the index")
+    index = read_unchecked(index_bytes, digest, "the index")
     slim = to_memory(write_slim(index))
     socket.send_fds(connection, [SLIM], [slim])
     os.close(slim)
-    making = erofs.Making(index, digest.decode())
+    making = erofs.Making(index, digest)
     fd = os.memfd_create("metadata", os.MFD_CLOEXEC)
     os.truncate(fd, making.most_bytes)
     data = mmap(fd, making.most_bytes)
     making.write_first(data)
     socket.send_fds(connection, [FIRST.pack(making.first_bytes)], [fd])
-    try:
-        check_contents(index, "the index")
-    except IntegrityError:
-        return 1  # the daemon looks at it again, and says what is wrong
-    connection.send(CHECKED)
+    if is_checking:
+        try:
+            check_contents(index, "the index")
+        except IntegrityError:
+            return 1  # the daemon looks at it again, and says what is wrong
+        connection.send(CHECKED)
     connection.send(DONE.pack(making.write_rest(data)))
     return 0

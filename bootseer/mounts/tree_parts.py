@@ -61,15 +61,14 @@ class Parts:
     async def check(self) -> None:
         """Waits until the whole index has stood its check. Before this nothing may be fetched or shown.
 
-        Its shape was checked when it was opened, or is by somebody else, its contents are by the maker; what
-        neither says is found out here. Raises: IntegrityError.
+        By somebody else; or its shape when it was opened, and its contents by the maker. What nobody says is found
+        out here. Raises: IntegrityError.
         """
         if not self._is_new:
             return
         self._growing = await aio.run_io(self._maker.first)
-        is_right = await aio.run_io(self._maker.is_checked)
-        if self._vetted is not None:
-            is_right = await aio.run_io(self._vetted.is_right) and is_right
+        looks = self._vetted.is_right if self._vetted is not None else self._maker.is_checked
+        is_right = await aio.run_io(looks)
         tree = self.tree_cache.tree
         where = f"the index of {tree}"
         if not is_right and self._full is not None:

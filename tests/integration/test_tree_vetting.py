@@ -138,11 +138,14 @@ def test_blocks_are_looked_at_whatever_is_said(trees: Trees) -> None:
     check_refused(trees, Looking(change(trees, blocks=bytes(blocks))), RIGHT, "lies outside its pack")
 
 
-def test_contents_are_looked_at_whatever_is_said(trees: Trees) -> None:
+def test_contents_that_are_not_right_are_refused(trees: Trees) -> None:
     runs = [list(each) for each in trees.built.index.runs]
     entry = next(entry for entry, each in enumerate(runs) if each)
     runs[entry][0] = 1 << 40
-    check_refused(trees, Looking(change(trees, runs=runs)), RIGHT, "lies outside the device")
+    check_refused(trees, Looking(change(trees, runs=runs)), b"", "lies outside the device")
+    with pytest.raises(IntegrityError, match="lies outside the device"):
+        mount_tree(trees.url)
+    trees.wait_gone()
 
 
 def test_an_index_of_another_tree_is_refused(trees: Trees) -> None:
