@@ -23,7 +23,7 @@ from bootseer.mounts import tree_metadata
 from bootseer.mounts.tree_orders import RIGHT
 from bootseer.tree import compression
 from bootseer.tree.head import split_pin
-from bootseer.tree.index import MOST_RAW_INDEX_BYTES, decode
+from bootseer.tree.index import MOST_RAW_INDEX_BYTES, check_files, check_shape, read_unchecked
 
 if TYPE_CHECKING:
     from bootseer.storage import Store
@@ -62,7 +62,7 @@ class Admission:
         self._options, self._environ = options, environ
         self._error: BootseerError | None = None
         self._to_check: Future[bytes | None] = Future()
-        self._is_right: Future[bool] = Future()  # the index, for whatever it may be used
+        self._is_right: Future[bool] = Future()  # what is looked at here, for whatever it may be used
         self._thread = threading.Thread(target=self._run, name="admission", daemon=True)
         self._thread.start()
 
@@ -107,7 +107,10 @@ class Admission:
             entries = msgspec.msgpack.decode(raw, type=_Columns)
         else:
             self._to_check.set_result(data)
-            entries = decode(data, self._digest, self._url)
+            whole = read_unchecked(data, self._digest, self._url)
+            check_shape(whole, self._url)
+            check_files(whole, self._url)
+            entries = whole
             self._is_right.set_result(True)
         reason = why_no_environment(entries, self._targets)
         if reason:

@@ -1,11 +1,11 @@
 """A process that makes the metadata of a tree while others check the index: both take most of a first start.
 
 In: the index object as it is stored. Out: what fetching takes of it, which is little to decode; what
-`erofs.metadata` makes of it, in memory that both see: first what a mount reads, then, where it is asked, the
-word that the index has stood half of its check (`index.check_contents`), then the rest, which comes while
-programs are being started. What comes of an index that does not stand the check is thrown away, and so nothing
-is shown to the kernel that was not checked. It is forked before the daemon has threads or an order, and waits;
-without it, or when it fails, the daemon does the work itself.
+`erofs.metadata` makes of it, in memory that both see: first what a mount reads, then the word that the index has
+stood a part of its check, then the rest, which comes while programs are being started. What comes of an index
+that does not stand the check is thrown away, and so nothing is shown to the kernel that was not checked. It is
+forked before the daemon has threads or an order, and waits; without it, or when it fails, the daemon does the
+work itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bootseer.mounts.metadata_memory import MetadataMemory
 from bootseer.mounts.tree_metadata import read_slim, write_slim
 from bootseer.mounts.tree_vetting import to_memory
 from bootseer.tree import erofs
-from bootseer.tree.index import Index, check_contents, read_unchecked
+from bootseer.tree.index import Index, check_attributes, check_files, read_unchecked
 
 SLIM = b"s"
 FIRST = struct.Struct("<Q")  # bytes that are there
@@ -65,7 +65,7 @@ class Maker:
             pass
 
     def begin_with(self, index: int, digest: str, *, checks: bool) -> None:
-        """The same of a memory file, which stays open. `checks`: whether `is_checked` will be asked."""
+        """The same of a memory file, which stays open. `checks`: whether nobody else looks at the files in it."""
         try:
             if self._helper is not None:
                 socket.send_fds(self._helper.connection, [_CHECKS[checks] + digest.encode()], [index])
@@ -112,7 +112,7 @@ class Maker:
         return said, open(fds[0], "rb", buffering=0) if fds else None
 
     def is_checked(self) -> bool:
-        """Whether the contents of the index are right, if its shape is; not so when it has failed. Blocks."""
+        """Whether what it was to look at is right, if the shape is; not so when it has failed. Blocks."""
         try:
             return self._helper is not None and self._helper.connection.recv(len(CHECKED)) == CHECKED
         except OSError:
@@ -174,11 +174,12 @@ def _make(connection: socket.socket) -> int:
     data = mmap(fd, making.most_bytes)
     making.write_first(data)
     socket.send_fds(connection, [FIRST.pack(making.first_bytes)], [fd])
-    if is_checking:
-        try:
-            check_contents(index, "the index")
-        except IntegrityError:
-            return 1  # the daemon looks at it again, and says what is wrong
-        connection.send(CHECKED)
+    try:
+        check_attributes(index, "the index")
+        if is_checking:
+            check_files(index, "the index")
+    except IntegrityError:
+        return 1  # the daemon looks at it again, and says what is wrong
+    connection.send(CHECKED)
     connection.send(DONE.pack(making.write_rest(data)))
     return 0

@@ -52,6 +52,7 @@ class Parts:
         self._maker, self._log = maker, log
         self._metadata: bytes | bytearray | memoryview = b""
         self._is_new = False  # the metadata has to be made
+        self._is_checked = False
         self._full: Index | None = None  # until then, if it was decoded here
         self._index_bytes = b""  # as they came from the store
         self._vetted: Vetted | None = None  # who looks at the index instead
@@ -61,26 +62,31 @@ class Parts:
     async def check(self) -> None:
         """Waits until the whole index has stood its check. Before this nothing may be fetched or shown.
 
-        By somebody else; or its shape when it was opened, and its contents by the maker. What nobody says is found
-        out here. Raises: IntegrityError.
+        By somebody else, or here when it was opened; some of it by the maker. What nobody says is found out here.
+        Raises: IntegrityError.
         """
-        if not self._is_new:
+        if not self._is_new or self._is_checked:
             return
-        self._growing = await aio.run_io(self._maker.first)
-        looks = self._vetted.is_right if self._vetted is not None else self._maker.is_checked
-        is_right = await aio.run_io(looks)
+        self._is_checked = True
+        is_right = await aio.run_io(self._maker.is_checked)
+        if self._vetted is not None:
+            is_right = await aio.run_io(self._vetted.is_right) and is_right
         tree = self.tree_cache.tree
         where = f"the index of {tree}"
         if not is_right and self._full is not None:
-            await aio.run_io(indexes.check_contents, self._full, where)
+            await aio.run_io(indexes.check, self._full, where)
         elif not is_right:
             self._full = await aio.run_io(indexes.decode, self._index_bytes, tree, where)
 
     async def metadata(self) -> Device:
-        """For EROFS. Of what was not in the cache as much as a mount reads is there; `finish` has to follow."""
+        """For EROFS; before `check` it may not be right. Made now, if it was not in the cache: as much as a mount
+        reads; `finish` has to follow.
+        """
         if self._is_new:
+            self._growing = await aio.run_io(self._maker.first)
             if self._growing is not None:
                 return self._growing
+            await self.check()
             self._metadata = await self._make()
         self._is_made.set()
         return MetadataMemory(self._metadata)

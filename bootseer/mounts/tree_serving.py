@@ -169,7 +169,8 @@ class Daemon:
                 await self._open_unless_ended(stack)
                 self._become_ready()
                 await self._until_end()
-        except Exception as error:
+        except Exception as raised:
+            error = _single(raised)
             is_ours = isinstance(error, BootseerError)
             if self.state is State.STARTING:
                 self._fail(
@@ -220,16 +221,17 @@ class Daemon:
     async def _open(self, stack: AsyncExitStack) -> None:
         """What takes long begins early."""
         parts = self.parts = await open_parts(stack, self.settings, self.place.digest, self._log, self._vetted)
-        await parts.check()
         hot = self.hot = HotBlocks(parts, self.settings, self.place.digest, self.place.root, self._log)
         stack.push_async_callback(hot.end)
-        hot.begin(self._group)
         metadata = await parts.metadata()
-        hot.keep_later(parts.finish())
         hot.begin_recording()
         device = await stack.enter_async_context(open_device(parts.fetcher, recorder=hot.recorder, log=self._log))
         stack.push_async_callback(self._unmount)
-        await aio.run_io(self.stack.mount, device, metadata, self.settings.deadline_s)
+        await aio.run_io(self.stack.open, device, metadata, self.settings.deadline_s)
+        await parts.check()
+        hot.begin(self._group)
+        hot.keep_later(parts.finish())
+        await aio.run_io(self.stack.show)
         hot.note_shown()
         hot.keep_later(parts.keep())
 
@@ -282,6 +284,13 @@ class Daemon:
     def _is_idle(self) -> bool:
         is_free = not self.listener.leases and time.monotonic() - self._used_s >= self.idle_s
         return is_free and self.idle_s > 0
+
+
+def _single(error: Exception) -> Exception:
+    """What a group of tasks has made a group of, if it is one."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _to_log(line: str) -> None:

@@ -28,9 +28,10 @@ class Stack:
         """Of FUSE, for kernel.abort; -1 while there is none."""
         return -1 if self._flat is None else self._flat.connection
 
-    def mount(self, device: Device, metadata: Device, deadline_s: float) -> None:
-        """Args: metadata: what a mount reads of it is there; deadline_s: of the device's reads.
+    def open(self, device: Device, metadata: Device, deadline_s: float) -> None:
+        """Device and metadata, which nobody looks at yet.
 
+        Args: metadata: what a mount reads of it is there; deadline_s: of the device's reads.
         Raises: ConfigError, StorageError; what is mounted then is left.
         """
         for folder in (self._place.device, self._place.root):
@@ -38,6 +39,9 @@ class Stack:
         impatient = ImpatientDevice(device, deadline_s)
         self._flat = FlatFile(impatient, self._place.device, metadata=metadata, log=self._log)
         self._flat.start()
+
+    def show(self) -> None:
+        """The tree, if its metadata is right. Raises: ConfigError, StorageError; what is mounted then is left."""
         self._mount_root()
 
     def unmount(self) -> None:

@@ -1,10 +1,10 @@
 """An index that whoever starts a daemon looks at itself, while the daemon gets ready and makes what it shows.
 
 A first start waits for two long steps: the check of the index, and the metadata that is made of it. A starter
-that has to look at the index anyway, as one of an environment has, makes the check; the daemon's maker only the
-metadata. Starter and daemon are the same user's, so one can believe the other. The daemon shows nothing before
-it was told that the index is right. When that is never said, because the starter has died or has found
-something, it makes the check itself.
+that has to look at the index anyway, as one of an environment has, makes the check but for
+`index.check_attributes`; the daemon's maker makes the metadata and the rest of the check. Starter and daemon are
+the same user's, so one can believe the other. The daemon shows nothing before both have said that it is right.
+When one never says so, because it has died or has found something, the daemon makes the whole check itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Vetting(Protocol):
         ...
 
     def report(self, fd: int) -> None:
-        """Has RIGHT written to `fd`, a pipe, when the index is right; it is closed in any case."""
+        """Has RIGHT written to `fd`, a pipe, when what it looks at is right; it is closed in any case."""
         ...
 
 

@@ -224,11 +224,12 @@ def check(index: Index, where: str) -> None:
     not: to find out what is wrong, or in trees of another shape than `building.lay_out` gives them.
     """
     check_shape(index, where)
-    check_contents(index, where)
+    check_attributes(index, where)
+    check_files(index, where)
 
 
 def check_shape(index: Index, where: str) -> None:
-    """Half of `check`: blocks, types, names, who is in which folder. Raises: IntegrityError."""
+    """The first part of `check`: blocks, types, names, who is in which folder. Raises: IntegrityError."""
     with _naming(where):
         _check_head(index)
         check_blocks(index, where)
@@ -236,13 +237,18 @@ def check_shape(index: Index, where: str) -> None:
         _check_names(index)
 
 
-def check_contents(index: Index, where: str) -> None:
-    """The other half, of an index whose shape is right; of others it may raise anything, or find nothing.
+def check_attributes(index: Index, where: str) -> None:
+    """The second part, of an index whose shape is right: of others it may raise anything, or find nothing.
 
     Raises: IntegrityError.
     """
     with _naming(where):
         _check_attributes(index)
+
+
+def check_files(index: Index, where: str) -> None:
+    """The third part, as the second one."""
+    with _naming(where):
         _check_files(index)
 
 
