@@ -227,7 +227,7 @@ def test_a_stopped_daemon_that_does_not_end_is_told(trees: Trees, monkeypatch: p
     state.write_bytes(before)
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    assert unmount_tree(tree.digest, force=True)
+    unmount_tree(tree.digest, force=True)  # if it does not end already: it was asked to while it was stopped
     trees.wait_gone()
 
 
