@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from bootseer.env.setup_keeper_mount import begin_spares, end_spares, make_holder
@@ -87,13 +88,14 @@ def main(argv: list[str]) -> int:
 def restore_by(way: str, store: str, lock: str, target: str, holder: Holder | None) -> int:
     """The exit status."""
     from bootseer import aio
-    from bootseer.env import mounted as mounted  # before it is needed, as the keeper does
     from bootseer.env.env_tree import StoredTree
     from bootseer.env.restore import THERE, Mounting, recover, restore
     from bootseer.errors import BootseerError
     from bootseer.mounts.tree_mount import TreeOptions, unmount_tree
     from bootseer.trust import Trust
 
+    if holder is not None:
+        import_module("bootseer.env.mounted")  # before it is needed, as the keeper does
     try:
         recover([target])
         trust = Trust.load()

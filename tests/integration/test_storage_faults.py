@@ -101,7 +101,7 @@ def test_undisturbed(server: FaultyHttpServer) -> None:
         pytest.param(hit(HttpKind.STATUS, status=503), 5.0, 0, id="503"),
         pytest.param(hit(HttpKind.STATUS, status=429, retry_after_s=1), 5.0, 0, id="429"),
         pytest.param(hit(HttpKind.SILENCE), 5.0, 0, id="silence"),
-        pytest.param(hit(HttpKind.STALL, keep_bytes=KIB), 5.0, 0, id="stall"),
+        pytest.param(hit(HttpKind.STALL, keep_bytes=KIB), 5.0, KIB, id="stall"),
         pytest.param(hit(HttpKind.SHORT, keep_bytes=KIB), 5.0, 0, id="short body"),
         pytest.param(hit(HttpKind.RESET, keep_bytes=KIB), 5.0, KIB, id="reset"),
         pytest.param(hit(HttpKind.LESS, keep_bytes=KIB), 5.0, 0, id="less than asked"),
@@ -120,7 +120,8 @@ def test_passing_trouble_of_one_request(
     if fault.retry_after_s:
         assert outcome.took_s >= fault.retry_after_s, "the server is given the time it asked for"
     assert outcome.counts["requests"] == PIECES + times
-    # It goes on from the last byte; what a reset swallowed on its way and answers that are none come again.
+    # It goes on from the last byte. What a reset swallowed on its way, or had not come yet when the time of a request
+    # was over (on a busy machine), and answers that are none come again.
     assert 2 * SIZE <= server.served_bytes.total() <= 2 * SIZE + again
     tried = [each for each in server.requests if each.last == MIDDLE + PIECE - 1 and each.path == "model.bin"]
     assert len(tried) == times + 1
