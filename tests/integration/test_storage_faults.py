@@ -120,8 +120,8 @@ def test_passing_trouble_of_one_request(
     if fault.retry_after_s:
         assert outcome.took_s >= fault.retry_after_s, "the server is given the time it asked for"
     assert outcome.counts["requests"] == PIECES + times
-    # It goes on from the last byte. What a reset swallowed on its way, or had not come yet when the time of a request
-    # was over (on a busy machine), and answers that are none come again.
+    # It goes on from the last byte. What a reset swallowed on its way comes again, what had not come yet when the
+    # time of a request was over (on a busy machine), and answers that are none.
     assert 2 * SIZE <= server.served_bytes.total() <= 2 * SIZE + again
     tried = [each for each in server.requests if each.last == MIDDLE + PIECE - 1 and each.path == "model.bin"]
     assert len(tried) == times + 1
