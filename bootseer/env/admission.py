@@ -7,10 +7,10 @@ have what no environment may.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -128,10 +128,6 @@ class Admission:
 
 
 def _tell(fd: int, is_right: Future[bool]) -> None:
-    try:
+    with open(fd, "wb", buffering=0) as pipe, suppress(BrokenPipeError):  # a daemon that has ended waits no longer
         if is_right.result():
-            os.write(fd, RIGHT)
-    except OSError:
-        pass  # nobody waits for it any more
-    finally:
-        os.close(fd)
+            pipe.write(RIGHT)

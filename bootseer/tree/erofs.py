@@ -136,6 +136,11 @@ class _Writer:
         self._rest_at = 0  # where inodes of the rest begin, bytes
         self._last_at = 0  # where the last inode of the first ends
 
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether so much is near that blocks for each would be a waste: then all is looked at first."""
+        return len(self._near) > MOST_NEAR
+
     def lay_out_first(self) -> tuple[int, int]:
         """What all will not be longer than, and what comes first; bytes."""
         self._classify()
@@ -153,10 +158,10 @@ class _Writer:
         self._singles_at = first_bytes
         singles = len(self._addresses) - self._addresses.count(HOLE)
         at = first_bytes + singles * _SINGLE_BYTES
-        if len(self._near) > MOST_NEAR:
+        if self._is_crowded:
             self._enter_rest()
         for entry in self._near:
-            if len(self._near) > MOST_NEAR:
+            if self._is_crowded:
                 at = self._place_inode(entry, at, self._in_blocks)
             else:
                 self._nids[entry] = at // NID_BYTES
@@ -257,7 +262,7 @@ class _Writer:
     def _lay_out_rest(self) -> None:
         """The places of all that has none yet."""
         nids, links = self._nids, self._index.links
-        if len(self._near) <= MOST_NEAR:
+        if not self._is_crowded:
             self._enter_rest()
             has_data = (FOLDER, LINK)
             self._in_blocks = [entry for entry in self._near if self._types[entry] in has_data]

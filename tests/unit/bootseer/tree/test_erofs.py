@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from bootseer.tree import erofs
@@ -61,6 +62,16 @@ def test_fsck_takes_any_tree(tmp_path: Path, made: Made) -> None:
     for index in (made.index, in_folders(made.index)):
         done = fsck(*write(made._replace(index=index), tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_fsck
+@pytest.mark.parametrize("folders", [erofs.MOST_FIRST, erofs.MOST_NEAR, erofs.MOST_NEAR + 1])
+def test_fsck_takes_folders_with_much_in_them(tmp_path: Path, folders: int) -> None:
+    entries = [folder(b"%04d" % number) for number in range(folders)]
+    entries += [file(b"%04d/%d" % (number % folders, number), b"x" * number) for number in range(3000)]
+    entries += [symlink(b"%04d/link" % number, b"t" * 3 * number) for number in range(1, folders)]
+    done = fsck(*write(make(entries), tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_fsck
