@@ -221,11 +221,8 @@ def _open_stored(url: str, verify: str | None, version: str | None) -> Opened:
         at, tail = above
         inner = f"{tail}/{inner}" if inner else tail
         try:
-            source = _resolve(at, verify, version)
+            source = _resolve(at, verify, version, is_striped=True)
         except (StorageError, CheckpointError):
-            continue
-        if not source.version:
-            source.close()
             continue
         if inner in source.files or any(name.startswith(f"{inner}/") for name in source.files):
             return Opened(source, inner)
@@ -250,7 +247,7 @@ def _is_folder(url: str) -> bool:
     return path is not None and os.path.isdir(path)
 
 
-def _resolve(url: str, verify: str | None, version: str | None) -> Source:
+def _resolve(url: str, verify: str | None, version: str | None, is_striped: bool = False) -> Source:
     from bootseer import aio
     from bootseer.checkpoint.manifest import folder_of, is_version
     from bootseer.checkpoint.versions import resolve
@@ -258,7 +255,8 @@ def _resolve(url: str, verify: str | None, version: str | None) -> Source:
     if version is not None and not is_version(version):
         raise ConfigError(f"version={version[:80]!r} is none: bootseer ckpt ls shows them")
     store, path = store_at(f"{url.rstrip('/')}/{folder_of(version)}" if version else url)
-    return _to_source(url, store, aio.run_sync(_or_close(store, resolve(store, path))), verify)
+    finding = resolve(store, path, is_striped=is_striped)
+    return _to_source(url, store, aio.run_sync(_or_close(store, finding)), verify)
 
 
 def _to_source(url: str, store: Store, pinned: Pinned, verify: str | None) -> Source:

@@ -69,9 +69,12 @@ class NoneComplete(CheckpointError):  # noqa: N818  named as the others of the t
     """There is something, but no complete checkpoint."""
 
 
-async def resolve(store: Store, path: str = "") -> Pinned:
+async def resolve(store: Store, path: str = "", *, is_striped: bool = False) -> Pinned:
     """The version that `path` means now: itself, or the newest complete one below it.
 
+    Args:
+        is_striped: a plain checkpoint is not asked for. One is NoneComplete then, and its files are not looked
+            at: the folder may be one that holds all sorts of things.
     Raises: NotFound if nothing is there; NoneComplete if there is something, but no complete checkpoint;
         SourceChanged if it is removed meanwhile; CheckpointError if it is too large to be one;
         IntegrityError for a damaged manifest of the newest version: an older one is never taken for it.
@@ -81,20 +84,20 @@ async def resolve(store: Store, path: str = "") -> Pinned:
         return await _load(store, path, own)
     entries = await _list(store, path)
     if entries is None:
-        return await _resolve_unlisted(store, path)
+        return await _resolve_unlisted(store, path, is_striped)
     names = _version_names(entries)
     newest = await _load_newest(store, path, names)
     if newest is not None:
         return newest
     own_files = await judge_files(store, path, entries)
     if own_files and await judge_folders(store, path, entries) is not False:
-        return await _pin_folder(store, path, "")
+        return await _pin_plain(store, path, "", is_striped)
     for name in (await step_folders(store, path, entries))[:MOST_CANDIDATES]:
-        found = await _resolve_step(store, path, name)
+        found = await _resolve_step(store, path, name, is_striped)
         if found is not None:
             return found
     if own_files is None and await judge_folders(store, path, entries):
-        return await _pin_folder(store, path, "")
+        return await _pin_plain(store, path, "", is_striped)
     if not entries:
         raise NotFound(f"{where(store, path)}: is empty or does not exist")
     raise NoneComplete(
@@ -205,11 +208,13 @@ async def _load(store: Store, folder: str, version: str) -> Pinned:
     return Pinned(STRIPED, folder, version, digest, files, found.step)
 
 
-async def _resolve_unlisted(store: Store, path: str) -> Pinned:
+async def _resolve_unlisted(store: Store, path: str, is_striped: bool) -> Pinned:
     """What cannot be listed: a file, or a folder with a pointer to its newest version."""
     try:
         pointer = await read_small(store, _join(path, POINTER_NAME), 256)
     except NotFound:
+        if is_striped:
+            raise
         return await _pin_path(store, path)
     version = pointer.decode("ascii", "replace").strip()
     if not stored.is_version(version):
@@ -217,7 +222,7 @@ async def _resolve_unlisted(store: Store, path: str) -> Pinned:
     return await _load(store, _join(path, stored.folder_of(version)), version)
 
 
-async def _resolve_step(store: Store, path: str, name: str) -> Pinned | None:
+async def _resolve_step(store: Store, path: str, name: str, is_striped: bool) -> Pinned | None:
     """The checkpoint in a single save's folder, striped or plain; None if there is no complete one."""
     folder = _join(path, name)
     entries = await _list(store, folder) or []
@@ -226,7 +231,7 @@ async def _resolve_step(store: Store, path: str, name: str) -> Pinned | None:
         return _as_step(striped, name)
     try:
         if await judge(store, folder, entries):
-            return await _pin_folder(store, folder, name)
+            return await _pin_plain(store, folder, name, is_striped)
     except (NotFound, SourceChanged):
         pass  # somebody removes old ones
     return None
@@ -252,6 +257,13 @@ async def _pin_path(store: Store, path: str) -> Pinned:
         file = plain_file(name, found.size, found.etag, path)
         return Pinned(PLAIN, posixpath.dirname(path), "", _digest([file]), (file,))
     return await _pin_folder(store, path, "")
+
+
+async def _pin_plain(store: Store, folder: str, version: str, is_striped: bool) -> Pinned:
+    """Raises: NoneComplete where only a striped version was asked for."""
+    if is_striped:
+        raise NoneComplete(f"{where(store, folder)}: is a plain checkpoint, not a striped one")
+    return await _pin_folder(store, folder, version)
 
 
 async def _pin_folder(store: Store, folder: str, version: str) -> Pinned:

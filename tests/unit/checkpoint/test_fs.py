@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.checkpoint import fs as stripe_fs
-from bootseer.checkpoint import fs_file, load_file
+from bootseer.checkpoint import fs_file, load_file, versions
 from bootseer.checkpoint import open as open_checkpoint
 from bootseer.checkpoint.fs import StripeFileSystem
 from bootseer.checkpoint.fs_file import CheckpointFile
-from bootseer.errors import ConfigError, DigestMismatch, StorageError
+from bootseer.errors import ConfigError, DigestMismatch, SourceChanged, StorageError
+from bootseer.storage.protocol import Store
 from tests.unit.checkpoint.sources import flip, noise, put, stripe
 
 fsspec.register_implementation("stripe", StripeFileSystem, clobber=True)
@@ -358,6 +359,23 @@ def test_a_failed_write_is_never_visible(tmp_path: Path, fs: StripeFileSystem) -
     for mode in ("ab", "r+b"):
         with pytest.raises(NotImplementedError):
             fs.open(f"{tmp_path}/ck/m", mode)
+
+
+def test_files_of_folders_above_are_none_of_its_business(
+    tmp_path: Path, fs: StripeFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others write and remove what lies above a path in which nothing is."""
+
+    async def somebody_removes_one(store: Store, folder: str, version: str) -> versions.Pinned:
+        raise SourceChanged(f"{folder}: a file was removed while it was looked at")
+
+    monkeypatch.setattr(versions, "_pin_folder", somebody_removes_one)
+    put(str(tmp_path), {"log": b"x", "plain/model.bin": DATA, "steps/step-3/model.bin": DATA})
+    stripe(f"{tmp_path}/striped", {"inner/m": b"m"})
+    for name in ("ck/m", "plain/a/b", "steps/a", "steps/step-3/a"):
+        with pytest.raises(FileNotFoundError):
+            fs.info(f"{tmp_path}/{name}")
+    assert fs.cat_file(f"{tmp_path}/striped/inner/m") == b"m"
 
 
 def test_open_files_keep_their_version(
