@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+from bootseer import crc
 from bootseer.errors import ConfigError
 from bootseer.tree.index import BLOCK_BYTES
 
@@ -24,16 +25,14 @@ UNKNOWN = 0  # no granule has this sum
 def load_crc32c() -> Callable[[Buffer], int]:
     """The library's function. Raises: ConfigError when it is not installed."""
     try:
-        from crc32c import crc32c
+        return crc.load()
     except ImportError as error:
         raise ConfigError("the block cache needs crc32c: pip install 'bootseer[image]'") from error
-    found: Callable[[Buffer], int] = crc32c
-    return found
 
 
-def as_sum(crc: int) -> int:
+def as_sum(found: int) -> int:
     """The sum of a granule with this CRC32C: none is UNKNOWN."""
-    return crc or 1
+    return found or 1
 
 
 def sum_block(crc32c: Callable[[Buffer], int], data: Buffer) -> tuple[int, ...]:

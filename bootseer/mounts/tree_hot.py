@@ -33,9 +33,16 @@ class HotBlocks:
     """Prefetches and the recording of one mount. For one event loop."""
 
     def __init__(
-        self, parts: Parts, settings: Settings, digest: str, root: str, log: Callable[[str], None]
+        self,
+        group: asyncio.TaskGroup,
+        parts: Parts,
+        settings: Settings,
+        digest: str,
+        root: str,
+        log: Callable[[str], None],
     ) -> None:
-        """`root`: where the tree will be shown."""
+        """Args: group: which its tasks are of; root: where the tree will be shown."""
+        self._group = group
         self.recorder = Recorder(0)
         self.recording = "off"  # on, full, done
         self.trace_where = ""  # of the trace that was found
@@ -47,11 +54,9 @@ class HotBlocks:
         self._tasks: set[asyncio.Task[None]] = set()
         self._known: Trace | None = None
         self._has_looked = asyncio.Event()  # for the trace of our workload
-        self._group: asyncio.TaskGroup
 
-    def begin(self, group: asyncio.TaskGroup) -> None:
-        """Begins with our workload; tasks are of `group`."""
-        self._group = group
+    def begin(self) -> None:
+        """Begins with our workload."""
         self._spawn(self._begin_own())
 
     def begin_recording(self) -> None:

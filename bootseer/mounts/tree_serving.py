@@ -221,7 +221,9 @@ class Daemon:
     async def _open(self, stack: AsyncExitStack) -> None:
         """What takes long begins early."""
         parts = self.parts = await open_parts(stack, self.settings, self.place.digest, self._log, self._vetted)
-        hot = self.hot = HotBlocks(parts, self.settings, self.place.digest, self.place.root, self._log)
+        hot = self.hot = HotBlocks(
+            self._group, parts, self.settings, self.place.digest, self.place.root, self._log
+        )
         stack.push_async_callback(hot.end)
         metadata = await parts.metadata()
         hot.begin_recording()
@@ -229,9 +231,9 @@ class Daemon:
         stack.push_async_callback(self._unmount)
         await aio.run_io(self.stack.open, device, metadata, self.settings.deadline_s)
         await parts.check()
-        hot.begin(self._group)
         hot.keep_later(parts.finish())
         await aio.run_io(self.stack.show)
+        hot.begin()  # what brings blocks would have the processor that shows the tree
         hot.note_shown()
         hot.keep_later(parts.keep())
 

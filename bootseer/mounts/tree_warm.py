@@ -6,7 +6,10 @@ tests/guards look that this is so, and that nothing heavy is among it that a tre
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from importlib import import_module
+
+from bootseer import crc
 
 # What is imported late, where it is first used.
 _MODULES = (
@@ -20,7 +23,7 @@ _MODULES = (
     "bootseer.tree.opening",
     "encodings.ascii",
 )
-_OTHERS = ("crc32c", "zstandard")
+_OTHERS = ("zstandard",)
 # By scheme: the module of the store, as bootseer.storage.open chooses it, and what that imports late.
 _STORES = {
     **dict.fromkeys(("", "file", "local"), ("bootseer.storage.local",)),
@@ -36,7 +39,7 @@ def warm(scheme: str) -> None:
     for name in _MODULES:
         import_module(name)
     for name in (*_OTHERS, *_STORES.get(scheme, ())):
-        try:
+        with suppress(ImportError):
             import_module(name)
-        except ImportError:
-            pass
+    with suppress(ImportError):
+        crc.load()

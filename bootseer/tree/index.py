@@ -366,7 +366,7 @@ def _are_names_right(index: Index) -> bool:
     parents, names = index.parents[1:], index.names[1:]
     if not names:
         return True
-    joined = b"/%b/" % b"/".join(names)
+    joined = b"/".join([*index.names, b""])  # begins with "/", as the root has no name
     if joined.count(b"/") != len(names) + 1 or any(each in joined for each in (b"\0", b"//", b"/./", b"/../")):
         return False
     if max(map(len, names)) > MOST_NAME_BYTES or min(parents) < 0 or any(map(ge, parents, counting(1))):

@@ -9,10 +9,20 @@ import pytest
 
 from tests.guards.test_imports import belongs, imported
 
-# None of it is needed to mount a tree that lies in a folder. (asyncio, msgspec and crc32c bring much already.)
+# None of it is needed to mount a tree that lies in a folder. (asyncio and msgspec bring much already.)
 HEAVY = {
     *("torch", "numpy", "aiohttp", "fsspec", "pyarrow", "typer", "obstore", "urllib3", "cryptography", "requests"),
-    *("http", "multiprocessing", "hdfs_native", "mfusepy", "xml", "sqlite3", "unittest"),
+    *(
+        "argparse",
+        "importlib.metadata",
+        "http",
+        "multiprocessing",
+        "hdfs_native",
+        "mfusepy",
+        "xml",
+        "sqlite3",
+        "unittest",
+    ),
     *("bootseer.env", "bootseer.image", "bootseer.checkpoint", "bootseer.cli", "launcher"),
 }
 # The minder lives as long as the daemon, and does nothing but wait.
