@@ -14,37 +14,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from bootseer import aio
 from bootseer.env.admissible import Entries, why_no_environment
 from bootseer.errors import BootseerError, IntegrityError
 from bootseer.mounts import tree_metadata
 from bootseer.mounts.tree_orders import RIGHT
-from bootseer.tree import compression
 from bootseer.tree.head import split_pin
-from bootseer.tree.index import MOST_RAW_INDEX_BYTES, check_files, check_shape, read_unchecked
+from bootseer.tree.index import Names, Outline, check_files, check_outline, read_part, read_unchecked
 
 if TYPE_CHECKING:
     from bootseer.storage import Store
-
-
-class _Columns(msgspec.Struct, frozen=True):
-    """Of an index, what is looked at: the rest takes longer to decode. Read from bytes of the right digest."""
-
-    parents: list[int]
-    names: list[bytes]
-    modes: list[int]
-    rdevs: dict[int, tuple[int, int]]
-    xattrs: dict[int, list[tuple[bytes, bytes]]]
-
-    def path(self, entry: int) -> bytes:
-        names = []
-        while entry:
-            names.append(self.names[entry])
-            # Nobody has checked that it is above.
-            entry = min(self.parents[entry], entry - 1)
-        return b"/".join(reversed(names))
 
 
 class Admission:
@@ -103,14 +82,12 @@ class Admission:
         entries: Entries
         if tree_metadata.may_be_kept(cache, self._digest):
             self._to_check.set_result(None)
-            raw = compression.decompress(data, MOST_RAW_INDEX_BYTES, self._url)
-            entries = msgspec.msgpack.decode(raw, type=_Columns)
+            entries = read_part(data, Names, self._url)
         else:
             self._to_check.set_result(data)
-            whole = read_unchecked(data, self._digest, self._url)
-            check_shape(whole, self._url)
-            check_files(whole, self._url)
-            entries = whole
+            entries = outline = read_part(data, Outline, self._url)
+            if not check_outline(outline, self._url):
+                check_files(read_unchecked(data, self._digest, self._url), self._url)
             self._is_right.set_result(True)
         reason = why_no_environment(entries, self._targets)
         if reason:

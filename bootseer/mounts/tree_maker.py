@@ -23,7 +23,7 @@ from bootseer.mounts.metadata_memory import MetadataMemory
 from bootseer.mounts.tree_metadata import read_slim, write_slim
 from bootseer.mounts.tree_vetting import to_memory
 from bootseer.tree import erofs
-from bootseer.tree.index import Index, check_attributes, check_files, read_unchecked
+from bootseer.tree.index import Index, check_attributes, check_files, check_head, read_unchecked
 
 SLIM = b"s"
 FIRST = struct.Struct("<Q")  # bytes that are there
@@ -175,6 +175,7 @@ def _make(connection: socket.socket) -> int:
     making.write_first(data)
     socket.send_fds(connection, [FIRST.pack(making.first_bytes)], [fd])
     try:
+        check_head(index, "the index")
         check_attributes(index, "the index")
         if is_checking:
             check_files(index, "the index")

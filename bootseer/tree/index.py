@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from itertools import count as counting
 from itertools import islice
 from operator import add, ge, le, lt, ne, or_
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -141,6 +141,37 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return pieces_of(self.runs[entry], self.sizes[entry])
 
 
+class Names(msgspec.Struct, frozen=True):
+    """Of an index what is in which folder: the rest takes longer to decode. Nobody has looked at it."""
+
+    parents: list[int]
+    names: list[bytes]
+    modes: list[int]
+    rdevs: dict[int, tuple[int, int]] = {}
+    xattrs: dict[int, list[tuple[bytes, bytes]]] = {}
+
+    def __len__(self) -> int:
+        """Entries."""
+        return len(self.parents)
+
+    def path(self, entry: int) -> bytes:
+        """As of an Index, of whatever this is."""
+        names = []
+        while entry:
+            names.append(self.names[entry])
+            entry = min(self.parents[entry], entry - 1)
+        return b"/".join(reversed(names))
+
+
+class Outline(Names, frozen=True, kw_only=True):
+    """The same, and where files are."""
+
+    blocks: bytes
+    sizes: list[int]
+    runs: list[list[int]]
+    links: list[int]
+
+
 def pieces_of(runs: list[int], size: int) -> Iterator[tuple[int, int, int]]:
     """(offset in the file, address or HOLE, bytes) of each piece."""
     offset = 0
@@ -150,6 +181,9 @@ def pieces_of(runs: list[int], size: int) -> Iterator[tuple[int, int, int]]:
             length = min(BLOCK_BYTES, size - offset)
             yield offset, HOLE if address == HOLE else address + number * BLOCK_UNITS, length
             offset += length
+
+
+_Part = TypeVar("_Part", bound=Names)
 
 
 class _Head(msgspec.Struct):
@@ -212,6 +246,14 @@ def read_unchecked(data: bytes, digest: str, where: str) -> Index:
         raise IntegrityError(f"{where}: is no index of a tree: {error}") from error
 
 
+def read_part(data: bytes, part: type[_Part], where: str) -> _Part:
+    """Names or Outline of an index object whose digest is right. Raises: IntegrityError."""
+    try:
+        return msgspec.msgpack.decode(decompress(data, MOST_RAW_INDEX_BYTES, where), type=part)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise IntegrityError(f"{where}: is no index of a tree: {error}") from error
+
+
 def _check_format(found: str, where: str) -> None:
     if found != FORMAT:
         raise other_format(found, FORMAT, where)
@@ -250,6 +292,29 @@ def check_files(index: Index, where: str) -> None:
     """The third part, as the second one."""
     with _naming(where):
         _check_files(index)
+
+
+def check_outline(outline: Outline, where: str) -> bool:
+    """Of `check` all that the outline says: types, names, folders, files. `check_head`, `check_blocks` and
+    `check_attributes` of the same index object are the rest; as long as one of them has found something wrong,
+    this may raise anything, or find nothing.
+
+    Returns: False when the outline does not say enough, as several names of one file have to be alike in all.
+    Raises: IntegrityError.
+    """
+    with _naming(where):
+        _check_modes(outline)
+        _check_names(outline)
+        if outline.links.count(-1) != len(outline):
+            return False
+        _check_files(outline)
+        return True
+
+
+def check_head(index: Index, where: str) -> None:
+    """Of `check` what does not take long: how many there are of everything. Raises: IntegrityError."""
+    with _naming(where):
+        _check_head(index)
 
 
 def check_blocks(index: Index, where: str) -> None:
@@ -330,7 +395,7 @@ def _columns(blocks: bytes) -> list[array[int]]:
     return [words[place::each] for place in range(each - 4, each)]
 
 
-def _check_modes(index: Index) -> None:
+def _check_modes(index: Index | Outline) -> None:
     """Before anybody asks of what type they are."""
     if all(0 <= mode <= 0xFFFF and stat.S_IFMT(mode) in _TYPES for mode in set(index.modes)):
         return
@@ -339,7 +404,7 @@ def _check_modes(index: Index) -> None:
             raise _WrongError(f"entry {entry} has mode {mode:#o}")
 
 
-def _check_names(index: Index) -> None:
+def _check_names(index: Index | Outline) -> None:
     parents, names, modes = index.parents, index.names, index.modes
     if parents[0] != 0 or names[0] != b"" or not stat.S_ISDIR(modes[0]):
         raise _WrongError("entry 0 is not the root")
@@ -361,7 +426,7 @@ def _check_names(index: Index) -> None:
         raise _WrongError(f"folders are nested more than {MOST_DEPTH} deep")
 
 
-def _are_names_right(index: Index) -> bool:
+def _are_names_right(index: Index | Outline) -> bool:
     """PURE: all at once; False where they have to be looked at one by one. Entry 0 is the root."""
     parents, names = index.parents[1:], index.names[1:]
     if not names:
@@ -425,7 +490,7 @@ def _check_attributes(index: Index) -> None:
             before = name
 
 
-def _check_files(index: Index) -> None:
+def _check_files(index: Index | Outline) -> None:
     raws = _columns(index.blocks)[-1].tolist()
     most_address = len(raws) * BLOCK_UNITS
     others = _others(index, raws, most_address)
@@ -435,6 +500,7 @@ def _check_files(index: Index) -> None:
         if link != -1:
             if not 0 <= link < entry or index.links[link] != -1 or stat.S_ISDIR(mode):
                 raise _WrongError(f"entry {entry} is a link to none")
+            assert isinstance(index, Index)
             if runs or entry in index.xattrs or not _are_alike(index, entry, link):
                 raise _WrongError(f"entry {entry} differs from the file that it is a name of")
             continue
@@ -451,7 +517,7 @@ def _check_files(index: Index) -> None:
         _check_runs(entry, size, runs, raws, most_address)
 
 
-def _others(index: Index, raws: list[int], most_address: int) -> list[int]:
+def _others(index: Index | Outline, raws: list[int], most_address: int) -> list[int]:
     """PURE: entries that are not what nearly all are: files in one piece, in a block that has as much."""
     regular = frozenset(mode for mode in set(index.modes) if stat.S_ISREG(mode))
     columns = zip(counting(), index.modes, index.sizes, index.runs, index.links, strict=False)

@@ -7,6 +7,7 @@ import re
 import stat
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -280,6 +281,29 @@ def said(tree: Index) -> str:
     return ""
 
 
+def is_right_in_parts(frame: bytes) -> bool:
+    """As tree_vetting.py has it: each of three processes looks at a part, and goes on whatever the others find."""
+
+    def blocks() -> None:
+        index.check_blocks(index.read_unchecked(frame, digest_of(frame), "it"), "it")
+
+    def rest() -> None:
+        found = index.read_unchecked(frame, digest_of(frame), "it")
+        index.check_head(found, "it")
+        index.check_attributes(found, "it")
+
+    def outline() -> None:
+        if not index.check_outline(index.read_part(frame, index.Outline, "it"), "it"):
+            index.check_files(index.read_unchecked(frame, digest_of(frame), "it"), "it")
+
+    for part in (blocks, rest, outline):
+        with suppress(Exception):  # whatever it is, nobody says that this part is right
+            part()
+            continue
+        return False
+    return True
+
+
 @given(trees(), st.booleans(), st.data())
 @settings(max_examples=400, deadline=None)
 def test_whatever_is_looked_at_as_a_whole_is_as_if_it_were_one_by_one(
@@ -309,6 +333,8 @@ def test_whatever_is_looked_at_as_a_whole_is_as_if_it_were_one_by_one(
         patch.setattr(index, "_are_names_right", lambda *_: False)
         patch.setattr(index, "_others", lambda tree, *_: list(range(len(tree))))
         assert fast == said(tree)
+    with suppress(OverflowError):  # no number of MessagePack
+        assert is_right_in_parts(compression.compress(msgspec.msgpack.encode(tree))) == (not fast)
 
 
 # ---- every bound -------------------------------------------------------------------------------------------
@@ -455,6 +481,16 @@ def test_what_does_not_add_up_is_refused(what: str, tree: Index, text: str) -> N
         return  # no number of MessagePack
     with pytest.raises(IntegrityError, match=r"^here: "):
         decode(frame, digest_of(frame), "here")
+    assert not is_right_in_parts(frame)
+
+
+@given(trees(), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_what_is_right_is_so_in_parts(tree: Index, is_as_built: bool) -> None:
+    frame, _ = stored(in_folders(tree) if is_as_built else tree)
+    assert is_right_in_parts(frame)
+    whole, outline = decode(frame, digest_of(frame), "it"), index.read_part(frame, index.Outline, "it")
+    assert [outline.path(entry) for entry in range(len(whole))] == list(map(whole.path, range(len(whole))))
 
 
 def test_attributes_may_be_as_large_as_the_format_says() -> None:
