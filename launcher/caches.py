@@ -1,8 +1,8 @@
-"""bootrun's side of --keep-caches: has what the first step needs restored before ranks start, and kept afterwards.
+"""bootrun's side of first-step caches: has them restored before ranks start, and what is new kept afterwards.
 
-A process of its own (bootseer/env/setup_keeper_caches.py) does the work, where ranks run. In: --keep-caches and
-its like, by what ranks are run. Out: the same with variables that say where caches are; lines; events. What fails
-costs a cold first step and nothing else.
+A process of its own (bootseer/env/setup_keeper_caches.py) does the work, where ranks run. In: --keep-caches, its
+like or their default, by what ranks are run. Out: the same with variables that say where caches are; lines; events.
+What fails costs a cold first step and nothing else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CachesEvents(NamedTuple):
 
 
 class NodeCaches:
-    """See the module's docstring; made only with --keep-caches."""
+    """See the module's docstring; made only where caches are kept."""
 
     def __init__(self, loop: EventLoop, spec: LaunchSpec, unset: tuple[str, ...], events: CachesEvents) -> None:
         """Args: unset: variables that the process does not get."""

@@ -289,10 +289,11 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _ours(
         "--keep-caches",
-        "keep what the first step compiles (torch.compile, triton, extensions) and restore it at the next start",
+        "keep what the first step compiles (torch.compile, triton, extensions) and restore it at the next start "
+        "(default with --env-store, but for --image and --no-python)",
         kind=None,
     ),
-    _ours("--no-keep-caches", "do not, whatever bootseer.toml says", kind=None),
+    _ours("--no-keep-caches", "do not, whatever else is said", kind=None),
     _ours(
         "--cache-dir",
         "a folder of your own that is kept with them; can be repeated",

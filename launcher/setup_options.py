@@ -85,13 +85,20 @@ def read_setup(args: argparse.Namespace, absolute: Callable[[str], str]) -> Setu
 
 
 def read_caches(args: argparse.Namespace, absolute: Callable[[str], str]) -> CachesOptions | None:
-    """None unless --keep-caches. Raises: UsageError."""
+    """What is asked for; where a store is named also for Python programs that do not ask; else None.
+
+    Raises: UsageError.
+    """
     if args.keep_caches and args.no_keep_caches:
         raise UsageError("--keep-caches and --no-keep-caches: give one of them")
-    if not args.keep_caches:
-        if args.cache_dir and not args.no_keep_caches:
-            raise UsageError("--cache-dir is without effect: give --keep-caches as well")
+    if args.no_keep_caches:
         return None
+    if not args.keep_caches:
+        is_default = args.env_store is not None and args.image is None and not args.no_python
+        if args.cache_dir and not is_default:
+            raise UsageError("--cache-dir is without effect: give --keep-caches as well")
+        if not is_default:
+            return None
     if args.image is not None:
         raise UsageError("--keep-caches and --image cannot be used together yet: leave one of them out")
     dirs: dict[str, str] = {}

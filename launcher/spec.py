@@ -222,7 +222,7 @@ def _setup(args: argparse.Namespace) -> SetupOptions | None:
 
 
 def _caches(args: argparse.Namespace) -> CachesOptions | None:
-    if not (args.keep_caches or args.cache_dir):
+    if not (args.keep_caches or args.cache_dir or args.env_store):
         return None
     from launcher.setup_options import read_caches
 

@@ -60,12 +60,13 @@ class Machine:
             f"-r {self.requirements}"
         )
 
-    def flags(self, *more: str, store: str | None = None) -> list[str]:
-        """Of bootrun, with set-up."""
+    def flags(self, *more: str, store: str | None = None, keeps_caches: bool = False) -> list[str]:
+        """Of bootrun, with set-up. `keeps_caches`: as is the default with a store, and takes time."""
         where = os.fspath(self.store) if store is None else store
         found = ["--standalone", "--setup", f"{self.pip} && echo ran >> {self.runs}"]
         found += ["--setup-input", os.fspath(self.requirements), "--setup-target", os.fspath(self.venv)]
-        return [*found, *(["--env-store", where] if where else []), *more]
+        found += ["--env-store", where] if where else []
+        return [*found, *([] if keeps_caches else ["--no-keep-caches"]), *more]
 
     def as_node(self, own: Path, *, shares_place: bool = False) -> list[str]:
         """Words before a command by which it runs on a node of its own, at the same paths. Needs root.

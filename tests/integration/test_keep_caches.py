@@ -158,9 +158,9 @@ def test_interpreter_without_a_version_is_a_cold_start(
 
 
 def test_with_set_up(machines: Callable[[str], Machine], bootrun: support.Programs) -> None:
-    """The environment comes first: its interpreter decides which caches fit."""
+    """Without being asked for. The environment comes first: its interpreter decides which caches fit."""
     machine = machines("node")
-    flags = machine.flags("--env-way", "there,unpack", "--keep-caches", "--log-dir", f"{machine.folder}/logs")
+    flags = machine.flags("--env-way", "there,unpack", "--log-dir", f"{machine.folder}/logs", keeps_caches=True)
     found = bootrun(*flags, machine.script, machine.folder / "kernels", env=machine.environ, deadline_s=DEADLINE_S)
     assert found.status == 0, found.stderr
     events = [event for event in agent_events(machine.folder / "logs") if event.kind == "end"]

@@ -66,7 +66,7 @@ def test_a_command_in_a_variable_keeps_its_commas() -> None:
 
 def test_a_store_for_all_jobs_is_no_mistake() -> None:
     found = spec(BOOTSEER_ENV_STORE="/s", BOOTSEER_ENV_KEY="k")
-    assert (found.setup, found.caches) == (None, None)
+    assert found.setup is None
 
 
 def test_where_hot_imports_are_remembered_is_no_folder_to_be_kept() -> None:
@@ -81,11 +81,39 @@ def test_caches(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "is_kept"),
+    [
+        ([], False),
+        (["--env-store", "/s"], True),
+        (["--setup", "true", "--env-store", "/s"], True),
+        (["--setup", "true"], False),
+        (["--keep-caches"], True),
+        (["--env-store", "/s", "--no-keep-caches"], False),
+        (["--env-store", "/s", "--no-keep-caches", "--cache-dir", "a=b"], False),
+        (["--env-store", "/s", "--image", "/x"], False),
+        (["--env-store", "/s", "--no-python"], False),
+        (["--env-store", "/s", "--no-python", "--keep-caches"], True),
+    ],
+)
+def test_caches_are_kept_where_a_store_is_named(words: list[str], is_kept: bool) -> None:
+    assert (spec(*words).caches is not None) == is_kept
+
+
+def test_own_folders_need_no_other_flag_with_a_store(here: Path) -> None:
+    found = spec(BOOTSEER_ENV_STORE="/s", BOOTSEER_ENV_KEY="k").caches
+    assert found == ("/s", (), "k")
+    found = spec("--env-store", "/s", "--cache-dir", "mine=.kernels").caches
+    assert found is not None
+    assert found.dirs == (("mine", os.fspath(here / ".kernels")),)
+
+
+@pytest.mark.parametrize(
     ("words", "culprit"),
     [
         (["--setup-input", "x"], "--setup-input"),
         (["--env-way", "mount"], "--env-way"),
         (["--cache-dir", "a=b"], "--keep-caches"),
+        (["--cache-dir", "a=b", "--env-store", "/s", "--image", "/x"], "--cache-dir"),
         (["--keep-caches", "--no-keep-caches"], "--no-keep-caches"),
         (["--keep-caches", "--cache-dir", "b"], "NAME=DIR"),
         (["--keep-caches", "--cache-dir", "a=x", "--cache-dir", "a=y"], "twice"),
