@@ -1,8 +1,8 @@
 """bootrun's side of first-step caches: has them restored before ranks start, and what is new kept afterwards.
 
 A process of its own (bootseer/env/setup_keeper_caches.py) does the work, where ranks run. In: --keep-caches, its
-like or their default, by what ranks are run. Out: the same with variables that say where they are; lines; events. What
-fails costs a cold first step and nothing else.
+like or their default, by what ranks are run. Out: the same with variables that say where they are; lines; events.
+What fails costs a cold first step and nothing else.
 """
 
 from __future__ import annotations
