@@ -36,6 +36,11 @@ _HASHED = re.compile(
 _COMMIT = re.compile(r"@[0-9a-f]{40}([0-9a-f]{24})?(?=$|[#?])")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://|file:")
 _NAMED_URL = re.compile(r"[A-Za-z0-9][\w.\-]*\s*(\[[^\]]*\])?\s*@\s*([A-Za-z][A-Za-z0-9+.\-]*://|file:)")
+# What lock files consist of: `packaging`, which knows all the rest, takes 20 ms to import.
+_PINNED = re.compile(
+    r"([A-Za-z0-9](?:[A-Za-z0-9._\-]*[A-Za-z0-9])?)==[0-9]+(?:\.[0-9]+)*"
+    r"(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?(?:\+[a-z0-9]+)?"
+)
 _CONDA = re.compile(r"(?:[^\s:]+::?)*([A-Za-z0-9_.\-]+)\s*(.*)")
 _CONDA_EXACT = re.compile(r"={2,3}\s*[\w.!+\-]+(=[\w.]+)?|=\s*[\w.!+\-]+=[\w.]+|\s*[\w.!+\-]+\s+[\w.]+")
 
@@ -134,6 +139,10 @@ class Collector:
         self._add_named(text, has_hash)
 
     def _add_named(self, text: str, has_hash: bool) -> None:
+        pinned = _PINNED.fullmatch(text)
+        if pinned is not None:
+            self.wanted.append(Wanted(re.sub(r"[\-_.]+", "-", pinned[1]).lower(), text, True))
+            return
         from packaging.requirements import InvalidRequirement, Requirement
         from packaging.utils import canonicalize_name
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import codecs
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from bootseer.env import requirements
 from bootseer.env.command_words import Reads, Source, read_command
 from bootseer.env.manifests import parse_conda_environment, parse_conda_list, parse_pyproject
 from bootseer.env.requirements import Local, Named, Wanted, decode_text, parse_requirements, unpinned
@@ -144,6 +149,24 @@ def test_pinned_files_are_pinned_and_one_line_more_is_told(pairs: list[tuple[str
     assert unpinned(parse_requirements(text).wanted) == []
     expected = [] if more in dict(pairs) else [f"{more}>=1"]
     assert unpinned(parse_requirements(f"{text}\n{more}>=1").wanted) == expected
+
+
+@given(st.from_regex(requirements._PINNED, fullmatch=True))
+def test_what_is_plainly_pinned_is_as_packaging_says(line: str) -> None:
+    found = Requirement(line)
+    assert (found.marker, found.url, found.extras, str(found.specifier)[:2]) == (None, None, set(), "==")
+    assert parse_requirements(line).wanted == (Wanted(canonicalize_name(found.name), line, True),)
+
+
+def test_lock_files_are_read_without_packaging() -> None:
+    code = """
+import sys
+from bootseer.env.requirements import parse_requirements
+found = parse_requirements("Torch==2.13.0+cpu --hash=sha256:00\\nruamel.yaml==0.66b2 # why\\n").wanted
+assert [each.name for each in found] == ["torch", "ruamel-yaml"]
+sys.exit("packaging" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_pyproject() -> None:
