@@ -6,7 +6,7 @@ Run by path, in the interpreter of the ranks, which need not have bootseer (MODE
 Stdlib only, and almost only what every interpreter has loaded before its first line: each rank pays for the rest.
 Needs Python 3.8; it parses in 3.4 and later, where it runs TARGET without us. Whatever is out of the ordinary (no
 such script, a syntax error) is left to the plain interpreter too. What a script can see of us is one frame below
-its own, the module _bootseer_rank, that its log files survive a full disk, and with --keep-caches a function of
+its own, the module _bootseer_rank, that its log files survive a full disk, and where caches are kept a function of
 inductor's.
 """
 
