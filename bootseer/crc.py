@@ -1,7 +1,7 @@
 """CRC32C by the `crc32c` library, without what its package imports beside it.
 
-The package reads its own version and has a command line: importlib.metadata, argparse, email and more, 25 of
-the 73 ms of processor time that the daemon of a tree took here for its imports. So its extension is loaded by itself.
+The package reads its own version and has a command line: importlib.metadata, argparse, email and more, 25 of the
+73 ms of processor time that the daemon of a tree took here for its imports. So its extension is loaded by itself.
 """
 
 from __future__ import annotations
