@@ -16,7 +16,7 @@ from bootseer.blocks import open_cache
 from bootseer.blocks.cache import TREES
 from bootseer.env.admission import Admission
 from bootseer.errors import BootseerError, IntegrityError
-from bootseer.mounts import tree_metadata
+from bootseer.mounts import kernel, tree_metadata
 from bootseer.mounts.tree_mount import TreeOptions, list_trees, mount_tree
 from bootseer.mounts.tree_orders import RIGHT
 from bootseer.mounts.tree_places import Place
@@ -83,13 +83,13 @@ def check_reads(trees: Trees, folder: str) -> None:
 
 def test_nothing_is_shown_before_it_is_said(trees: Trees) -> None:
     looking = Looking(index_of(trees.built))
-    control = Place(os.fspath(trees.runtime), trees.built.digest).control_path
 
     def look() -> None:
-        wait_until(lambda: os.path.exists(control), 30, "the daemon")
-        (found,) = list_trees()
-        assert found.status["state"] == "starting"
-        assert not trees.mounted()
+        wait_until(trees.mounted, 30, "what the tree is to be made of: as far as the daemon gets")
+        for _ in range(50):  # answers of the daemon, time enough to show the tree
+            (found,) = list_trees()
+            assert found.status["state"] == "starting"
+        assert all(kernel.is_fuse(each) for each in trees.mounted()), "the tree itself is by EROFS"
         assert not trees.server.requests, "blocks are not fetched either, and nor is the index"
 
     check_reads(trees, mount(trees, looking, RIGHT, look))
