@@ -62,6 +62,8 @@ class Carrier:
                 left = await self._unpack(left, view, span, source, flights, want)
                 if not left:
                     return
+                for block in left:
+                    self._sources.wrong(source, where, block.offset, block.stored_bytes)
                 failure = IntegrityError(
                     f"{source.store.url}/{where}: block {left[0].number}, bytes {left[0].offset} to {left[0].end},"
                     " has not the digest that the index says: the pack is damaged or was replaced"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bootseer.errors import BootseerError, ConfigError, NotFound
-from bootseer.storage import RangeReader, Store
+from bootseer.storage import RangeReader, SecondHand, Store
 
 DOWN_S = 10.0  # a store that failed is asked last for so long
 
@@ -42,6 +42,11 @@ class Sources:
         """A read of it failed for good; that it does not have a file says nothing about its others."""
         if not isinstance(error, NotFound):
             self._down_until_s[source.place] = time.monotonic() + DOWN_S
+
+    def wrong(self, source: Source, path: str, offset: int, length: int) -> None:
+        """Bytes that came of it are not what they should be: who handed them on has to know."""
+        if isinstance(source.store, SecondHand):
+            source.store.distrust(path, offset, length)
 
     def statistics(self) -> dict[str, int]:
         """Of all readers together: requests, bytes, retries."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bootseer.storage.paths import redact as redact
     from bootseer.storage.protocol import Entry as Entry
     from bootseer.storage.protocol import Features as Features
+    from bootseer.storage.protocol import SecondHand as SecondHand
     from bootseer.storage.protocol import Stat as Stat
     from bootseer.storage.protocol import Store as Store
     from bootseer.storage.protocol import StoreWriter as StoreWriter
@@ -27,6 +28,7 @@ _HOMES = {
     "redact": "paths",
     "Entry": "protocol",
     "Features": "protocol",
+    "SecondHand": "protocol",
     "Stat": "protocol",
     "Store": "protocol",
     "StoreWriter": "protocol",

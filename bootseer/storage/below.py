@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from bootseer.storage.paths import check_path
-from bootseer.storage.protocol import Entry, Features, Stat, Store, StoreWriter
+from bootseer.storage.protocol import Entry, Features, SecondHand, Stat, Store, StoreWriter
 
 
 class Below:
@@ -43,6 +43,11 @@ class Below:
 
     async def delete(self, path: str) -> None:
         await self._store.delete(self._full(path))
+
+    def distrust(self, path: str, offset: int, length: int) -> None:
+        """Where the store hands on what others gave it."""
+        if isinstance(self._store, SecondHand):
+            self._store.distrust(self._full(path), offset, length)
 
     async def aclose(self) -> None:
         """Whoever opened the store closes it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Stat(NamedTuple):
@@ -97,3 +97,14 @@ class Store(Protocol):
 
     def statistics(self) -> dict[str, int]:
         """Counts since it was made: at least `requests`, `read_bytes`, `written_bytes`, `retries`."""
+
+
+@runtime_checkable
+class SecondHand(Protocol):
+    """A store that hands on what others gave it, unseen. Whoever verifies it says what was wrong.
+
+    Then `read_into(attempt=1)` gives the bytes another way. From any thread.
+    """
+
+    def distrust(self, path: str, offset: int, length: int) -> None:
+        """These bytes, of the last read of them, are not what they should be."""

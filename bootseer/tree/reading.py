@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bootseer import aio
 from bootseer.errors import DigestMismatch, IntegrityError
-from bootseer.storage import RangeReader, RangeRequest, Store
+from bootseer.storage import RangeReader, RangeRequest, SecondHand, Store
 from bootseer.tree.compression import decompress
 from bootseer.tree.index import Block, Index
 
@@ -59,6 +59,7 @@ class StoreBlocks:
                 }
                 if not missing:
                     break
+                self._tell_wrong({number: block for number, block in missing.items() if number in stored})
             for number, block in missing.items():
                 raise DigestMismatch(
                     f"{self._where(number, block)} is damaged: its SHA-256 is not the one in the index"
@@ -76,6 +77,11 @@ class StoreBlocks:
             begin += block.stored_bytes
         aio.run_sync(self._reader.read(requests, attempt=attempt))
         return targets
+
+    def _tell_wrong(self, blocks: dict[int, Block]) -> None:
+        if isinstance(self._store, SecondHand):
+            for block in blocks.values():
+                self._store.distrust(self._index.pack_path(block.pack), block.offset, block.stored_bytes)
 
     def _unpack(self, number: int, block: Block, stored: memoryview) -> bytes:
         if not block.is_compressed:

@@ -1,0 +1,347 @@
+"""Serves the spans of this node to the nodes of its job: who knows the key asks for ranges of the job's objects.
+
+One connection after the other greets, then asks as often as it likes (wire.py, auth.py). What is not in the spool
+is brought (filling.py) and sent on as it arrives; while the store lets us wait, a sign of life goes out each
+second. Bodies go from the file to the socket inside the kernel. Connections, heads, time without progress and
+bytes a second are bounded. For one event loop; everything ends when `serve` is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from bootseer import aio
+from bootseer.errors import BootseerError, NotFound, StorageError, Truncated
+from bootseer.peers import wire
+from bootseer.peers.auth import NONCE_BYTES, Greeting, Session
+from bootseer.peers.filling import Filler
+from bootseer.peers.membership import JobPeers, Origin, PeersFile, may_share
+from bootseer.peers.spans import SPAN_BYTES
+from bootseer.peers.spool import Kept, NoRoomError, Spool
+from bootseer.peers.uploads import Uploads
+from bootseer.storage import Store, open_store
+from bootseer.storage.page_cache import cached_share
+from bootseer.storage.paths import check_path
+
+MOST_CONNECTIONS = 1024
+MOST_STRANGERS = 64  # connections that have not shown that they know the key
+GREET_S = 5.0  # for that
+IDLE_S = 90.0  # between two requests; clients let go of theirs sooner
+STALL_S = 10.0  # a reader that takes nothing for so long is dropped
+BEAT_S = 1.0  # between signs of life
+SLICE_BYTES = 256 << 10  # sent at once; what limit and deadline count by
+ACCEPT_PAUSE_S = 0.1  # when there are no more descriptors
+COUNTS = ("answers", "upload_bytes", "local_bytes", "refused", "dropped", "failed", "no_room")
+_RECEIVED_BYTES = 4096
+
+
+class PeerServer:
+    """Serves at `listener` what `file` allows; the spool is its owner's to close.
+
+    Args: upload_bytes_per_s: of this node's link for other nodes; None: all. log: lines for people.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        file: PeersFile,
+        spool: Spool,
+        *,
+        upload_bytes_per_s: float | None = None,
+        log: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self._listener, self._file, self._spool, self._log = listener, file, spool, log
+        self._uploads = Uploads(upload_bytes_per_s)
+        self._stores: dict[str, tuple[Origin, Store]] = {}  # by id
+        self._replaced: list[Store] = []
+        self._known: tuple[JobPeers, dict[str, Origin]] | None = None  # of the file as it was last
+        self._filler: Filler | None = None
+        self._connections = self._strangers = 0
+        self._counts = dict.fromkeys(COUNTS, 0)
+        self._sent_to: dict[str, int] = {}  # bytes, by id of the peer
+
+    async def serve(self) -> None:
+        """Until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        self._listener.setblocking(False)
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._filler = Filler(self._spool, group)
+                while True:
+                    try:
+                        sock, _ = await loop.sock_accept(self._listener)
+                    except OSError:
+                        await asyncio.sleep(ACCEPT_PAUSE_S)
+                        continue
+                    if self._connections >= MOST_CONNECTIONS or self._strangers >= MOST_STRANGERS:
+                        self._counts["refused"] += 1
+                        sock.close()
+                    else:
+                        self._connections += 1
+                        self._strangers += 1
+                        connection = Connection(sock)
+                        task = group.create_task(self._connected(connection))
+                        # Not in the task: it may be cancelled before its first step.
+                        task.add_done_callback(partial(self._ended, connection))
+                    await asyncio.sleep(0)  # those who are connected have their turn
+        finally:
+            for store in (*self._replaced, *(store for _, store in self._stores.values())):
+                await store.aclose()
+
+    def statistics(self) -> dict[str, object]:
+        """Since it was made.
+
+        `upload_bytes`: sent to others; `local_bytes`: to this node; `sent_to`: by node.
+        `refused`: connections and requests that were not the job's. `dropped`: readers that took nothing.
+        `failed`: what the store did not give. `no_room`: of the spool. `store_...`: what the store was asked.
+        """
+        filled = {} if self._filler is None else self._filler.statistics()
+        return {
+            **self._counts,
+            **filled,
+            "sent_to": dict(self._sent_to),
+            "connections": self._connections,
+            "spool": self._spool.statistics(),
+        }
+
+    # ---- one connection ------------------------------------------------------------------------------------
+
+    async def _connected(self, connection: Connection) -> None:
+        try:
+            greeted = await self._greet(connection)
+            while greeted is not None:
+                client, session, head = greeted
+                if not await self._answer(connection, head, client, session):
+                    break
+                head = await connection.next_head()
+                greeted = (client, session, head) if head else None
+        except wire.WireError:
+            self._counts["refused"] += 1
+            await connection.try_send(wire.write_answer(400))
+        except (TimeoutError, OSError):
+            self._counts["dropped"] += 1
+
+    def _ended(self, connection: Connection, _task: asyncio.Task[None]) -> None:
+        self._connections -= 1
+        self._strangers -= connection.is_stranger
+        connection.sock.close()
+
+    async def _greet(self, connection: Connection) -> tuple[str, Session, bytes] | None:
+        """Who it says it is, and the first request, which has to prove it; None for nobody of the job."""
+        async with asyncio.timeout(GREET_S):
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            head = await connection.read_head()
+            if not head:
+                return None
+            hello = wire.read_request(head)
+            if not isinstance(hello, wire.Hello):
+                await self._refuse(connection, 403)
+                return None
+            peers = self._peers_with(hello.client)
+            if peers is None:  # nodes learn of each other one after the other
+                await self._refuse(connection, 503)
+                return None
+            if hello.server != peers.own:
+                await self._refuse(connection, 403)
+                return None
+            nonce = os.urandom(NONCE_BYTES)
+            greeting = Greeting(hello.client, hello.server, hello.nonce, nonce)
+            key = peers.key_bytes()
+            await connection.send(wire.write_welcome(nonce, greeting.server_proof(key)))
+            head = await connection.read_head()
+        return (hello.client, greeting.session(key), head) if head else None
+
+    async def _refuse(self, connection: Connection, status: int) -> None:
+        self._counts["refused"] += 1
+        await connection.send(wire.write_answer(status))
+
+    async def _answer(self, connection: Connection, head: bytes, client: str, session: Session) -> bool:
+        """One request. Returns: whether another may follow."""
+        ask = wire.read_request(head)
+        if not isinstance(ask, wire.Ask) or not session.is_signed(ask.mac, ask.target, ask.asked, ask.etag):
+            await self._refuse(connection, 403)
+            return False
+        self._strangers -= connection.is_stranger
+        connection.is_stranger = False
+        store = self._store_of(ask)
+        span = ask.start // SPAN_BYTES
+        if store is None or (ask.end - 1) // SPAN_BYTES != span:
+            self._counts["refused"] += 1
+            await connection.send(wire.write_answer(404 if store is None else 416))
+            return True
+        try:
+            with self._spool.held((ask.name, span)) as kept:
+                return await self._send_range(connection, kept, store, ask, client)
+        except NoRoomError:
+            self._counts["no_room"] += 1
+            await connection.send(wire.write_answer(503))
+            return True
+
+    async def _send_range(
+        self, connection: Connection, kept: Kept, store: Store, ask: wire.Ask, client: str
+    ) -> bool:
+        assert self._filler is not None
+        base = ask.start // SPAN_BYTES * SPAN_BYTES
+        start, end = ask.start - base, ask.end - base
+        self._filler.want(kept, store, start, end)
+        try:
+            reached = await self._first(connection, kept, start, end)
+        except BootseerError as error:
+            self._counts["failed"] += 1
+            await connection.send(wire.write_answer(_status_of(error)))
+            return True
+        self._counts["answers"] += 1
+        await connection.send(wire.write_part(ask.start, ask.end))
+        at = start
+        while True:
+            await self._send_slices(connection, kept, at, reached, client)
+            at = reached
+            if at == end:
+                return True
+            try:
+                reached = await self._filler.reach(kept, at, end)
+            except (BootseerError, NoRoomError):
+                self._counts["failed"] += 1
+                return False  # the rest never comes: the connection's end says so
+
+    async def _first(self, connection: Connection, kept: Kept, start: int, end: int) -> int:
+        """Waits for the first bytes, and says meanwhile that we are alive."""
+        assert self._filler is not None
+        if kept.extents.reach(start) > start:
+            return await self._filler.reach(kept, start, end)
+        while True:
+            await connection.send(wire.write_answer(102))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    return await self._filler.reach(kept, start, end)
+
+    async def _send_slices(self, connection: Connection, kept: Kept, at: int, end: int, client: str) -> None:
+        is_upload = self._known is None or client != self._known[0].own
+        while at < end:
+            count = min(SLICE_BYTES, end - at)
+            if is_upload and (wait_s := self._uploads.wait_s(count, time.monotonic())) > 0:
+                await asyncio.sleep(wait_s)
+            await self._send_slice(connection, kept, at, count)
+            self._counts["upload_bytes" if is_upload else "local_bytes"] += count
+            self._sent_to[client] = self._sent_to.get(client, 0) + count
+            at += count
+
+    async def _send_slice(self, connection: Connection, kept: Kept, at: int, count: int) -> None:
+        offset = self._spool.offset(kept, at)
+        if cached_share(self._spool.fd, offset, count) < 1.0:  # else the disk would hold up all connections
+            await aio.run_io(os.pread, self._spool.fd, count, offset)
+        async with asyncio.timeout(STALL_S):
+            await connection.send_file(self._spool.fd, offset, count)
+
+    # ---- what may be asked ---------------------------------------------------------------------------------
+
+    def _peers_with(self, client: str) -> JobPeers | None:
+        """The job, if such a node takes part in it."""
+        for is_urgent in (False, True):
+            peers = self._peers(is_urgent=is_urgent)
+            if peers is not None and any(node.id == client for node in peers.nodes):
+                return peers
+        return None
+
+    def _peers(self, *, is_urgent: bool = False) -> JobPeers | None:
+        peers = self._file.current(is_urgent=is_urgent)
+        if peers is None:
+            self._known = None
+        elif self._known is None or self._known[0] is not peers:
+            self._known = peers, peers.origins_by_id()
+        return peers
+
+    def _store_of(self, ask: wire.Ask) -> Store | None:
+        """Of an object that the job named; None for any other."""
+        origin = self._known[1].get(ask.name.origin) if self._peers() is not None and self._known else None
+        if origin is None or not may_share(origin, ask.name.path):
+            return None
+        found = self._stores.get(ask.name.origin)
+        try:
+            check_path("peer", ask.name.path)
+            if found is None or found[0] != origin:
+                if found is not None:  # stays open for those that it is reading for
+                    self._replaced.append(found[1])
+                self._stores[ask.name.origin] = origin, open_store(origin.url, options=origin.options)
+        except StorageError:
+            return None
+        except BootseerError as error:
+            self._log(f"a store cannot be opened for other nodes: {error}")
+            return None
+        return self._stores[ask.name.origin][1]
+
+
+class Connection:
+    """A socket, and what has come of the next head."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.is_stranger = True  # until it has shown that it knows the key
+        self._waiting = bytearray()
+
+    async def read_head(self) -> bytes:
+        """Without its end; b"" when the other side has closed. Raises: WireError, OSError."""
+        loop = asyncio.get_running_loop()
+        while (place := self._waiting.find(wire.END)) < 0:
+            if len(self._waiting) > wire.MOST_HEAD_BYTES:
+                raise wire.WireError("a head that is too long")
+            data = await loop.sock_recv(self.sock, _RECEIVED_BYTES)
+            if not data:
+                return b""
+            self._waiting += data
+        head = bytes(self._waiting[:place])
+        del self._waiting[: place + len(wire.END)]
+        return head
+
+    async def next_head(self) -> bytes:
+        """The same of a connection on which nothing is under way."""
+        try:
+            async with asyncio.timeout(IDLE_S):
+                return await self.read_head()
+        except TimeoutError:
+            return b""
+
+    async def send(self, data: bytes) -> None:
+        """Raises: TimeoutError, OSError."""
+        async with asyncio.timeout(STALL_S):
+            await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def try_send(self, data: bytes) -> None:
+        """The last word: as much as fits."""
+        with suppress(OSError):
+            self.sock.send(data)
+
+    async def send_file(self, fd: int, offset: int, count: int) -> None:
+        """Raises: OSError."""
+        end = offset + count
+        while offset < end:
+            try:
+                sent = os.sendfile(self.sock.fileno(), fd, offset, end - offset)
+            except BlockingIOError:
+                await self._wait_writable()
+                continue
+            if not sent:
+                raise OSError("the spool is shorter than it was")
+            offset += sent
+
+    async def _wait_writable(self) -> None:
+        loop = asyncio.get_running_loop()
+        is_free = loop.create_future()
+        loop.add_writer(self.sock, lambda: None if is_free.done() else is_free.set_result(None))
+        try:
+            await is_free
+        finally:
+            loop.remove_writer(self.sock)
+
+
+def _status_of(error: BootseerError) -> int:
+    if isinstance(error, NotFound):
+        return 404
+    return 416 if isinstance(error, Truncated) else 502
