@@ -28,7 +28,10 @@ BENCHES = {
     "image": "starts of images: disk, layers, our packs in full, lazy, with a recording (root)",
     "env": "an environment on a node that has none: pip, uv, copies, restored by unpack and mount (best as root)",
     "compile": "first steps of compiled models: cold, with restored caches, after a crash; what may not be loaded",
+    "peers": "six nodes start at once, with and without each other's help; one lying, slow, killed (root)",
+    "report": "a report on 1,000 nodes with 8 ranks each: time, memory, size of the page",
     "pressure": "do ranks wait when their output is under pressure (root)",
+    "zero": "starts with nothing configured, from a cold page cache: disk and FUSE store, first and second (root)",
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 VERSION = 1
 MOST_LINE_BYTES = 1024 * 1024
 MOST_NAME_BYTES = 100  # of a host name in a file name
+RUN_EVENTS_NAME = "run.jsonl"  # of all nodes, on the node of the coordinator
 
 
 class Stage(Enum):
@@ -44,6 +45,10 @@ class Kind(Enum):
 RANK_STARTED = "rank_started"  # by the agent, stage spawn: exec of the rank succeeded
 RANK_EXITED = "rank_exited"  # by the agent
 SCRIPT = "script"  # by the rank, stage spawn: its script's first statement is next
+# A scalar.
+EVENTS_DROPPED = "events_dropped"  # by the coordinator, in the run file: lines of a node that are not in it
+# In each line of a scalar that belongs to no stage, as all writers write it: heartbeats, mostly.
+BEAT_MARK = b'"stage":null,"kind":"scalar"'
 
 
 class Event(NamedTuple):
@@ -64,6 +69,8 @@ class Event(NamedTuple):
     unit: str | None = None
     error: str | None = None
     attrs: Mapping[str, Any] = {}
+    job_ns: int | None = None  # only in a run file: mono_ns by the coordinator's monotonic clock
+    job_error_ns: int | None = None  # bound of its error
 
 
 # ---- writing -------------------------------------------------------------------------------------------------
@@ -222,8 +229,11 @@ def _escape(char: str) -> str:
 # ---- reading -------------------------------------------------------------------------------------------------
 
 
-def read_events(path: str) -> Iterator[Event]:
-    """The events of a file in its order; what is cut off, too long or no event is passed over. No file: none."""
+def read_events(path: str, without: bytes | None = None) -> Iterator[Event]:
+    """The events of a file in its order; what is cut off, too long or no event is passed over. No file: none.
+
+    Args: without: lines that hold this are passed over too, at a hundredth of the cost.
+    """
     try:
         file = open(path, "rb")  # noqa: SIM115
     except OSError:
@@ -232,7 +242,7 @@ def read_events(path: str) -> Iterator[Event]:
         is_rest = False  # of a line that is too long
         while line := file.readline(MOST_LINE_BYTES):
             is_whole = line.endswith(b"\n")
-            if not is_rest and is_whole:
+            if not is_rest and is_whole and (without is None or without not in line):
                 event = parse_event(line)
                 if event is not None:
                     yield event
@@ -270,6 +280,8 @@ _TYPES: tuple[tuple[type, ...], ...] = (
     (_TEXT, _NONE),
     (_TEXT, _NONE),
     (dict,),
+    (int, _NONE),
+    (int, _NONE),
 )
 
 
@@ -288,6 +300,11 @@ def agent_events_path(events_dir: str, node: str) -> str:
 def rank_events_path(events_dir: str, node: str, rank: int, attempt: int) -> str:
     """The file of one rank in one attempt."""
     return f"{events_dir}/rank-{rank}-attempt-{attempt}-{safe_name(node)}.jsonl"
+
+
+def run_events_path(events_dir: str) -> str:
+    """The file of the coordinator with the events of all nodes."""
+    return f"{events_dir}/{RUN_EVENTS_NAME}"
 
 
 def safe_name(text: str) -> str:

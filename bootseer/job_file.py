@@ -1,11 +1,15 @@
 """bootseer.toml, the file that says how a job starts: which tables and keys there are, and how it is read.
 
-    [setup]     commands, inputs, targets, variables, timeout_s, wait_s, max_age_s, key, ways
-    [env]       store
-    [caches]    keep, dirs (a table: name = "folder")
+    [image]       url, name, writable, binds, python, variables
+    [setup]       commands, inputs, targets, variables, timeout_s, wait_s, max_age_s, key, ways
+    [env]         store
+    [caches]      keep, dirs (a table: name = "folder")
+    [checkpoint]  url, memory, keep, save_memory
+    [ranks]       fork, preload, preload_timeout_s
+    [job]         folder, command, python: for `bootseer warm --jobs`, which is not told them by a command line
 
-Each key stands for one flag of bootrun; TABLES is the whole mapping. Paths are meant from the working folder, as
-in flags.
+Each key but those of [job] stands for one flag of bootrun; TABLES is the whole mapping. Paths are meant from the
+working folder, as in flags.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from typing import Any, NamedTuple
 from bootseer.errors import ConfigError
 
 NAME = "bootseer.toml"
+# Of [job], which are no flags: where the job is started, what stands after `bootrun` there, and PYTHON_EXEC.
+JOB_FOLDER, JOB_COMMAND, JOB_PYTHON = "job folder", "job command", "job python"
 MOST_BYTES = 1 << 20
 
 
@@ -42,6 +48,14 @@ class Setting(NamedTuple):
 
 
 TABLES: Mapping[str, Mapping[str, Setting]] = {
+    "image": {
+        "url": Setting("--image", Kind.TEXT),
+        "name": Setting("--image-name", Kind.TEXT),
+        "writable": Setting("--image-writable", Kind.TEXT),
+        "binds": Setting("--image-bind", Kind.TEXTS),
+        "python": Setting("--image-python", Kind.TEXT),
+        "variables": Setting("--image-env", Kind.TEXTS),
+    },
     "setup": {
         "commands": Setting("--setup", Kind.TEXTS),
         "inputs": Setting("--setup-input", Kind.TEXTS),
@@ -57,6 +71,22 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
     "caches": {
         "keep": Setting("--keep-caches", Kind.SWITCH, off="--no-keep-caches"),
         "dirs": Setting("--cache-dir", Kind.FOLDERS),
+    },
+    "checkpoint": {
+        "url": Setting("--load-checkpoint", Kind.TEXT),
+        "memory": Setting("--checkpoint-memory", Kind.TEXT),
+        "keep": Setting("--keep-arena", Kind.SWITCH),
+        "save_memory": Setting("--arena-bytes", Kind.TEXT),
+    },
+    "ranks": {
+        "fork": Setting("--fork-ranks", Kind.TEXT),
+        "preload": Setting("--preload", Kind.TEXTS),
+        "preload_timeout_s": Setting("--preload-timeout", Kind.SECONDS),
+    },
+    "job": {
+        "folder": Setting(JOB_FOLDER, Kind.TEXT),
+        "command": Setting(JOB_COMMAND, Kind.TEXTS),
+        "python": Setting(JOB_PYTHON, Kind.TEXT),
     },
 }
 

@@ -73,6 +73,7 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
             forked=agent.on_forked,
             exec_instead=node.preloader.on_exec_instead,
             service_ended=node.on_service_ended,
+            helper_ended=node.recorded_start.on_helper_ended,
         )
     )
     guard.set_grace(spec.shutdown_timeout_s)
@@ -135,7 +136,9 @@ def connect(
     if not spec.is_single:
         from launcher.networked import Networked
 
-        return Networked(loop, console, spec, agent, guard, join, node.resolve, node.when_program_known)
+        return Networked(
+            loop, console, spec, agent, guard, join, node.resolve, node.when_program_known, node.event_file
+        )
     from launcher.job import Job
     from launcher.rendezvous.host import JobHost, LocalLink
 

@@ -34,7 +34,7 @@ pause; etcd and third-party logs specs are not there.
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Leaves our own flags out of prefix matching."""
 
     own: frozenset[str] = frozenset()
@@ -50,10 +50,12 @@ class _Parser(argparse.ArgumentParser):
         return [each for each in found if each[1] not in self.own]
 
 
-def get_args_parser(environ: Mapping[str, str] | None = None, prog: str = "bootrun") -> argparse.ArgumentParser:
-    """The parser; `environ` gives the defaults."""
+def get_args_parser(
+    environ: Mapping[str, str] | None = None, prog: str = "bootrun", *, needs_script: bool = True
+) -> Parser:
+    """The parser; `environ` gives the defaults. Without `needs_script` that of no script is None."""
     environ = os.environ if environ is None else environ
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -73,7 +75,12 @@ def get_args_parser(environ: Mapping[str, str] | None = None, prog: str = "bootr
         default=argparse.SUPPRESS,
         help="print the version and end",
     )
-    parser.add_argument("training_script", metavar="script", help="script, module or program to run as each rank")
+    parser.add_argument(
+        "training_script",
+        nargs=None if needs_script else "?",
+        metavar="script",
+        help="script, module or program to run as each rank",
+    )
     parser.add_argument("training_script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
     return parser
 

@@ -16,6 +16,8 @@ examples:
   bootseer ckpt ls hdfs://namenode/run1/ckpt                which checkpoint a job would load
   bootseer image build docker://python:3.11 /data/python    an image as a tree, which starts before it is there
   bootseer env list --env-store hdfs://namenode/envs        environments that jobs need not install
+  bootseer warm --image hdfs://namenode/images/train-v3     what a job will need, on this node before it is there
+  bootseer report /logs/run1 --html run1.html               where the time of a start went, as text and as a page
   bootseer keys make                                        a key to sign what this user publishes
   bootseer --version
 """
@@ -36,6 +38,9 @@ GROUPS = {
     ),
     "env": Group("bootseer.cli.env", "env", "environments: set up once, restored everywhere; first-step caches"),
     "keys": Group("bootseer.cli.keys", "image", "keys: who may publish what this user runs"),
+    "report": Group(
+        "bootseer.cli.report", "report", "where the time of a start went; two compared; many summed up"
+    ),
 }
 
 
@@ -43,6 +48,10 @@ def main(argv: list[str]) -> int:
     """Runs a command group; returns the exit status."""
     if argv and argv[0] in GROUPS:
         return _run_group(GROUPS[argv[0]], argv[1:])
+    if argv and argv[0] == "warm":
+        from launcher.warm.command import main as warm
+
+        return warm(argv[1:])
     from bootseer import __version__
 
     parser = argparse.ArgumentParser(
@@ -56,6 +65,7 @@ def main(argv: list[str]) -> int:
     for name, group in GROUPS.items():
         groups.add_parser(name, help=group.help, add_help=False)
     groups.add_parser("run", help="launch a job on this node: the same as bootrun", add_help=False)
+    groups.add_parser("warm", help="fill this node's caches for a job before the job is there", add_help=False)
     args = parser.parse_args(argv)
     if args.group is None:
         parser.print_help(sys.stderr)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from bootseer.errors import ConfigError
 from bootseer.job_file import NAME, TABLES, read_job_file
 from launcher.flags import FLAGS
 
@@ -23,18 +24,27 @@ def apply_config(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
     settings = read_job_file(args.config or "", os.getcwd())
     if settings is None:
         return ""
-    fill(args, settings, environ)
-    return f"settings of {args.config or NAME}"
+    shown = args.config or NAME
+    fill(args, settings, environ, shown)
+    return f"settings of {shown}"
 
 
-def fill(args: argparse.Namespace, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """PURE: puts the settings into a parsed command line where that says nothing."""
+def fill(args: argparse.Namespace, settings: Mapping[str, Any], environ: Mapping[str, str], shown: str) -> None:
+    """PURE: puts the settings of a file called `shown` into a parsed command line where that says nothing.
+
+    Raises: ConfigError.
+    """
     flags = {flag.names[0]: flag for flag in FLAGS}
     switches = {setting.flag: setting.off for keys in TABLES.values() for setting in keys.values() if setting.off}
     for name, value in settings.items():
+        if name not in flags:
+            continue  # [job]
         flag = flags[name]
-        is_given = getattr(args, flag.dest) not in (None, [], False) or flag.env in environ
+        given = getattr(args, flag.dest)
+        is_given = not (given is None or given is False or given == []) or flag.env in environ  # 0 is given
         off = switches.get(name)
         if is_given or (off and getattr(args, flags[off].dest)):
             continue
+        if flag.choices and value not in flag.choices:
+            raise ConfigError(f"{shown}: {value!r} for {name}: there are {', '.join(flag.choices)}")
         setattr(args, flag.dest, value)

@@ -161,8 +161,7 @@ FLAGS: tuple[Flag, ...] = (
     _ours(
         "--fork-ranks",
         "fork ranks from one process per node that has the framework imported, instead of starting an interpreter "
-        "each: auto (docs/fork.md), only for restarts, on, off",
-        default="auto",
+        "each: auto (docs/fork.md), only for restarts, on, off (default auto)",
         choices=("auto", "restarts", "on", "off"),
     ),
     _ours(
@@ -177,8 +176,13 @@ FLAGS: tuple[Flag, ...] = (
         "--preload-timeout",
         "ranks are started the ordinary way when these imports take longer (default 120)",
         kind=float,
-        default=120.0,
         metavar="S",
+    ),
+    _ours(
+        "--record-start",
+        "record which files, and which parts of libraries, a start reads up to its first step, and read them "
+        "ahead at the next start of the job: on, off (default on)",
+        choices=("on", "off"),
     ),
     _ours(
         "--image",
@@ -191,7 +195,6 @@ FLAGS: tuple[Flag, ...] = (
         "--image-writable",
         "where goes what ranks write to the image's own folders: tmpfs (gone with the job), none (nothing can be "
         "written), or a folder of your own on a local disk (default tmpfs)",
-        default="tmpfs",
         metavar="tmpfs|none|DIR",
     ),
     _ours(
@@ -229,7 +232,6 @@ FLAGS: tuple[Flag, ...] = (
     _ours(
         "--arena-bytes",
         "memory in which a save may leave its bytes for the next attempt, as 50GiB (default 0)",
-        default="0",
         metavar="SIZE",
     ),
     _ours(

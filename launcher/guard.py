@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
+    from launcher.guard_helpers import Helper
     from launcher.guard_preloaded import PreloadedProcess
 
 # After SIGKILL a process can only stay because it waits in the kernel (state D); then it is reported, not awaited.
@@ -204,6 +205,7 @@ class _Guard:
         self._killed: dict[int, str] = {}
         self._preloaded: PreloadedProcess | None = None
         self._services: dict[int, _Service] = {}  # by pid
+        self._helpers: dict[int, Helper] = {}  # by pid
 
     # ---- loop ------------------------------------------------------------------------------------------------
 
@@ -271,6 +273,8 @@ class _Guard:
             for service in self._services.values():
                 os.close(service.exec_fd)
             self._services.clear()  # stopped with all that is left
+            for pid in self._helpers:
+                os.kill(pid, signal.SIGKILL)  # not reaped: its pid is no other's; nobody waits for it
             earlier_s = self._kill_at_s
             self._begin_stop(signal.SIGTERM, self._grace_s)
             if earlier_s is not None:
@@ -542,10 +546,34 @@ class _Guard:
         from launcher import descendants
 
         for process in descendants.list_descendants(os.getpid()):
-            if process.session in self._services:
+            if process.session in self._services or process.session in self._helpers:
                 continue
             if process.session == session or not self._ranks:
                 descendants.send(process, signal.SIGKILL)
+
+    # ---- helpers ---------------------------------------------------------------------------------------------
+
+    def _do_help(self, number: int, name: str, texts: list[str]) -> None:
+        """Forks a helper, which tells something at its end."""
+        from launcher import guard_helpers
+
+        try:
+            helper = guard_helpers.start(number, name, texts, _IGNORED, _close_others)
+        except OSError as error:
+            self._tell("helper_ended", number, 0.0, {"error": os.strerror(error.errno or 0).lower()})
+            return
+        self._helpers[helper.pid] = helper
+
+    def _do_end_help(self, number: int) -> None:
+        """Tells a helper to end, if it runs."""
+        for helper in self._helpers.values():
+            if helper.number == number:
+                os.kill(helper.pid, signal.SIGTERM)  # not reaped: its pid is no other's
+
+    def _note_helper_exit(self, helper: Helper, cpu_s: float) -> None:
+        from launcher.guard_helpers import read_answer
+
+        self._tell("helper_ended", helper.number, cpu_s, read_answer(helper))
 
     def _do_signal(self, keys: list[int], signum: int) -> None:
         """To the process groups of these ranks, which go on."""
@@ -590,6 +618,9 @@ class _Guard:
             if self._preloaded is not None and pid == self._preloaded.pid:
                 self._preloaded.note_exit(os.waitstatus_to_exitcode(status))
                 continue
+            if (helper := self._helpers.pop(pid, None)) is not None:
+                self._note_helper_exit(helper, usage.ru_utime + usage.ru_stime)
+                continue
             if (service := self._services.pop(pid, None)) is not None:
                 self._note_service_exit(service, os.waitstatus_to_exitcode(status))
                 continue
@@ -612,19 +643,19 @@ class _Guard:
                 self._tell("lingering", rank.key, [(p.pid, p.name) for p in left])
 
     def _only_apart(self) -> bool:
-        """Whether the preloaded process and services are all that is left below."""
+        """Whether the preloaded process, services and helpers are all that is left below."""
         from launcher import descendants
 
-        if self._preloaded is None and not self._services:
+        if self._preloaded is None and not self._services and not self._helpers:
             return False
         children = descendants.list_children(os.getpid())
         return not self._list_below() if children is None else not set(children) - self._list_apart()
 
     def _list_apart(self) -> set[int]:
-        """Services, the preloaded process and those that wait to become ranks; to be asked after a look at
-        processes, as it tells of these before they become our children."""
+        """Services, helpers, the preloaded process and those that wait to become ranks; to be asked after a look
+        at processes, as it tells of these before they become our children."""
         self._advance_preloaded()
-        apart = set(self._services)
+        apart = {*self._services, *self._helpers}
         if self._preloaded is not None:
             apart.update((self._preloaded.pid, *self._preloaded.parked))
         return apart

@@ -51,6 +51,7 @@ class GuardEvents(NamedTuple):
     forked: Callable[[int, int, int], object]  # key, pid, monotonic ns: as `spawned`
     exec_instead: Callable[[str], object]  # ranks that were to be forked are exec'd, why
     service_ended: Callable[[int, str], object]  # which one, why
+    helper_ended: Callable[[int, float, dict[str, Any]], object]  # which one, CPU seconds, what it has said
 
 
 class GuardClient:
@@ -111,6 +112,14 @@ class GuardClient:
     def end_service(self, number: int) -> None:
         """Ends a service, with SIGKILL if it does not heed; `service_ended` when it is gone."""
         self._ask("end_service", number)
+
+    def help(self, number: int, name: str, texts: Iterable[str]) -> None:
+        """Starts a helper (guard_helpers.py): `helper_ended`, unless the job ends before."""
+        self._ask("help", number, name, list(texts))
+
+    def end_help(self, number: int) -> None:
+        """Tells a helper to end, if it runs."""
+        self._ask("end_help", number)
 
     def signal(self, keys: list[int], signum: int) -> None:
         """Passes a signal on; the ranks go on."""

@@ -134,31 +134,11 @@ class FirstStep:
             self._events.write("first_step", "instant", how)
 
     def _list_imports(self) -> None:
-        """What this start has needed: the next one may have it preloaded."""
+        """What this start has needed: the next one may have it preloaded, or read ahead."""
         path = self._events.path
         if os.getpid() != self._events.pid or not path.endswith(".jsonl") or os.environ.get("LOCAL_RANK") != "0":
             return
-        lines = []
-        # From the newest on: in a forked rank even a look at a preloaded module would copy the memory it is in.
-        names = reversed(sys.modules)
-        for name in [next(names) for _ in range(len(sys.modules) - len(known_modules))]:
-            spec = getattr(sys.modules[name], "__spec__", None)
-            origin = getattr(spec, "origin", None)
-            # Not what the script finds only by a path that it adds: another file could be imported instead.
-            if name not in known_modules and isinstance(origin, str) and origin.startswith(known_folders):
-                if getattr(spec, "name", None) == name:
-                    lines.append("%s\t%s\n" % (name, origin))
-        data = "".join(reversed(lines)).encode("utf-8", "backslashreplace")
-        path = path[:-6] + ".imports"
-        try:
-            os.unlink(path)  # of an earlier run in the same folder
-        except OSError:
-            pass
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, data)
-        finally:
-            os.close(fd)
+        write_private(path[:-6] + ".imports", "".join(list_start()))
 
     def _guarded(self, function: "Callable[..., None]", *args: "Any") -> None:
         try:
@@ -226,6 +206,115 @@ class _AtEnd:
             self._function()
         except Exception:
             pass
+
+
+def list_start() -> "List[str]":
+    """Lines that say what imports have needed so far: NAME FILE of modules that a later start may import before;
+    for whoever reads files ahead FILE of others, FOLDER that was looked into, where bytecode of /a/x.py would lie.
+
+    From the newest on: in a forked rank even a look at a preloaded module would copy the memory it is in.
+    """
+    lines = []
+    names = reversed(sys.modules)
+    for name in [next(names) for _ in range(len(sys.modules) - listed[0])]:
+        spec = getattr(sys.modules[name], "__spec__", None)
+        origin = getattr(spec, "origin", None)
+        if not isinstance(origin, str):
+            continue
+        # Not what the script finds only by a path that it adds: another file could be imported instead.
+        is_plain = name not in known_modules and origin.startswith(known_folders)
+        if is_plain and getattr(spec, "name", None) == name:
+            lines.append("%s\t%s\n" % (name, origin))
+        elif origin.startswith("/"):
+            lines.append("\tfile\t%s\n" % origin)
+    found = sys.path_importer_cache
+    folders = reversed(found)
+    for folder in [next(folders) for _ in range(len(found) - listed[1])]:
+        if found[folder] is not None and folder.startswith("/"):
+            lines.append("\tfolder\t%s\n" % folder)
+    lines.reverse()
+    if opened is not None:
+        lines += opened.list()
+    try:
+        cached = sys.modules["_frozen_importlib_external"].cache_from_source("/a/x.py")
+        lines.append("\tbytecode\t%s\n" % cached)
+    except NotImplementedError:
+        pass  # this interpreter keeps none
+    return lines
+
+
+class Opened:
+    """Files that are opened for reading, and folders that are listed, while a start is recorded.
+
+    An audit hook, which cannot be taken away: it is made only in the one start of a job that is recorded, and from
+    the first step on it returns at once.
+    """
+
+    MOST = 200000
+    WRITING = 3  # bits of O_WRONLY and O_RDWR
+
+    def __init__(self) -> None:
+        self._found = {}  # type: Optional[Dict[Tuple[str, str], None]]
+
+    def install(self) -> None:
+        sys.addaudithook(self._make_hook())
+
+    def begin(self, is_wanted: bool) -> None:
+        """In a forked rank: what the preloaded process has opened is told already."""
+        self._found = {} if is_wanted else None
+
+    def list(self) -> "List[str]":
+        """The lines; nothing is noted any more."""
+        found, self._found = self._found, None
+        here = os.getcwd() + "/"
+        return ["\t%s\t%s\n" % (what, path if path[:1] == "/" else here + path) for what, path in found or ()]
+
+    def _make_hook(self) -> "Callable[[str, Tuple[Any, ...]], None]":
+        most, writing = self.MOST, self.WRITING
+
+        def hook(event: str, args: "Tuple[Any, ...]") -> None:
+            found = self._found
+            if found is None:
+                return
+            if event == "open" and len(args) == 3:
+                path, _, flags = args
+                if type(path) is str and type(flags) is int and not flags & writing and len(found) < most:
+                    found["open", path] = None
+            elif (event == "os.listdir" or event == "os.scandir") and len(args) == 1:
+                if type(args[0]) is str and len(found) < most:
+                    found["folder", args[0]] = None
+
+        return hook
+
+
+def watch_opened(events: Events) -> None:
+    """In local rank 0, if bootrun has asked for it by an empty list."""
+    global opened
+    path = events.path
+    try:
+        is_wanted = os.environ.get("LOCAL_RANK") == "0" and path.endswith(".jsonl")
+        is_wanted = is_wanted and os.stat(path[:-6] + ".imports").st_size == 0
+        if opened is not None:
+            opened.begin(is_wanted)
+        elif is_wanted:
+            opened = Opened()
+            opened.install()
+    except Exception:
+        pass
+
+
+def write_private(path: str, text: str) -> None:
+    """Writes a file for bootrun, in place of one of an earlier run in the same folder."""
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+    data = text.encode("utf-8", "backslashreplace")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
 
 
 # ---- probes of inductor ------------------------------------------------------------------------------------
@@ -669,6 +758,7 @@ def install(events: Events) -> None:
     known_folders = tuple([folder + "/" for folder in sys.path if folder])
     protect_output(events)
     if events.path:
+        watch_opened(events)
         first_step = FirstStep(events)
         first_step.install()
         heartbeat = Heartbeats(events, first_step).beat
@@ -681,6 +771,8 @@ heartbeat = None  # type: Optional[Callable[[Any, Dict[str, Any]], None]]
 rank_pid = 0  # children forked by the script are not the rank
 known_modules = frozenset()  # type: Any  # before the script, set in the preloaded process already
 known_folders = ()  # type: Tuple[str, ...]
+listed = (0, 0)  # modules and folders of imports that the preloaded process has listed
+opened = None  # type: Optional[Opened]
 
 
 def _options(count: int) -> "List[str]":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from launcher.agent import Agent
 from launcher.guard_client import GuardClient
@@ -18,9 +19,27 @@ from launcher.ranks.program import RankProgram
 from launcher.rendezvous.host import JobHost, Resolve
 from launcher.rendezvous.identity import IdentityProbe
 from launcher.rendezvous.member import Member, RendezvousSettings, open_link
-from launcher.rendezvous.messages import Environment, FromCoordinator, Join, SetupOrder, WantEnvironment
+from launcher.rendezvous.messages import (
+    Environment,
+    Finish,
+    FromCoordinator,
+    FromMember,
+    Join,
+    Leave,
+    SetupOrder,
+    Stopped,
+    Succeeded,
+    WantEnvironment,
+    WantEvents,
+    World,
+)
 from launcher.rendezvous.secret import SECRET_VARIABLES, find_secret
 from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.event_files import EventFile
+    from launcher.event_shipping import Shipper
+    from launcher.run_events import RunEvents
 
 
 class Networked:
@@ -36,11 +55,18 @@ class Networked:
         join: Join,
         resolve: Resolve | None,
         when_program_known: Callable[[Callable[[RankProgram], object]], object],
+        events: EventFile | None,
     ) -> None:
-        """Args: when_program_known: calls back with what the ranks of this node are run by."""
+        """Args: when_program_known: calls back with what the ranks of this node are run by; events: the file of
+        this node's bootrun, None where no events are written."""
         self._loop = loop
+        self._console = console
         self._spec = spec
         self._agent = agent
+        self._join = join
+        self._events = events
+        self._shipper: Shipper | None = None  # once the coordinator wants events
+        self._run_events: RunEvents | None = None  # at the coordinator
         secret = find_secret(os.environ, spec.conf.get("secret_file"))
         settings = RendezvousSettings(
             host=spec.endpoint[0],
@@ -52,12 +78,13 @@ class Networked:
             keep_alive_max_attempt=spec.keep_alive_max_attempt,
             secret=secret,
         )
-        rules = spec.job_rules()._replace(open_membership=secret is None)
+        self._rules = spec.job_rules()._replace(open_membership=secret is None)
+        self._resolve = resolve
         self._link: Member = open_link(
             loop,
             settings,
             join,
-            lambda: JobHost(loop, Job(rules), resolve=resolve),
+            self._make_host,
             self._on_message,
             agent.on_lost,
             console.say,
@@ -67,7 +94,18 @@ class Networked:
         self._when_program_known = when_program_known
         if join.has_identity:
             when_program_known(self._identify)
-        agent.connect(guard, self._link)
+        agent.connect(guard, _AgentLink(self._link, lambda: self._shipper))
+
+    def _make_host(self) -> JobHost:
+        """This node hosts the coordinator."""
+        if self._events is not None:
+            from bootseer.events import run_events_path
+            from launcher.run_events import RunEvents
+            from launcher.run_file import RunFile
+
+            path = run_events_path(os.path.dirname(self._events.path))
+            self._run_events = RunEvents(RunFile(path, self._rules.run_id))
+        return JobHost(self._loop, Job(self._rules), resolve=self._resolve, events=self._run_events)
 
     def _identify(self, program: RankProgram) -> None:
         """Finds out which Python environment ranks have here, and of which image."""
@@ -84,14 +122,74 @@ class Networked:
         )
 
     def _on_message(self, message: FromCoordinator) -> None:
-        if not isinstance(message, WantEnvironment):
+        if isinstance(message, WantEvents):
+            self._begin_shipping()
+        elif not isinstance(message, WantEnvironment):
+            if isinstance(message, World):
+                self._ship_attempt(message)
             self._agent.on_message(message)
+            if isinstance(message, Finish) and self._shipper is not None:
+                self._shipper.finish()
             if isinstance(message, SetupOrder) and message.do == "again" and self._has_identity:
                 self._when_program_known(self._identify)  # when that is done
         elif self._probe is not None and self._probe.found is not None:
             self._link.send(Environment(self._probe.found))
 
+    def _begin_shipping(self) -> None:
+        if self._events is not None and self._shipper is None:
+            from launcher.event_shipping import Shipper
+
+            self._shipper = Shipper(self._loop, self._link, self._events, self._join.max_nodes)
+            self._link.begin_shipping()
+
+    def _ship_attempt(self, world: World) -> None:
+        """Before any of its ranks is started: what their files hold by now is of another run."""
+        if self._shipper is not None and self._events is not None:
+            from bootseer.events import rank_events_path
+
+            folder, host = os.path.dirname(self._events.path), self._join.host
+            ranks = range(world.first_rank, world.first_rank + self._spec.nproc)
+            paths = [rank_events_path(folder, host, rank, world.attempt) for rank in ranks]
+            self._shipper.follow(paths, world.group_world_size)
+
     def close(self) -> None:
-        """Ends what may still run of it."""
+        """Ends what may still run of it; the last events get a moment to reach the disk."""
+        if self._shipper is not None:
+            self._shipper.close()
+        if self._run_events is not None and (line := self._run_events.close()):
+            self._console.say(line)
         if self._probe is not None:
             self._probe.close()
+
+
+class _AgentLink:
+    """The link as the agent has it: events go out before the node does, and soon after an attempt."""
+
+    def __init__(self, link: Member, shipper: Callable[[], Shipper | None]) -> None:
+        self._link = link
+        self._shipper = shipper
+
+    def send(self, message: FromMember) -> None:
+        shipper = self._shipper()
+        if shipper is not None and isinstance(message, Leave):
+            shipper.flush()
+        self._link.send(message)
+        if shipper is not None and isinstance(message, Succeeded | Stopped):
+            shipper.hurry()  # not before: the job waits for this message
+
+    def to_job_clock(self, local_ns: int) -> tuple[int, int]:
+        return self._link.to_job_clock(local_ns)
+
+    @property
+    def is_local(self) -> bool:
+        return self._link.is_local
+
+    @property
+    def is_closed(self) -> bool:
+        return self._link.is_closed
+
+    def close(self) -> None:
+        shipper = self._shipper()
+        if shipper is not None:
+            shipper.end()
+        self._link.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.port import HeldPort, hold_any, hold_given
 from launcher.ranks.preloader import Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram, own_program
+from launcher.recorded_start import HelperSpan, RecordedStart
 from launcher.rendezvous.messages import Failure, Finish, SetupOrder, World
 from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from launcher.agent import Agent
     from launcher.caches import CachesSpan, NodeCaches
     from launcher.checkpoint import NodeCheckpoint
+    from launcher.event_files import EventFile
     from launcher.image import ImageSpan, NodeImage
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
@@ -58,7 +61,9 @@ class Node:
         self._began_ns = began_ns  # when bootrun began, or the last attempt ended
         self.host = os.uname().nodename
         self._writer: EventWriter | None = None
+        self._brought: list[tuple[str, str]] = []  # stage and digest, of which is to be said if it was warmed
         self.preloader = Preloader(loop, guard, spec, SECRET_VARIABLES, self._say_exec_instead, self._note_preload)
+        self.recorded_start = RecordedStart(guard, spec, self._note_helper)
         self.checkpoint: NodeCheckpoint | None = None
         self.image: NodeImage | None = None
         self.setup: NodeSetup | None = None
@@ -71,6 +76,7 @@ class Node:
         self._has_ranks = False  # the attempt's ranks were started
         self._run_dir = ""
         self._events_dir = ""
+        self.event_file: EventFile | None = None  # this node's own, of a job of several nodes that writes events
         self._tailer: Tailer | None = None
         self._record: AttemptRecord | None = None
         self._over: AttemptRecord | None = None  # of the last attempt
@@ -104,9 +110,15 @@ class Node:
             except OSError as error:
                 self.say(f"no events are written: {self._events_dir}: {error.strerror}")
                 self._events_dir = ""
+        if self._events_dir and not self._spec.is_single:
+            from bootseer.events import agent_events_path
+            from launcher.event_files import EventFile
+
+            self.event_file = EventFile(agent_events_path(self._events_dir, self.host))
 
     def begin(self) -> None:
         """Time zero: starts what can run before the nodes have met."""
+        self.preloader.listing_path = self.recorded_start.begin(os.environ, self._events_dir)
         if self._spec.load_checkpoint:
             from launcher.checkpoint import NodeCheckpoint
 
@@ -222,6 +234,7 @@ class Node:
             Rank(world.first_rank + local_rank, local_rank, each, self._rank_events_file(world, local_rank))
             for local_rank, each in enumerate(plan)
         ]
+        self.recorded_start.prepare(ranks[0])
         return RankGroup(
             spec, world, self.host, self._guard, self.agent.to_job_clock, self.agent.group_events(), ranks
         )
@@ -351,12 +364,22 @@ class Node:
         attrs = {"modules": span.modules} if not span.error else {}
         writer.end(Stage.IMPORT, "preload", number, mono_ns=span.ended_ns, error=span.error or None, **attrs)
 
+    def _note_helper(self, span: HelperSpan) -> None:
+        """What was read ahead, or recorded, as an event of no stage: no rank waits for it."""
+        if not self._events_dir:
+            return
+        writer = self._events()
+        writer.attempt = self._attempt
+        number = writer.begin(None, span.name, mono_ns=span.began_ns)
+        writer.end(None, span.name, number, mono_ns=span.ended_ns, error=span.error or None, **span.facts)
+
     def _note_image(self, span: ImageSpan) -> None:
         """How the image was opened, as an event."""
         if not self._events_dir:
             return
         from bootseer.events import Stage
 
+        self._brought.append(("image", str(span.facts.get("digest", ""))))
         writer = self._events()
         writer.attempt = self._attempt
         number = writer.begin(Stage.IMAGE, "image", mono_ns=span.began_ns)
@@ -368,6 +391,7 @@ class Node:
             return
         from bootseer.events import Stage
 
+        self._brought.append(("env", str(span.facts.get("tree", ""))))
         writer = self._events()
         writer.attempt = self._attempt
         number = writer.begin(Stage.ENV, "setup", mono_ns=span.began_ns)
@@ -470,14 +494,29 @@ class Node:
             self.setup.first_step_seen()
         if self.caches is not None:
             self.caches.first_step_seen()
+        self.recorded_start.first_step_seen(rank)
         self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
     @staticmethod
     def _get_ready() -> None:
         from launcher.ranks import cause, errorfile  # noqa: F401
 
+    def _note_warmed(self) -> None:
+        """What of this start `bootseer warm` had brought here before, as events."""
+        brought, self._brought = [each for each in self._brought if each[1]], []
+        if not brought:
+            return
+        from bootseer.events import Stage
+        from launcher.warm.noted import find
+
+        for warmed, at_s in find(brought, os.environ):
+            attrs: dict[str, Any] = {"how": warmed.how, "what": warmed.what, "bytes": warmed.fetched_bytes}
+            age_s = round(max(0.0, time.time() - at_s), 1)
+            self._events().instant(Stage(warmed.stage), "warmed", age_s=age_s, **attrs)
+
     def _tidy(self) -> None:
         self._finish_record()
+        self._note_warmed()
         gc.collect()  # bootrun runs without
 
     def _finish_record(self) -> None:
@@ -566,7 +605,8 @@ class Node:
 
     def _on_drained(self, _line: str) -> None:
         self._show_report()
-        self.agent.on_drained()
+        self._note_warmed()
+        self.agent.on_drained()  # after this no event is sent to the coordinator
 
     def close(self) -> None:
         if self.checkpoint is not None:
@@ -580,6 +620,7 @@ class Node:
         self._finish_record()
         if self._record is not None:
             self._record.finish()
+        self._note_warmed()
         if self._writer is not None:
             self._writer.close()
         if self._tailer is not None:

@@ -3,6 +3,7 @@
 Loaded by inside.py, by path, in the interpreter, environment, folder and sys.path of the ranks; stdlib only, needs
 Python 3.8. In: frames of NUL-joined fields on one socket to the guard (a length of four bytes, then the fields).
     modules SIGN+NAME...       once: "?" may be absent, "!" asked for by the user, "~" recorded at an earlier start
+                               >PATH before them: a file for what the imports have touched
     prepare COUNT              ranks will be asked for soon: fork processes that wait to become them (parked)
     fork GUARD_PID PORT SPARE PAIRS NAME=VALUE... RANK...
 Out: importing NAME | ready COUNT ABSENT... | failed NAME WHY | parked PID... | discarded | forked KEY MONO_NS... |
@@ -63,6 +64,8 @@ MADV_HUGEPAGE = 14
 MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE_BYTES = 2 << 20
 MOST_HUGE_S = 0.1  # for making huge pages
+MOST_LISTED_PAGES = 1 << 20  # of a mapping
+IN_MEMORY = bytes([1 if byte >= 0x40 else 0 for byte in range(256)])  # of a page: present or swapped
 RESERVE_BYTES, BLOCK_BYTES = 128 << 20, 126976  # of the heap, in huge pages; blocks below malloc's threshold
 PR_SET_PDEATHSIG, PR_SET_MM, PR_SET_MM_MAP, PR_SET_CHILD_SUBREAPER, SIGKILL = 1, 35, 14, 36, 9
 
@@ -142,6 +145,8 @@ class _Preloaded:
         self.rank_reads = []  # type: List[str]
         self.tasks = set(os.listdir("/proc/self/task"))
         self.suspect = ""  # imported when a thread appeared last
+        self.listing_path = ""  # where what imports have touched is to be told
+        self.listing = ""
         # Of each file. Two objects, as looking at thousands would copy the pages they are in.
         self.stamp_paths = b""
         self.stamps = b""
@@ -186,6 +191,10 @@ class _Preloaded:
     def preload(self) -> None:
         """Imports what the first request names; each import is looked at."""
         entries = self.receive()[1:]
+        if entries and entries[0].startswith(">"):
+            self.listing_path = entries.pop(0)[1:]
+            self.inside["opened"] = self.inside["Opened"]()
+            self.inside["opened"].install()
         if os.getsid(0) != os.getpid():
             raise _Failed("", "PYTHON_EXEC names a program that starts the interpreter as its child")
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # daemons that an import starts are found as well
@@ -311,8 +320,11 @@ class _Preloaded:
         if trouble:
             raise _Failed("", trouble)
         self._take_stamps()
+        if self.listing_path:
+            self.listing = self._list_touched()
         self._release_files()
         self.inside["known_modules"] = frozenset(sys.modules)
+        self.inside["listed"] = (len(sys.modules), len(sys.path_importer_cache))
         self.socket = _import_apart("_socket")
         gc = _import_apart("gc")
         gc.collect()
@@ -366,6 +378,41 @@ class _Preloaded:
                 if time.monotonic() > end_s:
                     return
                 self.libc.madvise(place, HUGE_PAGE_BYTES, MADV_COLLAPSE)  # what cannot be done stays as it is
+
+    def _list_touched(self) -> str:
+        """What imports have needed, for the recording of this start; to be asked before it is unmapped.
+
+        Of libraries in units of 4 KiB: pages that are in this process, by the kernel's list of them.
+        """
+        try:
+            lines = self.inside["list_start"]()
+            page_bytes = os.sysconf("SC_PAGE_SIZE")
+            units = page_bytes // 4096
+            with open("/proc/self/maps", "rb", 0) as file:
+                mappings = file.readall().splitlines()
+            with open("/proc/self/pagemap", "rb", 0) as pagemap:
+                for mapping in mappings:
+                    words = mapping.split(None, 5)
+                    if len(words) < 6 or words[4] == b"0" or not words[5].startswith(b"/"):
+                        continue
+                    low, high = [int(word, 16) // page_bytes for word in words[0].split(b"-")]
+                    if high - low > MOST_LISTED_PAGES:
+                        continue
+                    pagemap.seek(low * 8)
+                    flags = (pagemap.read((high - low) * 8) or b"")[7::8].translate(IN_MEMORY)
+                    first, ranges, end = int(words[2], 16) // page_bytes, [], 0
+                    while True:
+                        start = flags.find(1, end)
+                        if start < 0:
+                            break
+                        end = flags.find(0, start)
+                        end = len(flags) if end < 0 else end
+                        ranges.append("%d+%d" % ((first + start) * units, (end - start) * units))
+                    if ranges:
+                        lines.append("\ttouched\t%s\t%s\n" % (os.fsdecode(words[5]), ",".join(ranges)))
+            return "".join(lines)
+        except Exception:
+            return ""  # the next start is not the faster for this one, and that is all
 
     def _release_files(self) -> None:
         """Unmaps what was read of libraries for the imports: ranks map what they need, the page cache has it."""
@@ -570,6 +617,12 @@ class _Preloaded:
                 self._write(fd, b"!")
         for fd, _ in waiting:
             os.close(fd)
+        listing, self.listing = self.listing, ""
+        if listing:  # nobody waits for it
+            try:
+                self.inside["write_private"](self.listing_path, listing)
+            except OSError:
+                pass
 
     def _write(self, fd: int, data: bytes) -> None:
         try:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from launcher.setup_options import CachesOptions, SetupOptions
 
 GRACE_S = 30.0
+PRELOAD_TIMEOUT_S = 120.0
 _PROTECTED = ("SIGKILL", "SIGSTOP", "SIGCHLD")
 
 
@@ -71,6 +72,7 @@ class LaunchSpec(NamedTuple):
     fork_ranks: str  # auto | restarts | on | off
     preload: tuple[str, ...]  # as given
     preload_timeout_s: float
+    record_start: bool  # what it touches, and read that ahead the next time
     image: ImageOptions | None  # None: ranks see this node as it is
     setup: SetupOptions | None  # None: the environment is taken as it is
     caches: CachesOptions | None  # None: first-step caches are not kept
@@ -176,16 +178,17 @@ def build_spec(
         signal_scope=args.signal_scope,
         shutdown_timeout_s=_grace_s(args.shutdown_timeout, environ),
         rank_hooks=args.rank_hooks == "auto",
-        fork_ranks=args.fork_ranks,
+        fork_ranks=args.fork_ranks or "auto",
         preload=_preload(args.preload),
-        preload_timeout_s=_not_negative(args.preload_timeout, "--preload-timeout") or 0.0,
+        preload_timeout_s=_preload_timeout_s(args.preload_timeout),
+        record_start=args.record_start != "off",
         image=image,
         setup=_setup(args),
         caches=_caches(args),
         load_checkpoint=_checkpoint(args.load_checkpoint),
-        checkpoint_memory_bytes=_size(args.checkpoint_memory, "--checkpoint-memory"),
+        checkpoint_memory_bytes=parse_size(args.checkpoint_memory, "--checkpoint-memory"),
         keep_arena=args.keep_arena,
-        arena_bytes=_size(args.arena_bytes, "--arena-bytes") or 0,
+        arena_bytes=parse_size(args.arena_bytes, "--arena-bytes") or 0,
         allow_mixed=args.allow_mixed_environments,
         restart_refill_s=_not_negative(args.restart_refill, "--restart-refill"),
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
@@ -343,8 +346,8 @@ def _grace_s(given: int | None, environ: Mapping[str, str]) -> float:
 
 
 def _image(args: argparse.Namespace, environ: Mapping[str, str], warnings: list[str]) -> ImageOptions | None:
-    given = (args.image_name, args.image_bind, args.image_python, args.image_env, args.image_writable != "tmpfs")
-    if args.image is None and not any(given):
+    given = (args.image_name, args.image_bind, args.image_python, args.image_env)
+    if args.image is None and args.image_writable is None and not any(given):
         return None
     from launcher.image_options import read_options
 
@@ -353,7 +356,7 @@ def _image(args: argparse.Namespace, environ: Mapping[str, str], warnings: list[
     return read_options(
         args.image,
         args.image_name,
-        args.image_writable,
+        "tmpfs" if args.image_writable is None else args.image_writable,
         args.image_bind,
         args.image_python,
         args.image_env,
@@ -372,7 +375,7 @@ def _checkpoint(url: str | None) -> str:
     return url if "://" in url or "::" in url else os.path.abspath(url)
 
 
-def _size(text: str | None, flag: str) -> int | None:
+def parse_size(text: str | None, flag: str) -> int | None:
     """Bytes from 4096, 512MiB, 1.5GiB, 200GB."""
     if text is None:
         return None
@@ -391,6 +394,11 @@ def _preload(names: list[str]) -> tuple[str, ...]:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--preload {name!r}: give names of modules, as in --preload numpy,torch.optim")
     return tuple(names)
+
+
+def _preload_timeout_s(given: float | None) -> float:
+    found = _not_negative(given, "--preload-timeout")
+    return PRELOAD_TIMEOUT_S if found is None else found
 
 
 def _not_negative(value: float | None, flag: str) -> float | None:

@@ -43,6 +43,7 @@ ssh-keygen openssh-client
 docker-registry docker-registry
 skopeo skopeo
 runc runc
+chromium chromium
 java default-jdk-headless
 javac default-jdk-headless'
 missing=() packages=()

@@ -40,7 +40,7 @@ class Phase(Enum):
 class Prefetcher:
     """Fetches `hot` blocks in order, then, with `is_whole`, all others.
 
-    `most_bytes_per_s`: of the cold ones. `log` gets a line when it gives up.
+    `most_bytes_per_s`: of the cold ones, and with `limits_hot` of all. `log` gets a line when it gives up.
     """
 
     def __init__(
@@ -53,11 +53,12 @@ class Prefetcher:
         hot_width: int = HOT_WIDTH,
         cold_width: int = COLD_WIDTH,
         quiet_s: float = QUIET_S,
+        limits_hot: bool = False,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.phase = Phase.NEW
         self._fetcher, self._hot, self._is_whole = fetcher, hot, is_whole
-        self._rate = most_bytes_per_s
+        self._rate, self._limits_hot = most_bytes_per_s, limits_hot
         self._hot_width, self._cold_width, self._quiet_s = hot_width, cold_width, quiet_s
         self._log = log
         self._next_s = 0.0  # when the bandwidth limit lets the next span begin
@@ -99,20 +100,26 @@ class Prefetcher:
         return {"phase": self.phase.value, "hot_s": self._hot_s, "failed_spans": self._failed_spans}
 
     async def _bring_hot(self, span: Span) -> None:
+        if self._limits_hot:
+            await self._wait_turn(span)
         await self._bring(span)
 
     async def _bring_cold(self, span: Span) -> None:
         if self.phase is Phase.GIVEN_UP:
             return
         await self._fetcher.waits.quiet(self._quiet_s)
-        if self._rate is not None:
-            begin_s = max(time.monotonic(), self._next_s)
-            self._next_s = begin_s + span.length / self._rate
-            await asyncio.sleep(begin_s - time.monotonic())
+        await self._wait_turn(span)
         await self._bring(span)
         if time.monotonic() - self._saved_s > SAVE_S:
             self._saved_s = time.monotonic()
             await self._save()
+
+    async def _wait_turn(self, span: Span) -> None:
+        """Until the bandwidth limit lets it begin."""
+        if self._rate is not None and self.phase is not Phase.GIVEN_UP:
+            begin_s = max(time.monotonic(), self._next_s)
+            self._next_s = begin_s + span.length / self._rate
+            await asyncio.sleep(begin_s - time.monotonic())
 
     def _is_tree_whole(self) -> bool:
         return not self._fetcher.cache.missing(range(self._fetcher.index.block_count))

@@ -28,7 +28,7 @@ PIECE_BYTES = 64 << 20  # of pre-faulting
 
 
 class Held:
-    """A memfd that only the keeper has, and its writable mapping once it was sealed."""
+    """A memfd that the keeper has beside the arena, and its mapping once it was sealed."""
 
     def __init__(self, fd: int, view: memoryview | None) -> None:
         self.fd = fd
@@ -105,6 +105,8 @@ class Arena:
     def populate(self, file: int, start: int, end: int) -> None:
         """Has the kernel make pages for a range now. Without that call they are made when they are written."""
         area = self._maps[file]
+        if area.readonly:
+            return  # it was taken over, full
         for at in range(start, end, PIECE_BYTES):
             if advise(area[at : min(at + PIECE_BYTES, end)], MADV_POPULATE_WRITE):
                 return  # EINVAL: an older kernel; ENOMEM: the reads will say so
@@ -123,6 +125,10 @@ class Arena:
 
     def set_state(self, file: int, unit: int, state: int) -> None:
         self.states[self.first_unit[file] + unit] = state
+
+    def set_all_ready(self) -> None:
+        """Of memory that was taken over, full."""
+        self.states[: self.units] = bytes([READY]) * self.units
 
     def is_complete(self, file: int) -> bool:
         first = self.first_unit[file]

@@ -39,7 +39,7 @@ def connect(address: str, digest: str, fallback: Callable[[], Source] | None = N
     Raises: CheckpointError when nobody of ours answers there.
     """
     try:
-        keeper = _Keeper(address, digest)
+        keeper = KeeperConnection(address, digest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the arena at {address} does not answer: {error}") from error
     if keeper.header["why"]:
@@ -51,7 +51,7 @@ def connect(address: str, digest: str, fallback: Callable[[], Source] | None = N
 class ArenaSource:
     """See the module's docstring. Implements Source."""
 
-    def __init__(self, address: str, keeper: _Keeper, fallback: Callable[[], Source] | None) -> None:
+    def __init__(self, address: str, keeper: KeeperConnection, fallback: Callable[[], Source] | None) -> None:
         header = keeper.header
         self.url = "arena:"
         self.version = str(header["version"])
@@ -279,7 +279,7 @@ class ArenaSource:
     # ---- the keeper ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _lease(self) -> Iterator[_Keeper | None]:
+    def _lease(self) -> Iterator[KeeperConnection | None]:
         """A connection for this thread alone; None if the keeper is gone."""
         self._check_process()
         keeper = None
@@ -288,7 +288,7 @@ class ArenaSource:
                 keeper = self._idle.pop()
         if keeper is None and not self._is_gone and not self._is_closed:
             try:
-                keeper = _Keeper(self._address, self.digest)
+                keeper = KeeperConnection(self._address, self.digest)
                 keeper.forget_states()
                 if keeper.header["why"]:
                     raise OSError(keeper.header["why"])
@@ -334,10 +334,10 @@ class ArenaSource:
             return self._fallback
 
 
-class _Keeper:
-    """One connection, used by one thread at a time."""
+class KeeperConnection:
+    """To a keeper's arena; used by one thread at a time."""
 
-    def __init__(self, address: str, digest: str) -> None:
+    def __init__(self, address: str, digest: str, *, limit_s: float = CONNECT_LIMIT_S) -> None:
         """Raises OSError, ValueError, KeyError or TypeError when it is not ours that answers; with `why` in the
         header it holds another version."""
         self.is_closed = False
@@ -345,7 +345,7 @@ class _Keeper:
         self._questions = 0
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._connection.settimeout(CONNECT_LIMIT_S)
+            self._connection.settimeout(limit_s)
             self._connection.connect(address)
             if not is_own(self._connection):
                 raise OSError("it is another user's")
@@ -356,7 +356,7 @@ class _Keeper:
         except BaseException:
             self.close()
             raise
-        self._connection.settimeout(SILENCE_LIMIT_S)
+        self._connection.settimeout(min(limit_s, SILENCE_LIMIT_S))
 
     def tell(self, record: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(record).encode() + b"\n")

@@ -11,6 +11,7 @@ connection.
                                  until then now and then a sign of life, id 0
     asked    spans            what was read: (file, start, end)
     done                      the rank has its part
+    taken                     another keeper has taken over all of it (warm_arenas.py)
 """
 
 from __future__ import annotations
@@ -60,12 +61,13 @@ class ArenaServer:
         selector: selectors.BaseSelector,
         want: Callable[[list[Unit]], dict[Unit, str]],
         done: Callable[[], object],
+        taken: Callable[[], object] = lambda: None,
     ) -> None:
         """`want`: has units fetched; tells at once which cannot be had, and why. `done`: a rank has its part, or
-        a rank has come or gone since."""
+        a rank has come or gone since. `taken`: another keeper has all of it now."""
         self._selector = selector
         self._want = want
-        self._on_done = done
+        self._on_done, self._on_taken = done, taken
         self._clients: dict[int, _Client] = {}
         self._questions: dict[Unit, list[_Question]] = {}
         self._alive_s = 0.0
@@ -192,6 +194,8 @@ class ArenaServer:
             case "done":
                 if client.rank is not None and client.rank >= 0:
                     self.done.add(client.rank)
+            case "taken":
+                self._on_taken()
             case _:
                 raise ValueError(line)
 

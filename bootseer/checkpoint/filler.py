@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -30,19 +31,30 @@ AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of the
 READ_BYTES = 16 << 20  # neighbouring units are read together up to here
 
 
-def run_filler(connection: socket.socket, url: str, pinned: Pinned, arena: Arena) -> None:
+def run_filler(
+    connection: socket.socket, url: str, pinned: Pinned, arena: Arena, most_bytes_per_s: float | None = None
+) -> None:
     """Fills the arena until the connection ends; ends the process."""
 
     async def fill() -> dict[str, Any]:
-        await _Filler(connection, url, pinned, arena).run()
+        await _Filler(connection, url, pinned, arena, most_bytes_per_s).run()
         return {"ended": True}
 
     run_child(connection, fill)
 
 
 class _Filler:
-    def __init__(self, connection: socket.socket, url: str, pinned: Pinned, arena: Arena) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        url: str,
+        pinned: Pinned,
+        arena: Arena,
+        most_bytes_per_s: float | None = None,
+    ) -> None:
         self._connection = connection
+        self._rate = most_bytes_per_s
+        self._next_s = 0.0  # when the rate lets the next read begin
         self._url = url
         self._pinned = pinned
         self._arena = arena
@@ -153,6 +165,8 @@ class _Filler:
         """Neighbouring units; returns those whose sums are wrong, and why."""
         file = self._pinned.files[number]
         start, end = self._arena.extent(number, units[0])[0], self._arena.extent(number, units[-1])[1]
+        if not is_demand:
+            await self._wait_turn(end - start)
         await self._read(file, number, start, end, is_demand, 0)
         failed: dict[int, str] = {}
         for unit in units if file.sums else ():
@@ -169,6 +183,13 @@ class _Filler:
                     f" {file.sums[unit]:08x}"
                 )
         return failed
+
+    async def _wait_turn(self, length: int) -> None:
+        """Until the rate lets so many bytes be read."""
+        if self._rate is not None:
+            begin_s = max(time.monotonic(), self._next_s)
+            self._next_s = begin_s + length / self._rate
+            await asyncio.sleep(begin_s - time.monotonic())
 
     async def _read(
         self, file: StoredFile, number: int, start: int, end: int, is_demand: bool, attempt: int

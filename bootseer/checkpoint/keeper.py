@@ -7,6 +7,8 @@ its input does, and leaves nothing behind.
     start    url memory_bytes arena_bytes keep local_world_size nodes
                                   looks for the version and makes memory ready
              whole                          all of it is wanted, whatever an earlier load has read
+             holds                          for a job that comes later: offered, and when it is taken -> taken
+             most_bytes_per_s               of what is read; None: no limit
                                   -> listening saves shown: where savers leave units ("" without arena_bytes),
                                      and the URL without secrets
     resolve                       -> resolved version digest | absent why kind | unresolved why
@@ -35,7 +37,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from bootseer.checkpoint import prefetch
+from bootseer.checkpoint import prefetch, warm_arenas
 from bootseer.checkpoint.arena import EMPTY, FAILED, READY, SHARD_UNIT_BYTES, UNIT_BYTES, Arena, Held
 from bootseer.checkpoint.arena_offers import Offers
 from bootseer.checkpoint.arena_server import ArenaServer, Unit
@@ -293,11 +295,20 @@ class Keeper:
                 self._answer_load("progress", bytes=arena.size - left, of_bytes=arena.size)
             return
         self._state = State.SERVING
+        self._offer()
         server.is_used = True  # from now on ranks may map it, also those that only know its files' names
         address = server.address
         self._paths.show(
             self._shown, arena, address, lambda path: self._answer_load("ready", path=path, address=address)
         )
+
+    def _offer(self) -> None:
+        """To a job that comes later, what it would have to load."""
+        arena, pinned = self._arena, self._pinned
+        if not self._start.get("holds") or arena is None or pinned is None:
+            return
+        if all(arena.is_complete(number) for number in range(len(arena.files))):
+            warm_arenas.offer(self._folder, pinned.digest)
 
     @property
     def _shown(self) -> Shown:
@@ -376,6 +387,8 @@ class Keeper:
         plain_bytes = UNIT_BYTES if self._is_whole else SHARD_UNIT_BYTES
         files = [SourceFile(file.path, file.layout.size) for file in pinned.files]
         units = [file.layout.unit_bytes if file.sums else plain_bytes for file in pinned.files]
+        if self._take_warm(pinned, files, units):
+            return
         capacity = self._capacity()
         mode = decide(pinned.size, self._is_whole, capacity)
         if mode.name != ARENA:
@@ -393,15 +406,42 @@ class Keeper:
         try:
             if self._arena is None:
                 self._arena = Arena(files, units, {path: held for path, (held, _) in saved.items()})
-            if self._server is None:
-                self._server = ArenaServer(self._folder, self._selector, self._want, self._note_done)
-            self._server.serve(self._arena, pinned)
-            self._room_bytes = capacity.bytes
-            self._admitted = bytearray(self._arena.units)
-            self._start_filler()
+            self._serve_arena(self._arena, pinned, capacity.bytes)
             self._check_saved(saved)
         except (OSError, BootseerError) as error:
             self._go_direct(str(error))
+
+    def _serve_arena(self, arena: Arena, pinned: Pinned, room_bytes: int) -> None:
+        """Raises: OSError."""
+        if self._server is None:
+            self._server = ArenaServer(
+                self._folder, self._selector, self._want, self._note_done, lambda: self._answer("taken")
+            )
+        self._server.serve(arena, pinned)
+        self._room_bytes = room_bytes
+        self._admitted = bytearray(arena.units)
+        self._start_filler()
+
+    def _take_warm(self, pinned: Pinned, files: list[SourceFile], units: list[int]) -> bool:
+        """Whether this node's memory has it already, from `bootseer warm`: then that is the arena."""
+        if self._start.get("holds"):
+            return False
+        held = warm_arenas.take(pinned.digest, files, self._folder)
+        if not held:
+            return False
+        self._drop_arena()
+        try:
+            self._arena = Arena(files, units, held)
+            self._arena.set_all_ready()
+            self._serve_arena(self._arena, pinned, 0)
+        except (OSError, BootseerError):
+            self._drop_arena()
+            return False
+        finally:
+            for each in held.values():
+                os.close(each.fd)  # the arena has its own
+        self._say("the checkpoint was in this node's memory already (bootseer warm)")
+        return True
 
     def _find_saved(self, pinned: Pinned) -> dict[str, tuple[Held, list[int]]]:
         """Files of which a saver has left something, and which units."""
@@ -457,7 +497,8 @@ class Keeper:
         if self._filler is not None or self._arena is None or self._pinned is None:
             return
         arena, pinned = self._arena, self._pinned
-        self._filler = self._fork(lambda connection: run_filler(connection, self._url, pinned, arena))
+        rate = self._start.get("most_bytes_per_s")
+        self._filler = self._fork(lambda connection: run_filler(connection, self._url, pinned, arena, rate))
         self._fillers += 1
         self._selector.register(self._filler.lines.fd, selectors.EVENT_READ, self._hear_filler)
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from bootseer.errors import CheckpointError, ConfigError
+from bootseer.errors import CheckpointError, ConfigError, NotFound
 from bootseer.storage.paths import redact, scheme_of
 
 END_S = 10.0  # for the keeper to end by itself
@@ -27,13 +29,25 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 class NodeArena:
     """One keeper; `with` ends it."""
 
-    def __init__(self, url: str, memory_bytes: int | None = None) -> None:
-        """Args: memory_bytes: at most so much; by default what the keeper itself allows."""
+    def __init__(
+        self,
+        url: str,
+        memory_bytes: int | None = None,
+        *,
+        holds: bool = False,
+        most_bytes_per_s: float | None = None,
+    ) -> None:
+        """
+        Args: memory_bytes: at most so much; by default what the keeper itself allows. holds: for a job that comes
+            later, whose own keeper takes it over. most_bytes_per_s: of what is read.
+        """
+        self.size = 0  # bytes of the version that is loaded
         self._url = url = url if scheme_of(url) else os.path.abspath(url)  # programs may stand elsewhere
         self._keeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,  # `is_taken` waits for what can be read
         )
         self._ask(
             "start",
@@ -43,16 +57,24 @@ class NodeArena:
             arena_bytes=0,
             keep=True,
             whole=True,
+            holds=holds,
+            most_bytes_per_s=most_bytes_per_s,
         )
 
-    def load(self, progress: Callable[[int, int], None]) -> dict[str, str]:
+    def load(self, progress: Callable[[int, int], object], most_bytes: int | None = None) -> dict[str, str]:
         """Loads the whole newest version; returns variables for programs.
 
-        Raises: CheckpointError when there is none, or it cannot be held in memory.
+        Raises: NotFound when there is none yet; CheckpointError when it cannot be held in memory; ConfigError when
+            it has more than `most_bytes`.
         """
         self._ask("resolve")
         found = self._hear("resolved", progress)
         version, digest = str(found["version"]), str(found["digest"])
+        self.size = int(found["bytes"])
+        if most_bytes is not None and self.size > most_bytes:
+            raise ConfigError(
+                f"{redact(self._url)}: {self.size:,} bytes are to be fetched, and only {most_bytes:,} are allowed"
+            )
         self._ask("load", version=version, digest=digest, world_size=1, nnodes=1, group_rank=0, attempt=0)
         ready = self._hear("ready", progress)
         return {
@@ -62,6 +84,18 @@ class NodeArena:
             "BOOTSEER_CHECKPOINT_DIGEST": digest,
             "BOOTSEER_ARENA": str(ready["address"]),
         }
+
+    def is_taken(self, wait_s: float) -> bool:
+        """Waits for a job to take it over, for so long. Raises: CheckpointError when the keeper has ended."""
+        assert self._keeper.stdout is not None
+        end_s = time.monotonic() + wait_s
+        while select.select([self._keeper.stdout], [], [], max(0.0, end_s - time.monotonic()))[0]:
+            line = self._keeper.stdout.readline()
+            if not line:
+                raise self._lost()
+            if b'"taken"' in line:
+                return True
+        return False
 
     def wait(self) -> None:
         """Until the keeper ends, which it does not do by itself."""
@@ -97,7 +131,7 @@ class NodeArena:
         except OSError as error:
             raise self._lost() from error
 
-    def _hear(self, wanted: str, progress: Callable[[int, int], None]) -> Mapping[str, Any]:
+    def _hear(self, wanted: str, progress: Callable[[int, int], object]) -> Mapping[str, Any]:
         assert self._keeper.stdout is not None
         for line in self._keeper.stdout:
             try:
@@ -111,6 +145,8 @@ class NodeArena:
                 progress(int(answer["bytes"]), int(answer["of_bytes"]))
             elif did == "said":
                 print(f"bootseer: {answer['text']}", file=sys.stderr, flush=True)
+            elif did == "absent" and answer["kind"] == "none":
+                raise NotFound(str(answer["why"]))
             elif did in ("absent", "unresolved"):
                 raise CheckpointError(str(answer["why"]))
             elif did == "direct":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from bootseer import aio
@@ -23,7 +22,6 @@ from bootseer.tree.opening import OpenedTree
 from bootseer.tree.reading import BlockSource, StoreBlocks
 from bootseer.trust import Trust
 
-TICK_S = 0.2
 SAVE_S = 5.0  # a process that serves a tree has so long to save what it has, before it is said to be still at it
 MATERIALISE = "`bootseer image materialise` needs no mount"
 NOT_RECORDED = "no start of it was recorded (`bootseer image record` records one): --all fetches everything"
@@ -60,54 +58,19 @@ def prefetch(url: str, *, name: str, workload: str, is_whole: bool, progress: Pr
 async def _prefetch(
     url: str, digest: str, trust: Trust, workload: str, is_whole: bool, progress: Progress, say: Say
 ) -> Prefetched:
-    from bootseer.blocks import Prefetcher
-    from bootseer.mounts.tree_parts import open_parts
+    from bootseer.mounts.tree_fill import fill_cache
     from bootseer.mounts.tree_settings import Settings
 
-    told: list[str] = []
+    async def choose(block_count: int) -> list[int] | None:
+        if is_whole:
+            return None
+        found = await aio.run_apart(_find_hot, url, digest, block_count, trust, workload, say, timeout_s=600.0)
+        if not found:
+            raise ConfigError(f"{shown(url)}: {NOT_LISTED if is_web(url) else NOT_RECORDED}")
+        return found
+
     settings = Settings(url=split_pin(url)[0], keys=[each.key.line for each in trust.trusted])
-    async with AsyncExitStack() as stack:
-        parts = await open_parts(stack, settings, digest, told.append)
-        await parts.metadata()
-        await parts.finish()
-        index, cache = parts.index, parts.tree_cache
-        wanted: Sequence[int] = range(index.block_count)
-        if not is_whole:
-            wanted = await aio.run_apart(
-                _find_hot, url, digest, index.block_count, trust, workload, say, timeout_s=600.0
-            )
-            if not wanted:
-                raise ConfigError(f"{shown(url)}: {NOT_LISTED if is_web(url) else NOT_RECORDED}")
-        sizes = {number: index.block(number).stored_bytes for number in wanted}
-        total = sum(sizes.values())
-        before = await aio.run_io(cache.missing, wanted)
-        prefetcher = Prefetcher(
-            parts.fetcher,
-            () if is_whole else wanted,
-            is_whole=is_whole,
-            quiet_s=0.0,
-            cold_width=16,
-            log=told.append,
-        )
-
-        async def tell() -> None:
-            while True:
-                await asyncio.sleep(TICK_S)
-                missing = await aio.run_io(cache.missing, wanted)
-                progress(total - sum(sizes[number] for number in missing), total)
-
-        async with asyncio.TaskGroup() as group:
-            telling = group.create_task(tell())
-            await prefetcher.run()
-            telling.cancel()
-        await parts.keep()
-        left = await aio.run_io(cache.missing, wanted)
-        fetched = sum(sizes[number] for number in before) - sum(sizes[number] for number in left)
-        progress(total - sum(sizes[number] for number in left), total)
-    if left:
-        why = told[-1] if told else "the store does not give them"
-        raise StorageError(f"{shown(url)}: {len(left)} of {len(wanted)} blocks could not be fetched: {why}")
-    return Prefetched(digest, len(wanted), len(before), total, fetched)
+    return Prefetched(digest, *await fill_cache(settings, digest, choose, progress))
 
 
 def _find_hot(url: str, digest: str, block_count: int, trust: Trust, workload: str, say: Say) -> list[int]:

@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from bootseer.events import RANK_STARTED, SCRIPT, Event, Kind, Stage
+from bootseer.startup.intervals import Interval, union_ns
 
 _ORDER = {stage.value: place for place, stage in enumerate(Stage)}
 _SPAWN, _FIRST_STEP = Stage.SPAWN.value, Stage.FIRST_STEP.value
-
-Interval = tuple[int, int]  # mono_ns
 
 
 class StageTime(NamedTuple):
@@ -194,15 +193,7 @@ def _longest_of_each(times: list[StageTime]) -> tuple[StageTime, ...]:
 
 def _total_s(spans: list[Interval], low_ns: int | None = None, high_ns: int | None = None) -> float:
     """The time inside at least one of `spans`, between the limits."""
-    total = 0
-    reached = low_ns
-    for begin, end in sorted(spans):
-        low = begin if reached is None else max(begin, reached)
-        high = end if high_ns is None else min(end, high_ns)
-        if high > low:
-            total += high - low
-            reached = high
-    return total / 1e9
+    return union_ns(spans, low_ns, high_ns) / 1e9
 
 
 def _last_s(ranks: dict[int, _Rank], zero_ns: dict[str, int], times_ns: list[int | None]) -> float | None:

@@ -8,26 +8,35 @@ what cannot be read is no record, what cannot be written is said in words.
 from __future__ import annotations
 
 import os
-import stat
 import time
-from binascii import crc32
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from launcher.ranks import record_files
 from launcher.ranks.fork_policy import MOST_MODULES, is_module_name
+from launcher.ranks.record_files import JobKey, make_key
+
+__all__ = [
+    "JobKey",
+    "Record",
+    "cache_dir",
+    "has_accelerator",
+    "make_key",
+    "read_listing",
+    "read_record",
+    "write_record",
+]
 
 _FIRST_LINE = "bootseer imports 1"
 _LAST_LINE = "end"  # without it the file was cut off
 _SUFFIX = ".imports"
 _MOST_BYTES = 1 << 20
-_MOST_LISTING_BYTES = 8 << 20
 _MOST_WHY_CHARS = 300
 _MOST_DROPPED = 500
 _MOST_RECORDS = 256  # scripts in folders of their own for each run would fill the cache
 _DAY_S = 86_400
 _RECORD_AGE_S = 30 * _DAY_S
 _DROPPED_AGE_S = 7 * _DAY_S  # then it is tried again: the library may have been mended
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Record(NamedTuple):
@@ -37,44 +46,9 @@ class Record(NamedTuple):
     dropped: dict[str, str]  # modules that failed while preloading: name -> why
 
 
-class JobKey(NamedTuple):
-    """Which job a record belongs to."""
-
-    python: str
-    mode: str
-    target: str  # absolute for files
-    folder: str  # the working directory where it decides what a module's name means, else ""
-    stamp: str  # of the script's file, "" for modules
-
-
-def make_key(python: str, mode: str, target: str) -> JobKey:
-    """The key of what is about to be run."""
-    if mode == "module":
-        return JobKey(python, mode, target, _working_directory(), "")
-    path = os.path.join(_working_directory(), target)
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return JobKey(python, mode, path, "", "")
-    return JobKey(python, mode, path, "", f"{status.st_mtime_ns} {status.st_size}")
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
-
-
 def cache_dir(environ: Mapping[str, str]) -> str:
     """The folder of the records, which need not exist; "" if none can be told."""
-    given = environ.get("BOOTSEER_CACHE_DIR")
-    if given:
-        return os.path.join(_working_directory(), given, "imports")
-    xdg, home = environ.get("XDG_CACHE_HOME", ""), environ.get("HOME", "")
-    if xdg.startswith("/"):  # others are to be ignored, says its specification
-        return os.path.join(xdg, "bootseer", "imports")
-    return os.path.join(home, ".cache", "bootseer", "imports") if home.startswith("/") else ""
+    return record_files.records_dir(environ, "imports")
 
 
 # ---- reading -------------------------------------------------------------------------------------------------
@@ -91,19 +65,10 @@ def _read(directory: str, key: JobKey) -> tuple[tuple[str, ...], dict[str, tuple
     if not directory:
         return None
     try:
-        folder = _open_ours(directory, os.O_DIRECTORY)
-        try:
-            file = _open_ours(_file_name(key), 0, folder)
-        finally:
-            os.close(folder)
-        try:
-            is_old = time.time() - os.fstat(file).st_mtime > _RECORD_AGE_S
-            data = b"" if is_old else _read_all(file, _MOST_BYTES)
-        finally:
-            os.close(file)
+        text = record_files.read(directory, _file_name(key), _MOST_BYTES, _RECORD_AGE_S)
     except (OSError, ValueError):
         return None
-    return _parse(data.decode("utf-8", "surrogateescape"), key)
+    return _parse(text, key)
 
 
 def _parse(text: str, key: JobKey) -> tuple[tuple[str, ...], dict[str, tuple[int, str]]] | None:
@@ -130,45 +95,14 @@ def _parse(text: str, key: JobKey) -> tuple[tuple[str, ...], dict[str, tuple[int
     return tuple(modules)[:MOST_MODULES], dropped
 
 
-def _open_ours(name: str, flags: int, folder: int | None = None) -> int:
-    """Opens what only this user can have written; raises OSError or ValueError otherwise."""
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=folder)
-    try:
-        status = os.fstat(fd)
-        is_kind = stat.S_ISDIR if flags & os.O_DIRECTORY else stat.S_ISREG
-        if not is_kind(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
-            raise PermissionError(f"{name} is not ours, or others may write to it")
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _read_all(fd: int, most_bytes: int) -> bytes:
-    """What is in a file; raises ValueError when it is too much."""
-    parts = []
-    left = most_bytes
-    while part := os.read(fd, left + 1):
-        left -= len(part)
-        if left < 0:
-            raise ValueError(f"more than {most_bytes} bytes")
-        parts.append(part)
-    return b"".join(parts)
-
-
 def read_listing(path: str) -> list[tuple[str, str]]:
     """The modules that a rank had at its first step: name and file; empty for no such list."""
     try:
-        fd = _open_ours(path, 0)
-        try:
-            data = _read_all(fd, _MOST_LISTING_BYTES)
-        finally:
-            os.close(fd)
+        lines = record_files.read_listing(path, record_files.MOST_LISTING_BYTES)
     except (OSError, ValueError):
         return []
-    lines = data.decode("utf-8", "surrogateescape").split("\n")[:-1]  # the last one is empty or cut off
-    pairs = (line.split("\t") for line in lines)
-    return [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
+    # Lines of another shape are of other files that it needed (start_observe.py).
+    return [(words[0], words[1]) for line in lines if len(words := line.split("\t")) == 2]
 
 
 # ---- writing -------------------------------------------------------------------------------------------------
@@ -176,19 +110,11 @@ def read_listing(path: str) -> list[tuple[str, str]]:
 
 def write_record(directory: str, key: JobKey, record: Record) -> str:
     """Keeps a record in place of an earlier one; returns why that failed, "" if it did not."""
-    if not directory:
-        return "no folder for it: set BOOTSEER_CACHE_DIR"
     try:
-        _make_folders(directory)
-        folder = _open_ours(directory, os.O_DIRECTORY)
-        try:
-            _replace(folder, _file_name(key), _format(directory, key, record))
-            _prune(folder)
-        finally:
-            os.close(folder)
-    except (OSError, ValueError) as error:
+        data = _format(directory, key, record)
+    except ValueError as error:  # a name that is no text
         return str(error)
-    return ""
+    return record_files.write(directory, _file_name(key), data, _SUFFIX, _MOST_RECORDS)
 
 
 def _format(directory: str, key: JobKey, record: Record) -> bytes:
@@ -207,62 +133,8 @@ def _format(directory: str, key: JobKey, record: Record) -> bytes:
     return "\n".join([*lines, _LAST_LINE, ""]).encode("utf-8", "surrogateescape")
 
 
-def _make_folders(path: str) -> None:
-    missing = []
-    while path and not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for folder in reversed(missing):
-        try:
-            os.mkdir(folder, 0o700)
-        except FileExistsError:
-            pass
-
-
-def _replace(folder: int, name: str, data: bytes) -> None:
-    """Readers see the old file or the new one."""
-    temporary = f".{name}.{os.getpid()}.{time.monotonic_ns()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    try:
-        try:
-            while data:
-                data = data[os.write(fd, data) :]
-        finally:
-            os.close(fd)
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        os.unlink(temporary, dir_fd=folder)
-        raise
-
-
-def _prune(folder: int) -> None:
-    """Removes the oldest records when there are too many, and what killed writers left."""
-    names = [name for name in os.listdir(folder) if _SUFFIX in name]
-    if len(names) <= _MOST_RECORDS:
-        return
-    ages = []
-    for name in names:
-        try:
-            ages.append((os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns, name))
-        except OSError:
-            pass
-    for _, name in sorted(ages)[:-_MOST_RECORDS]:
-        try:
-            os.unlink(name, dir_fd=folder)
-        except OSError:
-            pass
-
-
-# ---- the file ------------------------------------------------------------------------------------------------
-
-
 def _header(key: JobKey) -> list[str]:
-    fields = zip(key._fields, key, strict=True)
-    return [_FIRST_LINE, *(f"{field} {_one_line(value)}" for field, value in fields)]
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+    return record_files.header(_FIRST_LINE, key)
 
 
 def _plain(text: str) -> str:
@@ -271,11 +143,7 @@ def _plain(text: str) -> str:
 
 
 def _file_name(key: JobKey) -> str:
-    """Without the stamp: the record of an edited script takes the place of the old one."""
-    base = os.path.basename(key.target)
-    readable = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "_" for char in base)
-    check = crc32("\0".join(key[:-1]).encode("utf-8", "surrogateescape"))
-    return f"{readable.lstrip('.')[:60]}-{check:08x}{_SUFFIX}"
+    return record_files.file_name(key, _SUFFIX)
 
 
 # ---- accelerators --------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class Preloader:
         self._waiting: Callable[[bool], object] | None = None
         self._key: hot_imports.JobKey | None = None
         self._cache = ""
+        self.listing_path = ""  # where the first process tells what its imports have touched, "" for nowhere
 
     # ---- the start -------------------------------------------------------------------------------------------
 
@@ -139,12 +140,13 @@ class Preloader:
         self._began_ns = time.monotonic_ns()
         entry = spec.entry
         argv = [of.python, "-u", of.inside, "preload", of.preloaded, SOCKET_FD, entry.mode, entry.target]
+        telling = [">" + self.listing_path] if self.listing_path and self._starts == 1 else []
         self._guard.preload(
             self._starts,
             [*of.prefix, *argv, *entry.args],
             {**of.environ, **constant_environ(spec, of.inherited(os.environ))},
             (*self._unset, *of.unset),
-            [signs[name] + name for name in chosen],
+            [*telling, *(signs[name] + name for name in chosen)],
         )
         self._timer = self._loop.call_later(spec.preload_timeout_s, self._on_timeout)
 

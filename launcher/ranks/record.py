@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from bootseer.events import (
+    BEAT_MARK,
     RANK_EXITED,
     RANK_STARTED,
     Event,
@@ -85,6 +86,6 @@ class AttemptRecord:
         """This start's events on this node; a folder used before holds older ones too."""
         now_ns = time.monotonic_ns()
         for path in (self._path, *(rank.events_file for rank in self._group.ranks)):
-            for event in read_events(path):
+            for event in read_events(path, without=BEAT_MARK):  # of which there may be many
                 if self._began_ns <= event.mono_ns <= now_ns:
                     yield event

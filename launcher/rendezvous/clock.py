@@ -50,3 +50,12 @@ class JobClock:
 
 def _error_at(sample: _Sample, local_ns: int) -> int:
     return sample.error_ns + abs(local_ns - sample.local_ns) * DRIFT_PPM // 1_000_000
+
+
+def map_back(moment_ns: int, local_ns: int, job_ns: int, error_ns: int) -> tuple[int, int]:
+    """The same for a moment near `local_ns`, whose mapping is known; an error of 0: there is but one clock."""
+    if not error_ns:
+        return moment_ns + job_ns - local_ns, 0
+    # Not by how much the sample is older, which only the node knows: the bound is that of both ways added.
+    more_ns = abs(moment_ns - local_ns) * DRIFT_PPM // 1_000_000 + 1
+    return moment_ns + job_ns - local_ns, error_ns + more_ns

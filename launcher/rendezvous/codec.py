@@ -17,6 +17,9 @@ Message = FromMember | FromCoordinator
 
 KIB = 1024
 MOST_PAYLOAD_BYTES = 1024 * KIB
+MOST_EVENTS_BYTES = 64 * KIB  # of a batch of events, compressed
+MOST_RAW_EVENTS_BYTES = 1024 * KIB  # and before that
+MOST_EVENT_LINES = 8192
 
 
 class CodecError(Exception):
@@ -49,6 +52,7 @@ FROM_MEMBER = _kinds(
     (9, m.Signalled, 16),
     (10, m.Leave, 64 * KIB),
     (11, m.SetupNews, 64 * KIB),
+    (12, m.EventBatch, MOST_EVENTS_BYTES + 128),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -61,6 +65,7 @@ FROM_COORDINATOR = _kinds(
     (72, m.Finish, MOST_PAYLOAD_BYTES),
     (73, m.Refused, 64 * KIB),
     (74, m.SetupOrder, 64 * KIB),
+    (75, m.WantEvents, 16),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
@@ -81,6 +86,7 @@ _TEXT_CHARS = {
     "stderr_tail": 2 * KIB,
 }
 _ITEMS = {"names": 20_000, "stderr_tail": 64, "failures": 4096, "unsure": 4096}
+_BYTES = {"data": MOST_EVENTS_BYTES}
 _HUGE = 2**62
 _NUMBERS: dict[str, tuple[float, float]] = {
     "pid": (0, 2**31),
@@ -94,6 +100,9 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "grace_s": (0, 2**31),
     "spawn_s": (0, 2**31),
     "wall_s": (-_HUGE, _HUGE),
+    "error_ns": (0, _HUGE),
+    "raw_bytes": (0, MOST_RAW_EVENTS_BYTES),
+    "lines": (0, MOST_EVENT_LINES),
 }
 _ANY_NUMBER = (-1, _HUGE)
 _UNCHECKED = (m.Ping, m.Pong)  # many, and made of clock readings only
@@ -123,6 +132,8 @@ def _cut(message: tuple[Any, ...], chars: int, items: int) -> Any:
 def _cut_value(name: str, value: Any, chars: int, items: int) -> Any:
     if isinstance(value, str):
         return _cut_text(value, min(_TEXT_CHARS.get(name, KIB), chars))
+    if isinstance(value, bytes):
+        return value[: _BYTES[name]]
     if isinstance(value, tuple):
         if hasattr(value, "_fields"):
             return _cut(value, chars, items)
@@ -163,6 +174,8 @@ def _is_within(name: str, value: Any) -> bool:
         return True  # where the type allows it
     if isinstance(value, str):
         return len(value) <= _TEXT_CHARS.get(name, KIB)
+    if isinstance(value, bytes):
+        return len(value) <= _BYTES[name]
     if isinstance(value, int | float):
         low, high = _NUMBERS.get(name, _ANY_NUMBER)
         return low <= value <= high

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import NamedTuple, cast
 
 from launcher.loop import Cancellable, EventLoop
@@ -22,6 +24,8 @@ from launcher.rendezvous.resolve import Address
 from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Reply, Trouble, Wire
 
 FLUSH_S = 2.0  # for what is queued when the connection is closed
+LAST_EVENTS_S = 1.0  # ... and for the last events, when the job is over
+MOST_UNSENT_BYTES = 16 * 1024  # that heartbeats may have to wait for before something large is sent
 _READ_BYTES = 64 * 1024
 
 
@@ -50,6 +54,13 @@ class Callbacks(NamedTuple):
     ended: Callable[[Ended], object]  # at most once, never after `close`
 
 
+class _State(Enum):
+    LIVE = 0  # from the first attempt to connect on
+    LAST = 1  # the coordinator has said its last word; last events still go to it
+    CLOSING = 2  # what is queued is on its way
+    OVER = 3  # the socket is closed
+
+
 class Connection:
     """See the module's docstring."""
 
@@ -57,17 +68,18 @@ class Connection:
         "_callbacks",
         "_clock",
         "_heard_s",
-        "_is_closing",
-        "_is_over",
+        "_is_deaf",
         "_loop",
         "_next_ping_s",
         "_pause_s",
         "_queue",
         "_sock",
+        "_state",
         "_timer",
         "_timer_due_s",
         "_timing",
         "_wire",
+        "ships_events",
     )
 
     def __init__(
@@ -87,7 +99,9 @@ class Connection:
         self._wire = Wire(False, secret, version, os.urandom(NONCE_BYTES))
         self._clock = JobClock()
         self._queue = b""
-        self._is_closing = self._is_over = False
+        self._state = _State.LIVE
+        self._is_deaf = False  # the coordinator has closed its direction
+        self.ships_events = False  # so the end of the job is not the end of the connection
         self._heard_s = loop.time()
         self._next_ping_s = float("inf")
         self._pause_s = 0.0
@@ -109,7 +123,22 @@ class Connection:
     @property
     def is_over(self) -> bool:
         """Whether the socket is closed."""
-        return self._is_over
+        return self._state is _State.OVER
+
+    def _is_live(self) -> bool:
+        return self._state is _State.LIVE
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the job is over and `end_last` is waited for, within LAST_EVENTS_S."""
+        return self._state is _State.LAST
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nearly all that was sent has arrived, so that nothing urgent waits behind what is sent now."""
+        if self._queue or not self._wire.is_open or self._state not in (_State.LIVE, _State.LAST):
+            return False
+        return _count_unsent(self._sock) <= MOST_UNSENT_BYTES
 
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
         """See Link."""
@@ -117,20 +146,28 @@ class Connection:
 
     def send(self, message: FromMember) -> None:
         """Sends or queues; before `opened` and after the end it does nothing."""
-        if self._wire.is_open and not self._is_closing:
+        if self._wire.is_open and self._state in (_State.LIVE, _State.LAST):
             self._write(self._wire.pack(message))
 
     def close(self) -> None:
         """Sends what is queued within a bound, then ends without another callback but the socket's end."""
-        if self._is_over or self._is_closing:
+        if not self._is_live():
+            self.end_last()
             return
-        self._is_closing = True
+        self._state = _State.CLOSING
         if not self._wire.is_open:
             self._drop()
             return
         self._set_timer(FLUSH_S, self._drop)
         if not self._queue:
             self._shut()
+
+    def end_last(self) -> None:
+        """After the last word: there are no more events to send."""
+        if self._state is _State.LAST:
+            self._state = _State.CLOSING
+            if not self._queue:
+                self._shut()
 
     # ---- connecting ------------------------------------------------------------------------------------------
 
@@ -166,15 +203,23 @@ class Connection:
             self._end(None, cut_off(error))
             return
         arrived_ns = time.monotonic_ns()
-        if self._is_closing:
+        if not self._is_live():
             if not data:
-                self._drop()
+                self._on_deaf()
             return
         self._heard_s = self._loop.time()
         for event in self._wire.receive(data) if data else self._wire.end():
             self._on_event(event, arrived_ns)
-            if self._is_over:
+            if not self._is_live():
                 return
+
+    def _on_deaf(self) -> None:
+        """The coordinator says nothing more; it still listens."""
+        self._is_deaf = True
+        if self._state is _State.CLOSING:
+            self._drop()
+        else:
+            self._loop.remove_reader(self._sock.fileno())
 
     def _on_event(self, event: object, arrived_ns: int) -> None:
         if isinstance(event, Pong):
@@ -195,9 +240,12 @@ class Connection:
             self._next_ping_s = self._loop.time() + self._pause_s * _random()
             self._plan_beat()
         elif isinstance(message, Finish | Refused):
-            # The last word: to close at once tells the coordinator that it has arrived.
-            self._is_closing = True
-            self._drop()
+            # The last word: to close tells the coordinator that it has arrived.
+            if isinstance(message, Finish) and self.ships_events:
+                self._state = _State.LAST
+                self._set_timer(LAST_EVENTS_S, self._drop)
+            else:
+                self._drop()
         self._callbacks.message(message)
 
     # ---- heartbeats ------------------------------------------------------------------------------------------
@@ -237,7 +285,7 @@ class Connection:
     # ---- writing ---------------------------------------------------------------------------------------------
 
     def _write(self, data: bytes) -> None:
-        if self._is_over:
+        if self._state is _State.OVER:
             return
         sent = 0
         if not self._queue:
@@ -254,10 +302,10 @@ class Connection:
         self._queue += data[sent:]
 
     def _on_write_error(self, reason: str) -> None:
-        while not self._is_over:
+        while not self.is_over:
             before = self._heard_s
             self._on_readable()
-            if self._is_over or self._heard_s == before:
+            if self.is_over or self._heard_s == before:
                 self._end(None, reason)
                 return
 
@@ -272,36 +320,50 @@ class Connection:
         self._queue = self._queue[sent:]
         if not self._queue:
             self._loop.remove_writer(self._sock.fileno())
-            if self._is_closing:
+            if self._state is _State.CLOSING:
                 self._shut()
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _shut(self) -> None:
         """Half: a reset would take back what is on its way."""
+        if self._is_deaf:
+            self._drop()  # nothing unread is left that could cause one
+            return
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
             self._drop()
 
     def _end(self, trouble: Trouble | None, reason: str) -> None:
-        if self._is_over:
+        if self._state is _State.OVER:
             return
-        tell = not self._is_closing
+        tell = self._state is _State.LIVE
         self._drop()
         if tell:
             self._callbacks.ended(Ended(trouble, reason))
 
     def _drop(self) -> None:
-        if self._is_over:
+        if self._state is _State.OVER:
             return
-        self._is_over = True
+        self._state = _State.OVER
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
+
+
+def _count_unsent(sock: socket.socket) -> int:
+    """Bytes that the other side's TCP has not confirmed."""
+    import fcntl
+    import termios
+
+    try:
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 def _random() -> float:

@@ -22,6 +22,7 @@ from launcher.rendezvous.endpoint import Listener
 from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.messages import (
     Environment,
+    EventBatch,
     Finish,
     FromCoordinator,
     FromMember,
@@ -190,16 +191,19 @@ class Coordinator:
         if peer.is_ending:
             if not data:
                 self._drop(peer)
-            return
+            if not (data and peer.is_finished):
+                return
         self._bytes_in += len(data)
         peer.heard_s = received_ns / 1e9
         for event in peer.wire.receive(data) if data else peer.wire.end():
             self._on_event(peer, event, received_ns)
-            if peer.is_done():
-                return
 
     def _on_event(self, peer: Peer, event: Event, received_ns: int) -> None:
-        if isinstance(event, Ping) and peer.node >= 0:
+        if peer.is_ending:
+            # Of a node that was told the end of the job, its last events count and nothing else.
+            if peer.is_finished and isinstance(event, EventBatch):
+                self._host.receive(peer.node, event)
+        elif isinstance(event, Ping) and peer.node >= 0:
             self._write(peer, peer.wire.pack(Pong(event.local_ns, received_ns, time.monotonic_ns())))
         elif isinstance(event, Reply):
             self._write(peer, event.data)
@@ -213,6 +217,8 @@ class Coordinator:
             self._end_peer(peer, "sent a message before its Join")
         elif isinstance(event, Environment) and not peer.asked:
             self._end_peer(peer, "sent an Environment that nobody asked for")
+        elif isinstance(event, EventBatch) and not self._host.wants_events:
+            self._end_peer(peer, "sent events that nobody asked for")
         else:
             self._host.receive(peer.node, cast(FromMember, event))
 
@@ -242,6 +248,7 @@ class Coordinator:
         self._write(peer, *self._frame(peer, message))
         if isinstance(message, Finish | Refused):
             self._refused += isinstance(message, Refused)
+            peer.is_finished = isinstance(message, Finish) and self._host.wants_events
             self._begin_end(peer, self._limits.goodbye_s)
             if isinstance(message, Finish):
                 self._acceptor.stop()  # the port is free for the next job

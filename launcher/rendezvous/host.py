@@ -7,15 +7,37 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from launcher.job import Job, Listen, Order, Send
 from launcher.loop import Cancellable, EventLoop
-from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Leave, Pinned, Refused, Stop, World
+from launcher.rendezvous.messages import (
+    EventBatch,
+    Finish,
+    FromCoordinator,
+    FromMember,
+    Join,
+    Leave,
+    Pinned,
+    Refused,
+    Stop,
+    WantEvents,
+    Welcome,
+    World,
+)
 
 Deliver = Callable[[FromCoordinator], object]
 # Finds the version of the checkpoint for an attempt and calls back with it (None: it cannot be pinned), or with
 # why the job cannot go on.
 Resolve = Callable[[Callable[[Pinned | None, str], object]], object]
+
+
+class Events(Protocol):
+    """Takes the events of all nodes (run_events.py); never blocks."""
+
+    def joined(self, node: int, host: str) -> None: ...
+    def left(self, node: int) -> None: ...
+    def receive(self, node: int, batch: EventBatch) -> None: ...
 
 
 class JobHost:
@@ -32,17 +54,24 @@ class JobHost:
         job: Job,
         on_listen: Callable[[bool], object] | None = None,
         resolve: Resolve | None = None,
+        events: Events | None = None,
     ) -> None:
         self._loop = loop
         self.job = job
         self.on_listen = on_listen
         self._resolve = resolve
+        self._events = events
         self._held: dict[int, World] = {}  # by node: they wait for the version
         self._is_resolving = False
         self._deliver: dict[int, Deliver] = {}
         self._next_node = 0
         self._timer: Cancellable | None = None
         self._timer_at_s: float | None = None
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether nodes may send the lines of their event files."""
+        return self._events is not None
 
     def attach(self, deliver: Deliver) -> int:
         """A node has come; `deliver` is called with each message to it, never from within this call."""
@@ -52,8 +81,13 @@ class JobHost:
         return number
 
     def receive(self, node: int, message: FromMember) -> None:
-        """A message of an attached node."""
-        if node in self._deliver:
+        """A message of an attached node; events also after its Finish."""
+        if isinstance(message, EventBatch):
+            if self._events is not None:
+                self._events.receive(node, message)
+        elif node in self._deliver:
+            if isinstance(message, Join) and self._events is not None:
+                self._events.joined(node, message.host)
             if isinstance(message, Leave):
                 self._held.pop(node, None)
             self._carry_out(self.job.receive(node, message, self._loop.time()))
@@ -61,6 +95,7 @@ class JobHost:
     def lost(self, node: int, reason: str, heard_s: float | None = None) -> None:
         """An attached node is gone; it was last heard of at `heard_s` of the loop's time."""
         if self._deliver.pop(node, None) is not None:
+            self._forget_events(node)
             self._held.pop(node, None)
             self._carry_out(self.job.lost(node, reason, self._loop.time(), heard_s))
 
@@ -106,7 +141,15 @@ class JobHost:
             if isinstance(order.message, Refused | Finish):
                 # Its connection ends by this: what comes of it later is no news to the Job.
                 del self._deliver[order.node]
+                if isinstance(order.message, Refused):
+                    self._forget_events(order.node)
             deliver(order.message)
+            if isinstance(order.message, Welcome) and self._events is not None:
+                deliver(WantEvents())
+
+    def _forget_events(self, node: int) -> None:
+        if self._events is not None:
+            self._events.left(node)
 
     def _on_resolved(self, pinned: Pinned | None, error: str) -> None:
         """Holds also for an attempt that came in the place of the one that asked: no rank has run, or saved."""
@@ -144,6 +187,10 @@ class LocalLink:
 
     def send(self, message: FromMember) -> None:
         self._loop.call_soon(self._host.receive, self._node, message)
+
+    def ship(self, batch: EventBatch) -> None:
+        """Events of this node. At once: nothing comes back, and the loop may have ended."""
+        self._host.receive(self._node, batch)
 
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
         return local_ns, 0

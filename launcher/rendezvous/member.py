@@ -19,7 +19,7 @@ from launcher.rendezvous.coordinator import Coordinator, Limits
 from launcher.rendezvous.endpoint import Listener, Verdict, is_loopback, try_to_host
 from launcher.rendezvous.host import JobHost, LocalLink
 from launcher.rendezvous.link import Link
-from launcher.rendezvous.messages import FromCoordinator, FromMember, Join, Leave, Welcome
+from launcher.rendezvous.messages import EventBatch, FromCoordinator, FromMember, Join, Leave, Welcome
 from launcher.rendezvous.resolve import Address, Question, address_literal, resolve
 from launcher.rendezvous.wire import Trouble
 
@@ -126,7 +126,7 @@ class Member:
             self._coordinator.close(f"{self._join.host}, the node of the coordinator, has left the job{why}")
         if self._local is not None:
             self._local.close()
-        if self._connection is not None:
+        if self._connection is not None and not self._connection.is_last:
             self._connection.close()
 
     @property
@@ -140,6 +140,32 @@ class Member:
         return (self._coordinator is None or self._coordinator.is_closed) and (
             self._connection is None or self._connection.is_over
         )
+
+    # ---- events ----------------------------------------------------------------------------------------------
+
+    def begin_shipping(self) -> None:
+        """Events go this way: after the end of the job `end_shipping` is waited for, within a bound."""
+        if self._connection is not None:
+            self._connection.ships_events = True
+
+    @property
+    def can_ship(self) -> bool:
+        """Whether nothing urgent would have to wait for a batch of events."""
+        if self._local is not None:
+            return True
+        return self._is_welcome and self._connection is not None and self._connection.is_idle
+
+    def ship(self, batch: EventBatch) -> None:
+        """Sends it, if `can_ship`."""
+        if self._local is not None:
+            self._local.ship(batch)
+        elif self._connection is not None:
+            self._connection.send(batch)
+
+    def end_shipping(self) -> None:
+        """The last events are sent."""
+        if self._connection is not None:
+            self._connection.end_last()
 
     # ---- one round -------------------------------------------------------------------------------------------
 

@@ -80,6 +80,27 @@ class SetupNews(NamedTuple):
     text: str  # why not, or why it failed
 
 
+class EventsDropped(NamedTuple):
+    """Lines of a node's event files that it has not sent, so far, by reason."""
+
+    rate: int  # heartbeats beyond their rate
+    long: int
+    unread: int  # the files grew faster than they may be read
+    torn: int  # cut off
+
+
+class EventBatch(NamedTuple):
+    """Lines of a node's event files; only after WantEvents, also after Finish."""
+
+    data: bytes  # zlib; b"" for none
+    raw_bytes: int  # of the lines
+    lines: int
+    local_ns: int  # the node's clock when this was packed, and by it the coordinator's
+    job_ns: int
+    error_ns: int
+    dropped: EventsDropped
+
+
 class Ping(NamedTuple):
     """Heartbeat; carries the sender's clock for the mapping."""
 
@@ -135,6 +156,10 @@ class Welcome(NamedTuple):
 
     node_id: int
     open_membership: bool  # no secret protects this job
+
+
+class WantEvents(NamedTuple):
+    """The coordinator writes a file with the events of all nodes: send yours."""
 
 
 class Pong(NamedTuple):
@@ -229,5 +254,8 @@ FromMember = (
     | Signalled
     | Leave
     | SetupNews
+    | EventBatch
 )
-FromCoordinator = Welcome | Pong | WantEnvironment | World | Spare | Stop | Note | Finish | Refused | SetupOrder
+FromCoordinator = (
+    Welcome | Pong | WantEnvironment | World | Spare | Stop | Note | Finish | Refused | SetupOrder | WantEvents
+)

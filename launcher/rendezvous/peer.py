@@ -19,7 +19,19 @@ MOST_QUEUED_BYTES = 4 * 1024 * 1024  # for one node that does not read
 class Peer:
     """`until_s` is when its patience ends: of the handshake, or of the goodbye."""
 
-    __slots__ = ("_deliver", "asked", "heard_s", "is_ending", "node", "queue", "queued", "sock", "until_s", "wire")
+    __slots__ = (
+        "_deliver",
+        "asked",
+        "heard_s",
+        "is_ending",
+        "is_finished",
+        "node",
+        "queue",
+        "queued",
+        "sock",
+        "until_s",
+        "wire",
+    )
 
     def __init__(
         self,
@@ -36,16 +48,13 @@ class Peer:
         self.heard_s = 0.0
         self.asked = False  # for its Environment
         self.is_ending = False  # nothing more is expected from it, or wanted
+        self.is_finished = False  # ... but its last events
         self.queue: deque[bytes | memoryview] | None = None
         self.queued = 0
 
     def deliver(self, message: FromCoordinator) -> None:
         """What the JobHost calls."""
         self._deliver(self, message)
-
-    def is_done(self) -> bool:
-        """Whether what comes from it is to be thrown away."""
-        return self.is_ending
 
     def send(self, *chunks: bytes) -> int:
         """Sends what the socket takes now, queues the rest; returns the bytes sent; raises OSError."""

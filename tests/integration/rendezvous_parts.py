@@ -35,6 +35,7 @@ from launcher.rendezvous.messages import (
     World,
 )
 from launcher.rendezvous.resolve import Address
+from launcher.run_events import RunEvents
 
 SECRET = b"the secret of the tests"
 DEADLINE_S = 20.0
@@ -97,10 +98,11 @@ class Server:
         limits: Limits | None = None,
         least: int | None = None,
         port: int = 0,
+        events: RunEvents | None = None,
         **rules: Any,
     ) -> None:
         self.bed = bed
-        self.host = JobHost(bed.loop, Job(JobRules("run", least or nodes, nodes, **rules)))
+        self.host = JobHost(bed.loop, Job(JobRules("run", least or nodes, nodes, **rules)), events=events)
         bound = try_to_host("127.0.0.1", [Address(socket.AF_INET, "127.0.0.1")], port, True)
         assert bound.listener is not None, bound.reason
         self.coordinator = Coordinator(

@@ -89,6 +89,11 @@ class User:
         env = {"HOME": os.fspath(self.home), "TMPDIR": os.fspath(self.home), "PYTHONPATH": os.fspath(TOP), **more}
         return self._programs.start("unshare", "-m", "sh", "-c", script, env=env)
 
+    def as_root(self, *argv: str, **more: str) -> Program:
+        """Any program, for root, where the user finds root's programs as well."""
+        script = " && ".join([*self._binds, f"exec {shlex.join(argv)}"])
+        return self._programs.start("unshare", "-m", "sh", "-c", script, env=more)
+
     def bootseer(self, *words: str) -> Program:
         code = "import sys; from launcher.commands import main; sys.exit(main(sys.argv[1:]))"
         return self.start(sys.executable, "-B", "-c", code, *words)

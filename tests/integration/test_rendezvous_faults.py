@@ -11,7 +11,7 @@ import pytest
 
 from launcher.rendezvous.coordinator import Limits
 from launcher.rendezvous.messages import Environment, Join, Ping, Refused, Welcome, World
-from launcher.rendezvous.wire import MAGIC, Established, Reply, Wire
+from launcher.rendezvous.wire import MAGIC, PROTOCOL, Established, Reply, Wire
 from tests.integration.rendezvous_parts import SECRET, Bed, Node, Server, make_join, raw, settings
 
 
@@ -188,8 +188,8 @@ def test_another_version_is_named_on_both_sides(bed: Bed) -> None:
     server = Server(bed)
     with raw(server.port, MAGIC + b"\x00\x07\x039.9" + bytes(33)) as sock:
         answer = read_all(bed, sock)
-    assert answer == MAGIC + b"\x00\x01\x031.0"
-    assert "bootseer 9.9 (protocol 7)" in bed.lines[0] and "1.0 (protocol 1)" in bed.lines[0]
+    assert answer == MAGIC + PROTOCOL.to_bytes(2, "big") + b"\x031.0"
+    assert "bootseer 9.9 (protocol 7)" in bed.lines[0] and f"1.0 (protocol {PROTOCOL})" in bed.lines[0]
 
 
 def test_a_node_of_another_version_names_the_coordinators(bed: Bed, free_port: int) -> None:

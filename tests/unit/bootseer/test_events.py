@@ -25,6 +25,7 @@ from bootseer.events import (
     parse_event,
     rank_events_path,
     read_events,
+    run_events_path,
     safe_name,
     to_json,
 )
@@ -190,6 +191,21 @@ def test_unknown_fields_are_ignored() -> None:
     assert event == Event(1, 2, "r", "n", 0, 0, None, "instant", "x")
 
 
+def test_the_clock_of_the_job_is_read_where_it_is() -> None:
+    event = parse_event(GOOD.replace(b'"v":1', b'"v":1,"job_ns":5,"job_error_ns":0'))
+    assert event is not None and (event.job_ns, event.job_error_ns) == (5, 0)
+    assert parse_event(GOOD.replace(b'"v":1', b'"v":1,"job_ns":true')) is None
+
+
+def test_lines_can_be_left_out_unread(path: str) -> None:
+    writer = EventWriter(path, "job", "node")
+    writer.scalar(None, "heartbeat", 1)
+    writer.scalar(Stage.IMAGE, "image_requests", 1)
+    writer.instant(None, "x")
+    writer.close()
+    assert [event.name for event in read_events(path, without=events.BEAT_MARK)] == ["image_requests", "x"]
+
+
 def test_no_file_no_events(tmp_path: Path) -> None:
     assert list(read_events(os.fspath(tmp_path / "missing"))) == []
 
@@ -197,6 +213,7 @@ def test_no_file_no_events(tmp_path: Path) -> None:
 def test_file_names() -> None:
     assert agent_events_path("/log", "node-1.x") == "/log/agent-node-1.x.jsonl"
     assert rank_events_path("/log", "node", 12, 3) == "/log/rank-12-attempt-3-node.jsonl"
+    assert run_events_path("/log") == "/log/run.jsonl"
 
 
 @given(st.text())

@@ -175,6 +175,44 @@ def test_command_line_wins_then_the_variable(here: Path) -> None:
     assert found.caches is None
 
 
+def test_the_file_says_what_the_other_flags_say(here: Path) -> None:
+    (here / "bootseer.toml").write_text("""
+[image]
+url = "/trees/a"
+python = "python3.12"
+variables = ["A=1"]
+[checkpoint]
+url = "hdfs://namenode/run1"
+memory = "2GiB"
+keep = true
+save_memory = "1GiB"
+[ranks]
+fork = "on"
+preload = ["numpy"]
+preload_timeout_s = 7
+[job]
+folder = "/elsewhere"
+command = ["--nnodes", "7"]
+""")
+    found = spec()
+    assert found.image is not None
+    assert (found.image.url, found.image.pythons, found.image.environ) == ("/trees/a", ("python3.12",), {"A": "1"})
+    assert found.image.writable == "tmpfs"
+    assert (found.load_checkpoint, found.checkpoint_memory_bytes) == ("hdfs://namenode/run1", 2 << 30)
+    assert (found.keep_arena, found.arena_bytes) == (True, 1 << 30)
+    assert (found.fork_ranks, found.preload, found.preload_timeout_s) == ("on", ("numpy",), 7.0)
+    assert found.max_nodes == 1, "[job] is for `bootseer warm`"
+    other = spec("--fork-ranks", "off", "--preload-timeout", "0", "--image-writable", "none", BOOTSEER_IMAGE="/b")
+    assert other.image is not None
+    assert (other.fork_ranks, other.preload_timeout_s) == ("off", 0.0)
+    assert (other.image.url, other.image.writable) == ("/b", "none")
+
+
+def test_without_a_file_flags_have_their_defaults() -> None:
+    found = spec()
+    assert (found.fork_ranks, found.preload_timeout_s, found.arena_bytes) == ("auto", 120.0, 0)
+
+
 def test_another_file(here: Path) -> None:
     (here / "bootseer.toml").write_text("[setup]\nkey = 'here'\n")
     (here / "other.toml").write_text("[setup]\ncommands = ['true']\n")
@@ -190,7 +228,7 @@ def test_another_file(here: Path) -> None:
             "[setup]\ncomands = []\n",
             "bootseer.toml:2: unknown key 'comands' in [setup]; there are commands, inputs",
         ),
-        ("# a\n\n[stup]\n", "bootseer.toml:3: unknown table [stup]; there are setup, env, caches"),
+        ("# a\n\n[stup]\n", "bootseer.toml:3: unknown table [stup]; there are image, setup, env, caches"),
         ("setup = 1\n", "bootseer.toml:1: setup is a table: write [setup]"),
         (
             "[setup]\nkey = 'a'\ncommands = 'true'\n",
@@ -203,6 +241,7 @@ def test_another_file(here: Path) -> None:
         ("[env]\nstores = 'x'\n", "unknown key 'stores' in [env]; there are store"),
         ("[caches]\nkeep = 'yes'\n", "true or false"),
         ("[caches]\ndirs = ['a']\n", "a table of folders"),
+        ("[ranks]\nfork = 'maybe'\n", "bootseer.toml: 'maybe' for --fork-ranks: there are auto"),
         ("[setup\n", "is no TOML"),
         ("\xff", "is no TOML"),
     ],
@@ -223,8 +262,8 @@ def test_a_file_that_is_named_has_to_be_there() -> None:
 
 def test_every_key_is_a_flag_that_tells_whether_it_was_given() -> None:
     flags = {flag.names[0]: flag for flag in FLAGS}
-    for keys in job_file.TABLES.values():
-        for setting in keys.values():
+    for table, keys in job_file.TABLES.items():
+        for setting in () if table == "job" else keys.values():
             flag = flags[setting.flag]
             assert flag.default in (None, []) or flag.kind is None
             assert not setting.off or flags[setting.off].kind is None

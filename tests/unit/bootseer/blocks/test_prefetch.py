@@ -125,10 +125,12 @@ def test_cold_blocks_stop_when_a_reader_waits(root: Cache) -> None:
     run(root, store, use)
 
 
-def test_cold_blocks_keep_to_their_bandwidth(root: Cache) -> None:
+@pytest.mark.parametrize("limits_hot", [False, True])
+def test_blocks_keep_to_their_bandwidth(root: Cache, limits_hot: bool) -> None:
     async def use(fetcher: BlockFetcher) -> float:
+        rate, hot = TREE.index.stored_bytes * 4, list(ALL) if limits_hot else ()
         begin_s = time.monotonic()
-        await Prefetcher(fetcher, is_whole=True, most_bytes_per_s=TREE.index.stored_bytes * 4).run()
+        await Prefetcher(fetcher, hot, is_whole=True, most_bytes_per_s=rate, limits_hot=limits_hot).run()
         return time.monotonic() - begin_s
 
     took_s = run(root, make_store(TREE), use)

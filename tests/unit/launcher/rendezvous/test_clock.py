@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.rendezvous.clock import DRIFT_PPM, UNKNOWN_NS, JobClock
+from launcher.rendezvous.clock import DRIFT_PPM, UNKNOWN_NS, JobClock, map_back
 
 SECOND = 10**9
 
@@ -61,3 +61,23 @@ def test_impossible_times_are_not_believed() -> None:
     clock.add(100, 50, 5, 200)
     clock.add(100, 0, 500, 200)  # longer at the coordinator than the whole round trip
     assert clock.map(1) == (1, UNKNOWN_NS)
+
+
+moments = st.integers(0, 10**15)
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(0, 10**9), moments, moments, moments)
+def test_a_mapping_made_earlier_is_never_surer_than_the_clock_itself(
+    offset: int, round_trip: int, asked: int, made: int, moment: int
+) -> None:
+    clock = JobClock()
+    clock.add(asked, asked + offset, asked + offset, asked + round_trip)
+    job_ns, error_ns = clock.map(made)
+    mapped = map_back(moment, made, job_ns, error_ns)
+    true_ns, bound_ns = clock.map(moment)
+    assert mapped[0] == true_ns
+    assert bound_ns <= mapped[1] <= bound_ns + 2 * abs(moment - made) * DRIFT_PPM // 1_000_000 + 4
+
+
+def test_of_one_clock_nothing_is_unsure() -> None:
+    assert map_back(5, 100, 100, 0) == (5, 0)

@@ -14,6 +14,8 @@ from launcher.rendezvous.codec import FROM_COORDINATOR, FROM_MEMBER, CodecError,
 from launcher.rendezvous.messages import (
     Distributions,
     Environment,
+    EventBatch,
+    EventsDropped,
     Failure,
     Finish,
     FromCoordinator,
@@ -103,6 +105,14 @@ worlds = st.builds(
         st.builds(Finish, numbers, text, st.lists(failures, max_size=3).map(tuple), st.just((1, 2))),
         worlds,
         st.builds(Environment, st.builds(Distributions, text, st.lists(text, max_size=9).map(tuple))),
+        st.builds(
+            EventBatch,
+            st.binary(max_size=9000),
+            st.integers(0, codec.MOST_RAW_EVENTS_BYTES),
+            st.integers(0, codec.MOST_EVENT_LINES),
+            *[st.integers(0, 2**61)] * 3,
+            st.builds(EventsDropped, *[st.integers(0, 2**60)] * 4),
+        ),
     )
 )
 def test_messages_survive(message: Message) -> None:
@@ -171,6 +181,30 @@ def test_numbers_that_are_none_are_refused() -> None:
     bad = RankFailed(0, FAILURE._replace(wall_s=float("nan")))
     with pytest.raises(CodecError, match="out of bounds"):
         codec.decode(kind_of(bad), msgspec.msgpack.encode(bad))
+
+
+EVENTS = EventBatch(bytes(codec.MOST_EVENTS_BYTES), 2**20, 8192, *[2**61] * 3, EventsDropped(*[2**60] * 4))
+
+
+def test_the_largest_batch_of_events_fits() -> None:
+    assert there_and_back(EVENTS) == EVENTS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": bytes(codec.MOST_EVENTS_BYTES + 1)},
+        {"raw_bytes": 2**20 + 1},
+        {"raw_bytes": -1},
+        {"lines": 8193},
+        {"error_ns": -1},
+        {"data": "text"},
+        {"dropped": EventsDropped(-2, 0, 0, 0)},
+    ],
+)
+def test_batches_of_events_out_of_bounds_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(CodecError, match="invalid EventBatch"):
+        codec.decode(kind_of(EVENTS), msgspec.msgpack.encode(EVENTS._replace(**change)))
 
 
 @pytest.mark.parametrize("cut", [1, 2])

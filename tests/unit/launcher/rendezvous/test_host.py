@@ -9,6 +9,8 @@ from launcher.job import Job, JobRules
 from launcher.loop import Loop
 from launcher.rendezvous.host import JobHost
 from launcher.rendezvous.messages import (
+    EventBatch,
+    EventsDropped,
     Failure,
     Finish,
     FromCoordinator,
@@ -16,8 +18,11 @@ from launcher.rendezvous.messages import (
     Leave,
     Pinned,
     RankFailed,
+    Refused,
     Signalled,
     Stopped,
+    Succeeded,
+    WantEvents,
     Welcome,
     World,
 )
@@ -151,3 +156,49 @@ def test_ranks_may_have_to_look_for_themselves() -> None:
     bed = Bed()
     bed.asked.pop()(None, "")
     assert bed.last(0, World).checkpoint is None
+
+
+class Sink:
+    """Takes events, and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+
+    def joined(self, node: int, host: str) -> None:
+        self.told.append(("joined", node, host))
+
+    def left(self, node: int) -> None:
+        self.told.append(("left", node))
+
+    def receive(self, node: int, batch: EventBatch) -> None:
+        self.told.append(("batch", node))
+
+
+BATCH = EventBatch(b"", 0, 0, 0, 0, 0, EventsDropped(0, 0, 0, 0))
+
+
+def test_events_are_asked_for_before_ranks_and_taken_after_the_end() -> None:
+    sink = Sink()
+    host = JobHost(Loop(), Job(JobRules("run", 1, 1)), events=sink)
+    got: list[FromCoordinator] = []
+    node = host.attach(got.append)
+    host.receive(node, Join("run", "a", "h", 1, -1, "default", 1, 1, 1, 0, 5000, False))
+    assert [type(message) for message in got] == [Welcome, WantEvents, World]
+    host.receive(node, BATCH)
+    host.receive(node, Succeeded(0))
+    host.receive(node, BATCH)
+    assert isinstance(got[-1], Finish)
+    assert sink.told == [("joined", node, "a"), ("batch", node), ("batch", node)]
+
+
+def test_who_is_refused_or_lost_sends_no_events() -> None:
+    sink = Sink()
+    host = JobHost(Loop(), Job(JobRules("run", 2, 2)), events=sink)
+    got: list[FromCoordinator] = []
+    stranger = host.attach(got.append)
+    host.receive(stranger, Join("other", "a", "h", 1, -1, "default", 1, 2, 2, 0, 5000, False))
+    assert [type(message) for message in got] == [Refused]
+    node = host.attach(lambda _: None)
+    host.receive(node, Join("run", "b", "h", 1, -1, "default", 1, 2, 2, 0, 5000, False))
+    host.lost(node, "gone")
+    assert sink.told == [("joined", stranger, "a"), ("left", stranger), ("joined", node, "b"), ("left", node)]

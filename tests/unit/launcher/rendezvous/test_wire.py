@@ -120,7 +120,8 @@ class TestHandshake:
         events = wire.receive(MAGIC + (PROTOCOL + 1).to_bytes(2, "big") + b"\x032.5" + b"whatever they say then")
         broken = events[-1]
         assert isinstance(broken, Broken) and broken.trouble is Trouble.VERSION
-        assert "bootseer 2.5 (protocol 2)" in broken.reason and "1.0 (protocol 1)" in broken.reason
+        assert f"bootseer 2.5 (protocol {PROTOCOL + 1})" in broken.reason
+        assert f"1.0 (protocol {PROTOCOL})" in broken.reason
         if is_coordinator:
             assert events[0] == Reply(MAGIC + PROTOCOL.to_bytes(2, "big") + b"\x031.0")
         assert not wire.is_open

@@ -1,0 +1,322 @@
+"""`python -m bench peers`: six nodes start at once, with and without each other's help (root).
+
+Nodes and store are network namespaces; what a node receives and what it sends is shaped to RATE_BYTES_PER_S each
+(tc tbf), the store gives twice as much to all together and answers each request 5 ms late. Rates are such that
+links bind and not the processors, which all nodes share here: `peers.cpu_share` says how much of them was used.
+Each node brings an image's tree, an environment's tree and a checkpoint's units, at once, all verified.
+
+    plain    every node from the store
+    peers    with a peer process on each node
+    lying    the peer of one node flips a bit in each quarter of a MiB
+    slow     the peer of one node sends 200 kB/s
+    killed   one node dies after KILLED_S, with all that runs on it; the figures are those of the others
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bench import image_ways, netns
+from bench.ckpt_run import BOUND, make_environ, order, programs, python
+from bench.ckpt_server import SERVED, fetch
+from bench.peers_node import UNIT_BYTES
+from bench.record import BenchError, Figures, Target, note
+from bootseer.peers import JobPeers, Node, Origin, derive_key, write_peers
+from bootseer.peers.auth import origin_id
+from bootseer.peers.health import most_added_s
+from bootseer.peers.spans import ObjectName, cut, owners
+
+ROUNDS = 5
+MB = 1e6
+NODES = 6
+RATE_BYTES_PER_S = 15 * MB
+STORE_BYTES_PER_S = 2 * RATE_BYTES_PER_S
+PORT = 7000
+TREES = {"image": 32, "env": 16}  # MB of files that do not compress
+CHECKPOINT_BYTES = 2 * UNIT_BYTES
+KILLED_S = 1.5
+SLOW_BYTES_PER_S = 200_000
+WAYS = ("plain", "peers", "lying", "slow", "killed")
+BAD = NODES - 1  # which node's peer is the bad one
+_TBF = ("burst", "512kb", "latency", "50ms")
+TARGETS = {
+    "peers.origin_copies": Target(at_most=1.15, samples=ROUNDS),
+    "peers.vs_store": Target(at_least=1.5, samples=ROUNDS),
+    "peers.lying_added_s": Target(at_most=most_added_s(), samples=ROUNDS),
+    "peers.slow_added_s": Target(at_most=most_added_s(), samples=ROUNDS),
+    "peers.killed_added_s": Target(at_most=most_added_s(), samples=ROUNDS),
+}
+
+
+class Made(NamedTuple):
+    """What is in the store."""
+
+    trees: dict[str, str]  # digests
+    sums: list[str]
+    objects: list[tuple[str, str, int]]  # folder of a store's root, path in it, bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """One copy of all that a node brings."""
+        return sum(size for _, _, size in self.objects)
+
+
+class Sample(NamedTuple):
+    """All nodes once."""
+
+    seconds: float  # from the order until the last node has everything
+    copies: float  # bytes out of the store over one copy
+    cpu_share: float  # of this machine's processors
+    lies: int  # liars found, by all readers together
+    late: int  # reads that were taken away from a peer
+    bypasses: int  # ranges that peers did not give, or not all of them
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this bench."""
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="only some")
+
+
+def run(args: argparse.Namespace) -> Figures:
+    """All rounds, as figures."""
+    if reason := netns.why_not():
+        raise BenchError(reason)
+    folder = tempfile.mkdtemp(prefix="bootseer-bench-peers-")
+    taken: dict[str, list[Sample]] = {way: [] for way in args.ways}
+    try:
+        made = make(os.path.join(folder, "data"))
+        with netns.Hosts(NODES + 1) as hosts:
+            shape(hosts.hosts[:NODES])
+            with store(folder, hosts.hosts[NODES]) as url:
+                sums: list[str] = []
+                for number in range(args.rounds):
+                    for way in order(args.ways, number):
+                        taken[way].append(run_way(way, made, hosts, url, os.path.join(folder, "nodes"), sums))
+                        note(f"round {number + 1} of {args.rounds}: {way}: {taken[way][-1]}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return to_figures(taken)
+
+
+def to_figures(taken: Mapping[str, Sequence[Sample]]) -> Figures:
+    """Ratios first, then what they are made of."""
+    figures = Figures()
+
+    def column(way: str, name: str) -> list[float]:
+        return [float(getattr(sample, name)) for sample in taken[way]]
+
+    if "peers" in taken:
+        figures.add("peers.origin_copies", "copies", column("peers", "copies"))
+        if "plain" in taken:
+            figures.add_ratio("peers.vs_store", column("plain", "seconds"), column("peers", "seconds"))
+        for way in ("lying", "slow", "killed"):
+            if way in taken:
+                pairs = zip(column(way, "seconds"), column("peers", "seconds"), strict=True)
+                figures.add(f"peers.{way}_added_s", "s", [one - other for one, other in pairs])
+    for way in taken:
+        figures.add(f"peers.{way}_s", "s", column(way, "seconds"))
+        if way != "peers":
+            figures.add(f"peers.{way}_copies", "copies", column(way, "copies"))
+        figures.add(f"peers.{way}_cpu_share", "of all processors", column(way, "cpu_share"))
+    return figures
+
+
+# ---- what is brought -----------------------------------------------------------------------------------------
+
+
+def make(data: str) -> Made:
+    """The store's folder."""
+    note("making two trees and a checkpoint")
+    chance = random.Random(0)
+    trees = {}
+    for name, size_mb in TREES.items():
+        root = f"{data}-{name}-root"
+        os.makedirs(os.path.join(root, "lib"))
+        for number in range(size_mb):
+            with open(os.path.join(root, "lib", f"{number}.so"), "wb") as file:
+                file.write(chance.randbytes(int(MB)))
+        os.makedirs(os.path.join(data, name))
+        trees[f"{name}/tree"] = image_ways.build(root, os.path.join(data, name), f"{data}-{name}-keys")["digest"]
+        shutil.rmtree(root)
+    os.makedirs(os.path.join(data, "ckpt"))
+    sums = []
+    with open(os.path.join(data, "ckpt", "model.bin"), "wb") as file:
+        for _ in range(CHECKPOINT_BYTES // UNIT_BYTES):
+            unit = chance.randbytes(UNIT_BYTES)
+            sums.append(hashlib.sha256(unit).hexdigest())
+            file.write(unit)
+    objects = [("", "ckpt/model.bin", CHECKPOINT_BYTES)]
+    for name in trees:
+        for kind in ("packs", "index"):
+            with os.scandir(os.path.join(data, name, kind)) as entries:
+                objects += [(f"/{name}", f"{kind}/{entry.name}", entry.stat().st_size) for entry in entries]
+    made = Made(trees, sums, objects)
+    note(f"one copy is {made.size_bytes / MB:.0f} MB")
+    return made
+
+
+# ---- hosts ---------------------------------------------------------------------------------------------------
+
+
+def shape(hosts: Sequence[netns.Host]) -> None:
+    """Each end shapes what it sends: the bridge's what the node receives, the node's what it sends."""
+    rate = ("rate", f"{RATE_BYTES_PER_S * 8 / 1e6:g}mbit")
+    for host in hosts:
+        for at, device in (([], host.link), (["-n", host.namespace], "eth0")):
+            argv = ["tc", *at, "qdisc", "add", "dev", device, "root", "tbf", *rate, *_TBF]
+            subprocess.run(argv, check=True, capture_output=True, text=True)
+
+
+def inside(host: netns.Host, argv: Sequence[str]) -> list[str]:
+    """A command that runs on a host."""
+    return [*BOUND, "nsenter", f"--net=/run/netns/{host.namespace}", *argv]
+
+
+@contextlib.contextmanager
+def store(folder: str, host: netns.Host) -> Iterator[str]:
+    """The store while it is entered; gives its URL."""
+    argv = python(
+        "bench.peers_store", os.path.join(folder, "data"), host.address, str(PORT), str(STORE_BYTES_PER_S)
+    )
+    with programs([(inside(host, argv), make_environ())]) as (server,):
+        server.listen(lambda line: line == "ready\n", 30.0)
+        yield f"http://{host.address}:{PORT}"
+
+
+def peer(way: str, number: int, host: netns.Host, folder: str) -> tuple[list[str], dict[str, str]]:
+    """The command of a node's peer process."""
+    argv = [sys.executable, "-P", "-m", "bootseer.peers.serve"]
+    if way == "lying" and number == BAD:
+        argv = [sys.executable, "-P", "-m", "bootseer.testing.faulty_peer", "lies"]
+    argv += [os.path.join(folder, "peers.json"), "--spool", os.path.join(folder, "spool")]
+    argv += ["--address", host.address, "--port", str(PORT)]
+    if way == "slow" and number == BAD:
+        argv += ["--upload-bytes-per-s", str(SLOW_BYTES_PER_S)]
+    return inside(host, argv), make_environ()
+
+
+def write_files(url: str, made: Made, hosts: Sequence[netns.Host], folders: Sequence[str]) -> None:
+    """What a launcher tells the nodes of each other."""
+    key = choose_key(url, made, [host.name for host in hosts]).hex()
+    nodes = [Node(host.name, host.address, PORT) for host in hosts]
+    origins = [Origin(url=f"{url}/{name}", below=["packs", "index"]) for name in made.trees]
+    origins.append(Origin(url=url, below=["ckpt"]))
+    for host, folder in zip(hosts, folders, strict=True):
+        write_peers(
+            os.path.join(folder, "peers.json"),
+            JobPeers(job="bench", own=host.name, key=key, nodes=nodes, origins=origins),
+        )
+
+
+def choose_key(url: str, made: Made, ids: Sequence[str]) -> bytes:
+    """One by which the bad node owns about its share of the bytes: of few spans chance might give it none."""
+    for number in itertools.count():
+        key = derive_key(b"a secret of this bench", str(number))
+        names = {folder: origin_id(key, url + folder) for folder, _, _ in made.objects}
+        own = sum(
+            part.length
+            for folder, path, size in made.objects
+            for part in cut(0, size)
+            if owners(ids, ObjectName(names[folder], path), part.span) == [ids[BAD]]
+        )
+        if abs(own / made.size_bytes - 1 / len(ids)) < 0.03:
+            return key
+    raise AssertionError("numbers do not end")
+
+
+# ---- one sample ----------------------------------------------------------------------------------------------
+
+
+def run_way(way: str, made: Made, hosts: netns.Hosts, url: str, top: str, sums: list[str]) -> Sample:
+    """All nodes from nothing. `sums`: of all runs; the first one's are the measure."""
+    shutil.rmtree(top, ignore_errors=True)
+    nodes = hosts.hosts[:NODES]
+    folders = [os.path.join(top, host.name) for host in nodes]
+    for folder in folders:
+        os.makedirs(folder, mode=0o700)
+    commands = []
+    if way != "plain":
+        write_files(url, made, nodes, folders)
+        commands = [peer(way, number, host, folders[number]) for number, host in enumerate(nodes)]
+    readers = [(inside(host, python("bench.peers_node")), make_environ()) for host in nodes]
+    with programs(commands) as peers, programs(readers) as starting:
+        for each in peers:
+            each.listen(lambda line: line.startswith('{"port"'), 30.0)
+        for reader, folder in zip(starting, folders, strict=True):
+            task = {
+                "url": url,
+                "peers": os.path.join(folder, "peers.json") if peers else "",
+                "folder": os.path.join(folder, "cache"),
+                "trees": made.trees,
+                "object": "ckpt/model.bin",
+                "size": CHECKPOINT_BYTES,
+                "sums": made.sums,
+            }
+            reader.say(json.dumps(task))
+        for reader in starting:
+            reader.listen(lambda line: line == "ready\n", 60.0)
+        os.sync()
+        before, cpu_before, began_s = served(url), cpu_s(), time.monotonic()
+        for reader in starting:
+            reader.say("go")
+        living = list(starting)
+        if way == "killed":
+            time.sleep(KILLED_S)
+            peers[BAD].close()
+            living.pop(BAD).close()
+        for reader in living:
+            reader.listen(lambda line: line == "done\n")
+        share = (cpu_s() - cpu_before) / (time.monotonic() - began_s) / (os.cpu_count() or 1)
+        sent = served(url) - before
+        for reader in living:
+            reader.say("sums")
+        answers = [json.loads(reader.listen(lambda line: line.startswith("{"))) for reader in living]
+    shutil.rmtree(top, ignore_errors=True)
+    return to_sample(way, answers, sent / made.size_bytes, share, sums)
+
+
+def to_sample(
+    way: str, answers: Sequence[Mapping[str, Any]], copies: float, share: float, sums: list[str]
+) -> Sample:
+    """Raises: BenchError unless every node has all, and the same as ever."""
+    for answer in answers:
+        sums[:] = sums or answer["sums"]
+        if answer["missing"] or answer["sums"] != sums:
+            raise BenchError(f"{way}: a node has not the right bytes: {answer}")
+    lies = sum(answer["statistics"].get("lies", 0) for answer in answers)
+    late = sum(answer["statistics"].get("late", 0) for answer in answers)
+    wrong = sum(answer["wrong"] for answer in answers)
+    if bool(wrong) != (way == "lying") or (way == "lying" and not lies):
+        found = [answer["statistics"] for answer in answers]
+        raise BenchError(f"{way}: {wrong} blocks came wrong, {lies} liars were found: {found}")
+    if way == "slow" and not late:
+        raise BenchError("slow: nobody was late, so nothing was measured")
+    bypasses = sum(answer["statistics"].get("bypasses", 0) for answer in answers)
+    seconds = (max(each["ended_ns"] for each in answers) - min(each["began_ns"] for each in answers)) / 1e9
+    return Sample(seconds, copies, share, lies, late, bypasses)
+
+
+def served(url: str) -> int:
+    """Bytes of bodies that the store has sent."""
+    sent: int = json.loads(fetch(f"{url}{SERVED}"))[1]
+    return sent
+
+
+def cpu_s() -> float:
+    """What all processors of this machine have worked."""
+    with open("/proc/stat", encoding="ascii") as file:
+        fields = [int(word) for word in file.readline().split()[1:]]
+    return (sum(fields[:8]) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,109 @@
+"""Helpers: short-lived forks of the guard that run code of ours for a while, and answer once, at their end.
+
+They need no interpreter that has to start first. In: a helper's name and texts for it. Out: a small dictionary
+of plain values. A helper is no rank: stops do not touch it, nobody waits for it, and it ends with the job. Its
+code is loaded in the fork only. What is exec'd and serves a job for as long as it runs is a service of the guard.
+"""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import os
+import signal
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, NoReturn
+
+MOST_ANSWER_BYTES = 4096
+MOST_TEXT_CHARS = 300
+
+
+class Helper(NamedTuple):
+    """A helper that runs."""
+
+    number: int
+    pid: int
+    fd: int  # of its answer
+
+
+def start(
+    number: int,
+    name: str,
+    texts: Iterable[str],
+    signals: Iterable[int],
+    close_others: Callable[[set[int]], object],
+) -> Helper:
+    """Forks a helper.
+
+    Args: signals: that the guard ignores; close_others: closes all descriptors but these.
+    Raises: OSError.
+    """
+    parent = os.getpid()
+    answer_read, answer_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    # One that comes between fork and handler waits; ignored, as here, it would be lost.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _be_helper(name, texts, answer_write, parent, mask, close_others)
+    except OSError:
+        os.close(answer_read)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(answer_write)
+    return Helper(number, pid, answer_read)
+
+
+def read_answer(helper: Helper) -> dict[str, Any]:
+    """What an ended helper has said; {} for nothing."""
+    try:
+        data = os.read(helper.fd, MOST_ANSWER_BYTES)
+        found = marshal.loads(data) if data else {}  # noqa: S302 (from our own fork)
+    except (OSError, ValueError, EOFError, TypeError):
+        found = {}
+    finally:
+        os.close(helper.fd)
+    return found if isinstance(found, dict) else {}
+
+
+def _be_helper(
+    name: str,
+    texts: Iterable[str],
+    answer_fd: int,
+    parent: int,
+    mask: Iterable[int],
+    close_others: Callable[[set[int]], object],
+) -> NoReturn:
+    try:
+        from launcher import descendants
+
+        os.setsid()
+        descendants.die_with_parent(signal.SIGKILL, parent)
+        descendants.set_name(b"bootrun-" + name.encode())
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        close_others({0, 1, 2, answer_fd})
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        gc.disable()  # all it makes is kept until it ends
+        answer = _run(name, texts)
+    except BaseException as error:
+        answer = {"error": f"{type(error).__name__}: {error}"[:MOST_TEXT_CHARS]}
+    try:
+        os.write(answer_fd, marshal.dumps(answer)[:MOST_ANSWER_BYTES])
+    finally:
+        os._exit(0)
+
+
+def _run(name: str, texts: Iterable[str]) -> dict[str, Any]:
+    if name == "prefetch":
+        from launcher.ranks import start_prefetch
+
+        return start_prefetch.run(*texts)
+    from launcher.ranks import start_observe
+
+    return start_observe.run(*texts)

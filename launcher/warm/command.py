@@ -1,0 +1,123 @@
+"""`bootseer warm`: one job, once, or (--jobs) those of a folder for as long as it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from bootseer.cli.node_arena import until_signal
+from bootseer.cli.progress import ProgressLine
+from bootseer.errors import BootseerError, UsageError
+from launcher.warm.options import Options, is_named, parse
+from launcher.warm.results import Warmed, exit_status, line, to_record
+
+if TYPE_CHECKING:
+    import argparse
+
+    from launcher.spec import LaunchSpec
+
+NAME = "bootseer warm"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs it; the exit status."""
+    try:
+        options, args = parse(argv, os.environ)
+        if options.shows_status:
+            return _status(options)
+        if options.jobs:
+            return _daemon(options, args.quiet)
+        return _once(options, args)
+    except BootseerError as error:
+        print(f"{NAME}: error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 130
+
+
+def _once(options: Options, args: argparse.Namespace) -> int:
+    from launcher.spec import build_spec
+    from launcher.warm.noted import note
+    from launcher.warm.stages import Limit, Warmer, stages_of
+
+    spec = build_spec(args, os.environ)
+    if not stages_of(spec):
+        raise UsageError(
+            "this job has nothing that can be warmed: name an image (--image), set-up (--setup and --env-store),"
+            " first-step caches (--keep-caches) or a checkpoint (--load-checkpoint), here or in bootseer.toml"
+        )
+    limit = Limit(options.most_bytes, options.most_bytes_per_s, options.hold_s)
+    say = _quiet if args.quiet else _say
+    with _Progress(args.quiet) as progress:
+        warmer = Warmer(spec, limit, say, progress)
+        with closing(warmer):
+            found = warmer.run(options.only)
+            note(found, os.environ)
+            _show(spec, options, found)
+            if warmer.is_holding:
+                say(f"the checkpoint is held in memory, for {options.hold_s:g} s or until a job takes it")
+                with until_signal():
+                    say("a job has taken the checkpoint" if warmer.hold() else "no job has taken the checkpoint")
+    return exit_status(found)
+
+
+def _show(spec: LaunchSpec, options: Options, found: Sequence[Warmed]) -> None:
+    if options.as_json:
+        script = spec.entry.target if is_named(spec.entry.target) else ""
+        print(json.dumps({"script": script, "stages": [to_record(each) for each in found]}), flush=True)
+        return
+    for each in found:
+        print(line(each), flush=True)
+
+
+def _daemon(options: Options, is_quiet: bool) -> int:
+    from launcher.warm.daemon import Daemon
+
+    with _Progress(is_quiet) as progress:
+        return Daemon(options, _say, progress).run()
+
+
+def _status(options: Options) -> int:
+    from launcher.warm.daemon import read_status
+    from launcher.warm.rounds import status_lines
+
+    record = read_status()
+    print(json.dumps(record) if options.as_json else "\n".join(status_lines(record, time.time())))
+    return 0
+
+
+class _Progress:
+    """A line for the stage at work."""
+
+    def __init__(self, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
+        self._stage = ""
+        self._line: ProgressLine | None = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if self._line is None or stage != self._stage:
+            self.__exit__()
+            self._stage = stage
+            self._line = ProgressLine(f"{NAME}: {stage}", is_quiet=self._is_quiet).__enter__()
+        self._line(done, total)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._line is not None:
+            self._line.__exit__(None, None, None)
+            self._line = None
+
+
+def _say(text: str) -> None:
+    print(f"{NAME}: {text}", file=sys.stderr, flush=True)
+
+
+def _quiet(_: str) -> None:
+    """Of --quiet."""

@@ -1,0 +1,364 @@
+"""The stages of warming: each brings one thing that a job needs into this node's caches, as a start would.
+
+In: a LaunchSpec, limits. Out: a Warmed each. The work is the library's; what a start would do in its own way
+(mount, unpack, what is in place already) is chosen here as the start chooses it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bootseer.errors import BootseerError, NotFound, StorageError
+from launcher.spec import LaunchSpec
+from launcher.warm.options import is_named
+from launcher.warm.results import (
+    CACHED,
+    CACHES,
+    CHECKPOINT,
+    ENV,
+    FAILED,
+    HELD,
+    IMAGE,
+    NOTHING,
+    SEEDED,
+    STAGES,
+    THERE,
+    UNPACKED,
+    Warmed,
+    described,
+)
+
+if TYPE_CHECKING:
+    from bootseer.cli.node_arena import NodeArena
+    from bootseer.env.setup_keeper_look import Looked
+    from bootseer.env.spec import SetupSpec
+    from bootseer.env.store import Found
+    from bootseer.mounts.holder import Holder
+    from bootseer.mounts.tree_fill import Limits
+
+CACHES_PATIENCE_S = 120.0  # for the process that seeds first-step caches
+BRIEF_S = 1.0  # a mount for them ends so soon: the job's own start is to be recorded
+MOST_LINE_BYTES = 1 << 20
+
+Say = Callable[[str], object]  # a line for people
+Progress = Callable[[str, int, int], object]  # stage, bytes done, and in all
+
+
+class Limit(NamedTuple):
+    """What warming may take."""
+
+    most_bytes: int | None = None  # that a stage may fetch
+    most_bytes_per_s: float | None = None
+    hold_s: float = 0.0  # so long a checkpoint is held; 0: none is loaded
+
+
+def stages_of(spec: LaunchSpec) -> tuple[str, ...]:
+    """PURE: what this job has that can be warmed, in the order in which it is done."""
+    has = {
+        IMAGE: spec.image is not None,
+        ENV: spec.setup is not None,
+        CACHES: spec.caches is not None,
+        CHECKPOINT: bool(spec.load_checkpoint),
+    }
+    return tuple(stage for stage in STAGES if has[stage])
+
+
+class Warmer:
+    """Warms one job, one stage after the other: the node may have better things to do.
+
+    To be made while this process has one thread: what is mounted takes a process that is forked now.
+    """
+
+    def __init__(self, spec: LaunchSpec, limit: Limit, say: Say, progress: Progress) -> None:
+        self._spec, self._limit, self._say, self._progress = spec, limit, say, progress
+        self._mounted_env: tuple[str, str, list[str]] | None = None  # URL, digest, targets
+        self._arena: NodeArena | None = None
+        self._holder = _holder(spec)
+
+    def run(self, only: tuple[str, ...]) -> list[Warmed]:
+        """All stages that the job has, of `only`. A stage that fails is reported; the next ones are tried."""
+        work = {
+            IMAGE: self._warm_image,
+            ENV: self._warm_env,
+            CACHES: self._warm_caches,
+            CHECKPOINT: self._warm_checkpoint,
+        }
+        found = []
+        for stage in stages_of(self._spec):
+            if stage not in only:
+                continue
+            began_s = time.monotonic()
+            try:
+                warmed = work[stage]()
+            except (BootseerError, OSError) as error:
+                warmed = Warmed(stage, FAILED, text=described(error))
+            found.append(warmed._replace(took_s=round(time.monotonic() - began_s, 3)))
+        return found
+
+    # ---- the image -------------------------------------------------------------------------------------------
+
+    def _warm_image(self) -> Warmed:
+        from bootseer import aio
+        from bootseer.blocks.trace import workload_key
+        from bootseer.image.commands import find_digest, opened_store, tree_url
+        from bootseer.image.commands_traces import hot_blocks, known_traces
+        from bootseer.mounts.image_source import ROOTFS, may_mount, open_source
+        from bootseer.trust import Trust
+
+        spec, options = self._spec, self._spec.image
+        assert options is not None
+        if options.url.startswith(ROOTFS):
+            return Warmed(IMAGE, NOTHING, text="it is a folder of this node")
+        url, trust = tree_url(options.url), Trust.load()
+        digest = find_digest(url, trust, name=options.name)
+        is_program = spec.entry.mode == "program"
+        names = (spec.entry.target, "") if is_program else (options.pythons[0], spec.entry.target)
+        if not may_mount():
+            # A start unpacks it then, whole.
+            with closing(open_source(url, names, self._say, name=options.name, digest=digest)) as source:
+                return Warmed(IMAGE, UNPACKED, source.digest)
+        workload = workload_key(*names) if is_named(spec.entry.target) else ""
+
+        def find_hot(block_count: int) -> list[int]:
+            with opened_store(url) as store:
+                known = known_traces(store, digest, block_count, trust, self._say, workload=workload)
+            return hot_blocks(known, workload) or hot_blocks(known)
+
+        async def choose(block_count: int) -> list[int]:
+            return await aio.run_apart(find_hot, block_count, timeout_s=600.0)
+
+        filled = self._fill(IMAGE, url, digest, trust, choose)
+        note = (
+            "" if filled[0] else "no start of it was recorded: its first one reads what it needs, and is recorded"
+        )
+        return Warmed(IMAGE, CACHED, digest, filled[1], filled[2], text=note)
+
+    # ---- the environment -------------------------------------------------------------------------------------
+
+    def _warm_env(self) -> Warmed:
+        from bootseer.env.layout import below, tree_folder
+        from bootseer.env.setup_keeper_look import look
+        from bootseer.tree.head import split_pin
+
+        options = self._spec.setup
+        assert options is not None
+        setup = self._setup_spec()
+        if not setup.store:
+            return Warmed(ENV, NOTHING, text="without --env-store there is nowhere to take it from")
+        looked = look(setup, os.environ, self._say, wait_s=0.0)
+        targets = looked.keyed.targets
+        there, found = looked.there, looked.found
+        is_same = there is not None and (found is None or there.tree == found.snapshot.tree)
+        if there is not None and is_same and "there" in options.ways:
+            return Warmed(ENV, THERE, there.tree, text=", ".join(targets))
+        if found is None or looked.store is None:
+            why = looked.cannot if looked.store is None else "the store does not have it: the first start makes it"
+            return Warmed(ENV, NOTHING, text=why)
+        tree = found.snapshot.tree
+        url = below(split_pin(looked.store.url)[0], tree_folder(found.snapshot.key))
+        way = self._way(options.ways)
+        size = fetched = 0
+        if way == "mount" or self._limit[:2] != (None, None):  # unpacking itself knows no limits
+            _, size, fetched = self._fill(ENV, url, tree, looked.store.trust, _choose_all)
+        if way == "mount":
+            self._mounted_env = (url, tree, list(targets))
+            return Warmed(ENV, CACHED, tree, size, fetched)
+        if way == "unpack":
+            return self._unpack_env(setup, looked, found)._replace(size_bytes=size, fetched_bytes=fetched)
+        return Warmed(ENV, NOTHING, text=f"by --env-way {','.join(options.ways)} it comes only when it is needed")
+
+    def _way(self, ways: tuple[str, ...]) -> str:
+        """As a start would take it that does not find it in its place."""
+        for way in ways:
+            if way == "unpack" or (way == "mount" and self._holder is not None):
+                return way
+        return ""
+
+    def _unpack_env(self, setup: SetupSpec, looked: Looked, found: Found) -> Warmed:
+        from bootseer.env.commands_restore import restore_spec
+
+        total, done = max(1, found.snapshot.bytes), 0
+
+        def count(more: int, _files: int) -> None:
+            nonlocal done
+            done += more
+            self._progress(ENV, done, total)
+
+        put = restore_spec(setup, (), os.environ, say=self._say, count=count)
+        how = THERE if put.how == "there" else UNPACKED
+        return Warmed(ENV, how, put.found.snapshot.tree, text=", ".join(looked.keyed.targets))
+
+    def _setup_spec(self) -> SetupSpec:
+        from bootseer.env.commands_spec import NO_PYTHON, find_python
+        from bootseer.env.spec import SetupSpec
+
+        options = self._spec.setup
+        assert options is not None
+        cwd = os.getcwd()
+        python = NO_PYTHON if self._spec.entry.mode == "program" else self._spec.python
+        return SetupSpec(
+            commands=options.commands,
+            inputs=options.inputs,
+            targets=options.targets,
+            variables=options.variables,
+            store=options.store,
+            salt=options.salt,
+            max_age_s=options.max_age_s,
+            timeout_s=options.timeout_s,
+            wait_s=options.wait_s,
+            python=find_python(python, os.environ, cwd),
+            cwd=cwd,
+        )
+
+    # ---- first-step caches -----------------------------------------------------------------------------------
+
+    def _warm_caches(self) -> Warmed:
+        """By the process that a start has for it, in the environment that ranks will see."""
+        options = self._spec.caches
+        assert options is not None
+        if not options.store:
+            return Warmed(CACHES, NOTHING, text="without --env-store they are kept on this node alone")
+        if self._spec.setup is not None and self._mounted_env is None and not self._is_env_there():
+            return Warmed(CACHES, NOTHING, text="they belong to the environment, which is not there yet")
+        with ExitStack() as stack:
+            prefix: tuple[str, ...] = ()
+            if self._mounted_env is not None:
+                from bootseer.env.mounted import OPTIONS, mount_env
+
+                url, digest, targets = self._mounted_env
+                assert self._holder is not None
+                brief = OPTIONS._replace(prefetches=False, records=False, idle_s=BRIEF_S)
+                env = mount_env(url, digest, targets, self._holder, options=brief)
+                stack.callback(env.close)
+                self._holder = None  # closed with it
+                prefix = env.prefix
+            answer = _ask_caches(
+                prefix,
+                {
+                    "do": "open",
+                    "python": self._spec.python,
+                    "store": options.store,
+                    "dirs": dict(options.dirs),
+                    "salt": options.salt,
+                },
+            )
+        for each in answer.get("notes", ()):
+            self._say(str(each))
+        if answer["did"] != "opened":
+            return Warmed(CACHES, FAILED, text=str(answer.get("why", "the process that sees to them has failed")))
+        size = int(answer["bytes"])
+        if answer["is_cold"]:
+            return Warmed(CACHES, NOTHING, text=str(answer["line"]))
+        return Warmed(CACHES, SEEDED, "", size, size, text=str(answer["line"]))
+
+    def _is_env_there(self) -> bool:
+        from bootseer.env.setup_keeper_look import look
+
+        return look(self._setup_spec(), os.environ, lambda _: None, wait_s=0.0).there is not None
+
+    # ---- the checkpoint --------------------------------------------------------------------------------------
+
+    def _warm_checkpoint(self) -> Warmed:
+        if not self._limit.hold_s:
+            return Warmed(CHECKPOINT, NOTHING, text="is held in memory only with --hold")
+        from bootseer.cli.node_arena import NodeArena
+
+        arena = NodeArena(
+            self._spec.load_checkpoint,
+            self._spec.checkpoint_memory_bytes,
+            holds=True,
+            most_bytes_per_s=self._limit.most_bytes_per_s,
+        )
+        try:
+            found = arena.load(lambda done, total: self._progress(CHECKPOINT, done, total), self._limit.most_bytes)
+        except NotFound:
+            arena.close()
+            return Warmed(CHECKPOINT, NOTHING, text="there is none yet")
+        except BaseException:
+            arena.close()
+            raise
+        self._arena = arena
+        version = found["BOOTSEER_CHECKPOINT_VERSION"]
+        return Warmed(CHECKPOINT, HELD, found["BOOTSEER_CHECKPOINT_DIGEST"], arena.size, arena.size, text=version)
+
+    @property
+    def is_holding(self) -> bool:
+        return self._arena is not None
+
+    def hold(self) -> bool:
+        """Until a job has taken the checkpoint (then True), or its time is over. Raises: CheckpointError."""
+        return self._arena is not None and self._arena.is_taken(self._limit.hold_s)
+
+    # ---- blocks ----------------------------------------------------------------------------------------------
+
+    def _fill(self, stage: str, url: str, digest: str, trust: Any, choose: Any) -> tuple[int, int, int]:
+        """Blocks that are wanted, their stored bytes, and those of them that were fetched."""
+        from bootseer import aio
+        from bootseer.mounts.tree_fill import Limits, fill_cache
+        from bootseer.mounts.tree_settings import Settings
+        from bootseer.tree.head import split_pin
+
+        settings = Settings(url=split_pin(url)[0], keys=[each.key.line for each in trust.trusted])
+        limits: Limits = Limits(self._limit.most_bytes, self._limit.most_bytes_per_s)
+
+        def progress(done: int, total: int) -> None:
+            self._progress(stage, done, total)
+
+        filled = aio.run_sync(fill_cache(settings, digest, choose, progress, limits))
+        return filled.blocks, filled.size, filled.fetched_bytes
+
+    def close(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None
+
+
+async def _choose_all(_block_count: int) -> None:
+    """Of an environment all is needed, sooner or later."""
+
+
+def _holder(spec: LaunchSpec) -> Holder | None:
+    if spec.setup is None or "mount" not in spec.setup.ways:
+        return None
+    from bootseer.env.setup_keeper_mount import make_holder
+
+    return make_holder()
+
+
+def _ask_caches(prefix: tuple[str, ...], order: Mapping[str, object]) -> dict[str, Any]:
+    """One order to a process of bootseer.env.setup_keeper_caches; its answer. Raises: StorageError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    argv = [*prefix, sys.executable, "-P", "-m", "bootseer.env.setup_keeper_caches"]
+    with ours:
+        with theirs:
+            keeper = subprocess.Popen(argv, stdin=theirs.fileno(), stdout=theirs.fileno())
+        try:
+            ours.settimeout(CACHES_PATIENCE_S)
+            ours.sendall(json.dumps(order).encode("ascii") + b"\n")
+            received = b""
+            while b"\n" not in received and len(received) < MOST_LINE_BYTES:
+                data = ours.recv(1 << 16)
+                if not data:
+                    raise StorageError("the process that sees to first-step caches has ended")
+                received += data
+            answer: dict[str, Any] = json.loads(received.partition(b"\n")[0])
+            ours.shutdown(socket.SHUT_WR)
+            keeper.wait(CACHES_PATIENCE_S)
+            return answer
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            raise StorageError(f"the process that sees to first-step caches: {error}") from error
+        finally:
+            if keeper.poll() is None:
+                keeper.kill()
+                keeper.wait()

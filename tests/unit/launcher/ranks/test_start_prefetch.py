@@ -1,0 +1,248 @@
+"""What is read ahead and what is left alone: files that have changed, are none, cannot be read; memory; end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.ranks.record_files import JobKey
+from launcher.ranks.start_plan import (
+    FILE,
+    FOLDER,
+    NAME,
+    PIECE_BYTES,
+    SMALL,
+    SMALL_BYTES,
+    UNIT_BYTES,
+    Entry,
+    Probe,
+    parse_entries,
+)
+from launcher.ranks.start_prefetch import Prefetch, is_warm, run
+from launcher.ranks.start_record import write_record
+
+KEY = JobKey("/usr/bin/python3", "script", "/home/me/train.py", "", "")
+PLENTY = 1 << 30
+
+
+def make(path: Path, size: int) -> Entry:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(os.urandom(size))
+    return entry_of(path)
+
+
+def entry_of(path: Path, ranges: tuple[tuple[int, int], ...] = ()) -> Entry:
+    status = path.stat()
+    return Entry(FILE, os.fspath(path), status.st_size, status.st_mtime_ns, ranges)
+
+
+def make_cold(*paths: Path) -> None:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def is_cached(path: Path, offset: int) -> bool:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A folder of a file system that says what it has in memory, and forgets it when asked to."""
+    entry = make(tmp_path / "probe", UNIT_BYTES)
+    make_cold(Path(entry.path))
+    try:
+        if is_cached(Path(entry.path), 0):
+            pytest.skip("this file system is in memory")
+    except OSError:
+        pytest.skip("this file system does not say what is in memory")
+    return tmp_path
+
+
+def read(*entries: Entry, most_bytes: int = PLENTY) -> dict[str, object]:
+    prefetch = Prefetch(iter(entries), most_bytes)
+    prefetch.run(time.monotonic() + 30)
+    return prefetch.figures()
+
+
+# ---- what is read --------------------------------------------------------------------------------------------
+
+
+def test_files_are_in_memory_afterwards(disk: Path) -> None:
+    small, large = disk / "a/small.pyc", disk / "a/large.so"
+    entries = [make(small, 3000), make(large, 3 * PIECE_BYTES + 5)]
+    make_cold(small, large)
+    figures = read(Entry(FOLDER, os.fspath(disk / "a")), Entry(NAME, os.fspath(small)), *entries)
+    assert figures["files"] == 2
+    assert figures["folders"] == figures["names"] == 1
+    assert figures["bytes"] == 3000 + 3 * PIECE_BYTES + 5
+    assert figures["changed"] == figures["missing"] == 0
+    assert is_cached(small, 0)
+    for offset in (0, PIECE_BYTES + 70_000, 3 * PIECE_BYTES + 4):
+        assert is_cached(large, offset)
+
+
+def test_of_a_library_only_the_recorded_parts_are_read(disk: Path) -> None:
+    path = disk / "lib.so"
+    make(path, 64 << 20)
+    make_cold(path)
+    figures = read(entry_of(path, ((4096, 256),)))  # a megabyte at 16 MiB
+    assert figures["bytes"] == 1 << 20
+    assert is_cached(path, 16 << 20)
+    assert not is_cached(path, 60 << 20)
+    assert not is_cached(path, 0)
+
+
+def test_a_small_file_is_read_as_it_is(disk: Path) -> None:
+    path, source = disk / "__pycache__/a.cpython-311.pyc", disk / "a.py"
+    make(path, 20_000)
+    make(source, 10)
+    large = Path(make(disk / "large.py", SMALL_BYTES + 1).path)
+    make_cold(path, large)
+    figures = read(Entry(SMALL, os.fspath(path)), Entry(SMALL, os.fspath(large)), Entry(SMALL, "/nowhere.py"))
+    assert [figures[name] for name in ("files", "bytes", "changed", "missing")] == [1, 20_000, 1, 1]
+    assert is_cached(path, 0)
+
+
+# ---- what is left alone --------------------------------------------------------------------------------------
+
+
+def grow(path: Path) -> None:
+    path.write_bytes(b"more" * 5000)
+
+
+def touch(path: Path) -> None:
+    os.utime(path, (1, 1))
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_link_to_pipe(path: Path) -> None:
+    os.mkfifo(path.parent / "pipe")
+    path.unlink()
+    path.symlink_to("pipe")
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("change", [grow, touch, make_pipe, make_link_to_pipe, make_folder])
+def test_what_is_not_as_it_was_is_left_alone(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    entry = make(tmp_path / "it", 10_000)
+    other = make(tmp_path / "other", 10)
+    change(tmp_path / "it")
+    figures = read(entry, other)
+    assert (figures["changed"], figures["files"], figures["bytes"]) == (1, 1, 10)
+
+
+def test_a_link_to_the_recorded_file_is_followed(tmp_path: Path) -> None:
+    entry = make(tmp_path / "target", 10)
+    (tmp_path / "link").symlink_to("target")
+    assert read(entry._replace(path=os.fspath(tmp_path / "link")))["files"] == 1
+
+
+def test_what_is_gone_is_counted(tmp_path: Path) -> None:
+    gone = make(tmp_path / "gone", 10)
+    os.unlink(gone.path)
+    figures = read(gone, Entry(FOLDER, "/nowhere/at/all"), Entry(NAME, "/nowhere/at/all.py"))
+    assert figures["missing"] == 1  # only files: names come and go
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
+    entry = make(tmp_path / "secret", 10)
+    os.chmod(entry.path, 0)
+    assert read(entry)["missing"] == 1
+
+
+def test_ranges_past_the_end_are_left_out(tmp_path: Path) -> None:
+    make(tmp_path / "it", 10)
+    figures = read(entry_of(tmp_path / "it", ((0, 1), (1 << 50, 1 << 50))))
+    assert (figures["files"], figures["bytes"]) == (1, 10)
+
+
+# ---- bounds --------------------------------------------------------------------------------------------------
+
+
+def test_it_stops_when_memory_is_taken(tmp_path: Path) -> None:
+    entries = [make(tmp_path / str(number), 100_000) for number in range(30)]
+    figures = read(*entries, most_bytes=1_000_000)
+    assert figures["why"] == "half of the free memory is taken"
+    assert 0 < int(str(figures["bytes"])) <= 1_000_000
+
+
+def test_it_stops_after_its_time(tmp_path: Path) -> None:
+    entry = make(tmp_path / "it", 10)
+
+    def endless() -> Iterator[Entry]:
+        while True:
+            yield entry
+
+    prefetch = Prefetch(endless(), PLENTY)
+    prefetch.run(time.monotonic() + 0.1)
+    assert "longer" in str(prefetch.figures()["why"])
+    assert int(str(prefetch.figures()["files"])) > 0
+
+
+def test_what_comes_before_a_damaged_line_is_read(tmp_path: Path) -> None:
+    make(tmp_path / "it", 10)
+    status = (tmp_path / "it").stat()
+    lines = [f"at {tmp_path}", f"f 0 10 {status.st_mtime_ns} * it", "damaged", f"f 0 10 {status.st_mtime_ns} * it"]
+    prefetch = Prefetch(parse_entries(lines), PLENTY)
+    prefetch.run(time.monotonic() + 30)
+    assert prefetch.figures()["files"] == 1
+    assert "line" in str(prefetch.figures()["why"])
+
+
+# ---- warm ----------------------------------------------------------------------------------------------------
+
+
+def probe(path: Path) -> Probe:
+    return Probe(os.fspath(path), 0, path.stat().st_size, 0)
+
+
+def test_what_is_in_memory_is_not_read_again(disk: Path) -> None:
+    paths = [disk / f"{number}.pyc" for number in range(8)]
+    entries = [make(path, 5000) for path in paths]
+    for path in paths:
+        path.read_bytes()
+    assert is_warm(map(probe, paths))
+    folder = os.fspath(disk / "records")
+    assert write_record(folder, KEY, entries, [probe(path) for path in paths]) == ""
+    assert run(folder, *KEY)["why"] == "all is in memory"
+    make_cold(paths[0])
+    assert is_warm(map(probe, paths))  # a single page may have been given up
+    make_cold(*paths)
+    assert not is_warm(map(probe, paths))
+    found = run(folder, *KEY)
+    assert (found["why"], found["files"]) == ("", 8)
+    assert all(is_cached(path, 0) for path in paths)
+
+
+def test_nothing_to_look_at_is_not_warm(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    os.mkdir(tmp_path / "folder")
+    places = [tmp_path / "pipe", tmp_path / "folder", tmp_path / "gone"]
+    assert not is_warm([])
+    assert not is_warm([Probe(os.fspath(path), 1 << 62, 1, 1) for path in places * 3])
+
+
+def test_without_a_record_there_is_nothing_to_do(tmp_path: Path) -> None:
+    assert "no record" in str(run(os.fspath(tmp_path), *KEY)["why"])

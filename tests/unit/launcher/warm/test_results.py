@@ -1,0 +1,115 @@
+"""What warming came to: words, records, and what another process says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.warm import noted
+from launcher.warm.results import (
+    CACHED,
+    ENV,
+    FAILED,
+    IMAGE,
+    NOTHING,
+    STAGES,
+    THERE,
+    Warmed,
+    exit_status,
+    from_record,
+    line,
+    to_record,
+)
+
+WARMED = st.builds(
+    Warmed,
+    stage=st.sampled_from(STAGES),
+    how=st.text(max_size=10),
+    what=st.text(max_size=100),
+    size_bytes=st.integers(0, 1 << 50),
+    fetched_bytes=st.integers(0, 1 << 50),
+    took_s=st.floats(0, 1e6),
+    text=st.text(max_size=100),
+)
+
+
+@given(WARMED)
+def test_records_go_through_json(warmed: Warmed) -> None:
+    assert from_record(json.loads(json.dumps(to_record(warmed)))) == warmed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stage": "gpu"},
+        {"stage": 3},
+        {"how": None},
+        {"size_bytes": -1},
+        {"took_s": "long"},
+        {"fetched_bytes": True},
+        {"took_s": float("nan")},
+    ],
+)
+def test_anything_else_is_no_record(change: dict[str, object]) -> None:
+    assert from_record({**to_record(Warmed(IMAGE, CACHED)), **change}) is None
+
+
+def test_lines_for_people() -> None:
+    assert line(Warmed(IMAGE, CACHED, "d", 2_000_000, 1_000_000, 1.5)) == (
+        "image: cached, 2 MB, 1 MB of it fetched in 1.5 s"
+    )
+    assert line(Warmed(ENV, THERE, "d", text="/venv")) == "env: there (/venv)"
+    assert line(Warmed(ENV, NOTHING, text="the store does not have it")) == "env: the store does not have it"
+    assert line(Warmed(ENV, FAILED, text="no such file")) == "env: not warmed: no such file"
+    assert exit_status([Warmed(IMAGE, CACHED), Warmed(ENV, NOTHING)]) == 0
+    assert exit_status([Warmed(IMAGE, CACHED), Warmed(ENV, FAILED)]) == 1
+
+
+# ---- what the next start is told -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"BOOTSEER_CACHE": os.fspath(tmp_path / "cache")}
+
+
+def test_a_start_finds_what_it_was_warmed_with(environ: dict[str, str]) -> None:
+    image, env = Warmed(IMAGE, CACHED, "a" * 64, 5, 5), Warmed(ENV, THERE, "b" * 64)
+    noted.note([image, Warmed(ENV, FAILED, "c" * 64)], environ, now_s=100.0)
+    noted.note([env], environ, now_s=200.0)
+    wanted = [(IMAGE, "a" * 64), (ENV, "b" * 64), (ENV, "c" * 64)]
+    assert noted.find(wanted, environ) == [(image, 100.0), (env, 200.0)]
+    noted.note([image._replace(fetched_bytes=0)], environ, now_s=300.0)
+    assert noted.find(wanted[:1], environ) == [(image._replace(fetched_bytes=0), 300.0)]
+
+
+def test_it_does_not_grow_for_ever(environ: dict[str, str]) -> None:
+    for number in range(noted.MOST_ENTRIES + 10):
+        noted.note([Warmed(IMAGE, CACHED, str(number))], environ, now_s=float(number))
+    assert noted.find([(IMAGE, "9")], environ) == []
+    last = str(noted.MOST_ENTRIES + 9)
+    assert len(noted.find([(IMAGE, last)], environ)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"v":2,"entries":[]}', '{"v":1,"entries":[1,{"stage":"image"}]}']
+)
+def test_what_cannot_be_read_is_nothing(text: str, environ: dict[str, str]) -> None:
+    noted.note([Warmed(IMAGE, CACHED, "a")], environ)
+    path = os.path.join(environ["BOOTSEER_CACHE"], noted.NAME)
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+    assert noted.find([(IMAGE, "a")], environ) == []
+    noted.note([Warmed(IMAGE, CACHED, "a")], environ)
+    assert len(noted.find([(IMAGE, "a")], environ)) == 1
+
+
+def test_a_file_of_others_is_not_believed(environ: dict[str, str]) -> None:
+    noted.note([Warmed(IMAGE, CACHED, "a")], environ)
+    os.chmod(os.path.join(environ["BOOTSEER_CACHE"], noted.NAME), 0o666)
+    assert noted.find([(IMAGE, "a")], environ) == []
