@@ -307,8 +307,12 @@ class Keeper:
         arena, pinned = self._arena, self._pinned
         if not self._start.get("holds") or arena is None or pinned is None:
             return
-        if all(arena.is_complete(number) for number in range(len(arena.files))):
-            warm_arenas.offer(self._folder, pinned.digest)
+        if self._server is None or not all(arena.is_complete(number) for number in range(len(arena.files))):
+            return
+        try:
+            warm_arenas.offer(pinned.digest, self._server.address, os.environ)
+        except (BootseerError, OSError) as error:
+            self._say(f"no job will find the checkpoint in memory: {error}")
 
     @property
     def _shown(self) -> Shown:
@@ -426,7 +430,7 @@ class Keeper:
         """Whether this node's memory has it already, from `bootseer warm`: then that is the arena."""
         if self._start.get("holds"):
             return False
-        held = warm_arenas.take(pinned.digest, files, self._folder)
+        held = warm_arenas.take(pinned.digest, files, os.environ)
         if not held:
             return False
         self._drop_arena()
@@ -482,6 +486,8 @@ class Keeper:
     def _drop_arena(self) -> None:
         self._paths.drop_links()
         self._stop_filler()
+        if self._start.get("holds") and self._server is not None and self._pinned is not None:
+            warm_arenas.withdraw(self._pinned.digest, self._server.address, os.environ)
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -39,7 +39,8 @@ def make_folder() -> tuple[str, int]:
 
     What killed keepers left goes.
     """
-    base = folder_base(tempfile.gettempdir())
+    parent = tempfile.gettempdir()
+    base = parent if len(os.fsencode(parent)) <= MOST_PARENT_BYTES else "/tmp"  # noqa: S108
     with os.scandir(base) as entries:
         old = [entry.path for entry in entries if entry.name.startswith(FOLDER) and _is_ours(entry)]
     for folder in old:
@@ -61,11 +62,6 @@ def make_folder() -> tuple[str, int]:
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(path + ".new", path)  # nobody finds it before it is locked
     return folder, lock
-
-
-def folder_base(parent: str) -> str:
-    """Where the folders of keepers are: `parent`, if paths in it can be addresses of sockets."""
-    return parent if len(os.fsencode(parent)) <= MOST_PARENT_BYTES else "/tmp"  # noqa: S108
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:

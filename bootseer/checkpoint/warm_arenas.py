@@ -2,59 +2,65 @@
 
 In: a version by its digest, names and sizes of its files. Out: descriptors of sealed memory that has all of it.
 They are passed over the socket at which ranks find an arena, between processes of one user; the memory stays when
-the keeper that made it has gone. Whatever is not as it should be is as if nothing had been offered.
+the keeper that made it has gone. Where to ask is a file in the user's private runtime folder, as jobs have
+temporary folders of their own. Whatever is not as it should be is as if nothing had been offered.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from bootseer.checkpoint.arena import F_SEAL_FUTURE_WRITE, READY, Held
 from bootseer.checkpoint.arena_client import KeeperConnection
-from bootseer.checkpoint.arena_server import SOCKET_NAME
-from bootseer.checkpoint.keeper_process import FOLDER, folder_base
 from bootseer.checkpoint.mapping import map_range
 from bootseer.checkpoint.source import SourceFile
+from bootseer.errors import BootseerError
+from bootseer.mounts.tree_places import locate, prepare
+from bootseer.trust.owned_files import NotOwnedError, read_owned
 
-OFFER = "offer-"  # and the digest: a file in the folder of a keeper that offers what it holds
+FOLDER = "arenas"  # in the runtime folder: a file for each version, which says at which socket it is to be had
+MOST_ADDRESS_BYTES = 4096
 LIMIT_S = 2.0  # a keeper that does not answer is passed over
 _SEALS = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-def offer(folder: str, digest: str) -> None:
-    """Says in a keeper's own folder that it holds all of this version, for whoever wants it. Raises: OSError."""
-    fd = os.open(os.path.join(folder, OFFER + digest), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.close(fd)
+def offer(digest: str, address: str, environ: Mapping[str, str]) -> None:
+    """Says that the keeper at this address holds all of a version. Raises: ConfigError, StorageError, OSError."""
+    folder = os.path.join(prepare(locate(environ)), FOLDER)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    temporary = os.path.join(folder, f".{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(os.fsencode(address))
+    os.rename(temporary, os.path.join(folder, digest))
 
 
-def take(digest: str, files: Sequence[SourceFile], own_folder: str) -> dict[str, Held]:
-    """The memory of all files, by path; empty where nobody offers them. Who offered them is told.
+def withdraw(digest: str, address: str, environ: Mapping[str, str]) -> None:
+    """It holds it no more."""
+    with suppress(BootseerError, OSError):
+        if _find(digest, environ) == address:
+            os.unlink(os.path.join(locate(environ), FOLDER, digest))
 
-    Args: own_folder: of the keeper that asks.
-    """
-    for folder in _offering(digest, own_folder):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            found = _take(os.path.join(folder, SOCKET_NAME), digest, files)
-            if found:
-                return found
+
+def take(digest: str, files: Sequence[SourceFile], environ: Mapping[str, str]) -> dict[str, Held]:
+    """The memory of all files, by path; empty where nobody offers them. Who offered them is told."""
+    with suppress(BootseerError, OSError, ValueError, KeyError, TypeError):
+        address = _find(digest, environ)
+        if address:
+            return _take(address, digest, files)
     return {}
 
 
-def _offering(digest: str, own_folder: str) -> Iterator[str]:
-    base = folder_base(tempfile.gettempdir())
-    with suppress(OSError), os.scandir(base) as entries:
-        for entry in entries:
-            if not entry.name.startswith(FOLDER) or entry.path == own_folder:
-                continue
-            with suppress(OSError):
-                is_ours = entry.is_dir(follow_symlinks=False)
-                is_ours = is_ours and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-                if is_ours and os.path.isfile(os.path.join(entry.path, OFFER + digest)):
-                    yield entry.path
+def _find(digest: str, environ: Mapping[str, str]) -> str:
+    path = os.path.join(locate(environ), FOLDER, digest)
+    try:
+        data, _ = read_owned(path, most_bytes=MOST_ADDRESS_BYTES)
+    except (OSError, NotOwnedError):
+        return ""
+    return os.fsdecode(data)
 
 
 def _take(address: str, digest: str, files: Sequence[SourceFile]) -> dict[str, Held]:
@@ -62,9 +68,8 @@ def _take(address: str, digest: str, files: Sequence[SourceFile]) -> dict[str, H
     fds: list[int] = []
     try:
         header = keeper.header
-        if header["why"] or [(path, size) for path, size, _ in header["files"]] != [
-            (f.path, f.size) for f in files
-        ]:
+        wanted = [(file.path, file.size) for file in files]
+        if header["why"] or [(path, size) for path, size, _ in header["files"]] != wanted:
             return {}
         units = sum(-(-size // length) for _, size, length in header["files"])
         states = bytes(map_range(keeper.states_fd, 0, units, is_writable=False))

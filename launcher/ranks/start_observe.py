@@ -21,7 +21,7 @@ from launcher.ranks.start_record import StartRecord, forget_record, read_record,
 
 PAGEMAP_ENTRY_BYTES = 8
 MOST_PAGEMAP_BYTES = 64 << 20  # of all mappings together: 32 GiB of files
-READ_BYTES = 1 << 20
+READ_BYTES = 64 << 10  # small enough for memory that is used again and again
 # Touched of a file that is no library: data sets and checkpoints have ways of their own.
 MOST_DATA_BYTES = 16 << 20
 _ELSEWHERE = ("/dev/", "/proc/", "/sys/")

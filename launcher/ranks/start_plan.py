@@ -14,7 +14,6 @@ lines, pieces to read, how many at once. Apart from who looks (start_observe.py)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 UNIT_BYTES = 4096  # of ranges; every page size is a multiple
@@ -193,7 +192,13 @@ def format_entries(entries: Iterable[Entry]) -> list[str]:
             lines.append(f"at {folder}")
         return known
 
-    for kind, path, size, mtime_ns, ranges in islice(filter(_fits, entries), MOST_ENTRIES):
+    left = MOST_ENTRIES
+    for kind, path, size, mtime_ns, ranges in entries:
+        if not is_path(path):
+            continue
+        left -= 1
+        if left < 0:
+            break
         if kind == FOLDER:
             lines.append(f"d {number(path)}")
             continue
@@ -209,10 +214,6 @@ def format_entries(entries: Iterable[Entry]) -> list[str]:
         else:
             lines.append(f"f {place} {size} {mtime_ns} * {name}")
     return lines
-
-
-def _fits(entry: Entry) -> bool:
-    return is_path(entry.path)
 
 
 def is_path(path: str) -> bool:

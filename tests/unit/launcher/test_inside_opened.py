@@ -1,0 +1,61 @@
+"""What a rank notes while its start is recorded: files that are opened for reading, folders that are listed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests import support
+
+CODE = """
+import json, os, pathlib, sys, threading
+from launcher.inside import Opened
+opened = Opened()
+opened.install()
+os.chdir(sys.argv[1])
+open("relative").close()
+open(sys.argv[1] + "/absolute", "rb").close()
+pathlib.Path(sys.argv[1], "by-path").read_text()
+os.close(os.open(sys.argv[1] + "/by-os", os.O_RDONLY))
+open("written", "w").close()
+open("appended", "a").close()
+os.listdir(sys.argv[1] + "/listed")
+list(os.scandir("scanned"))
+for args in ((), (1,), ("a", 1), (b"a", "r", 0), ("a", "r", "no flags"), (3, "r", 0), (None, None, None)):
+    sys.audit("open", *args)
+    sys.audit("os.listdir", *args)
+lines = opened.list()
+open("too-late").close()
+assert opened.list() == []
+opened.begin(False)
+open("not-asked").close()
+assert opened.list() == []
+opened.begin(True)
+open("asked-again").close()
+lines += opened.list()
+Opened.MOST = 2
+few = Opened()
+few.install()
+for name in ("relative", "written", "appended"):
+    open(name).close()
+print(json.dumps([lines, len(few.list())]))
+"""
+
+
+def test_what_is_read_is_noted(program: support.Programs, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name in ("relative", "absolute", "by-path", "by-os", "too-late", "not-asked", "asked-again"):
+        (folder / name).write_text("x")
+    for name in ("listed", "scanned"):
+        (folder / name).mkdir()
+    done = program(*support.python("-c", CODE, str(folder)))
+    assert done.status == 0, done.stderr
+    lines, most = json.loads(done.stdout)
+    own = [line.replace(str(folder), "") for line in lines if str(folder) in line]
+    assert own == [
+        *(f"\topen\t/{name}\n" for name in ("relative", "absolute", "by-path", "by-os")),
+        *(f"\tfolder\t/{name}\n" for name in ("listed", "scanned")),
+        "\topen\t/asked-again\n",
+    ]
+    assert most == 2
