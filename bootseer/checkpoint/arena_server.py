@@ -26,8 +26,8 @@ from typing import Any
 from bootseer.checkpoint.arena import READY, Arena
 from bootseer.checkpoint.lines import LineSocket
 from bootseer.checkpoint.peers import Listener
-from bootseer.checkpoint.spans import Spans
 from bootseer.checkpoint.versions import Pinned
+from bootseer.storage.extents import Extents
 
 SEND_LIMIT_S = 5.0  # a rank that reads nothing for so long loses its connection
 ALIVE_S = 5.0
@@ -73,7 +73,7 @@ class ArenaServer:
         self._alive_s = 0.0
         self._arena: Arena | None = None
         self._pinned: Pinned | None = None
-        self.asked: dict[str, Spans] = {}  # what ranks have read
+        self.asked: dict[str, Extents] = {}  # what ranks have read
         self.done: set[int] = set()  # ranks that have their part
         self.is_used = False  # ranks have its memory, or can have it at any time
         self.address = os.path.join(folder, SOCKET_NAME)
@@ -190,7 +190,7 @@ class ArenaServer:
                     found = arena.files[self._check_file(arena, int(file))]
                     if not 0 <= int(start) < int(end) <= found.size:
                         raise ValueError(line)
-                    self.asked.setdefault(found.path, Spans()).add(int(start), int(end))
+                    self.asked.setdefault(found.path, Extents()).add(int(start), int(end))
             case "done":
                 if client.rank is not None and client.rank >= 0:
                     self.done.add(client.rank)

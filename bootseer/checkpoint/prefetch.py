@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.checkpoint.source import SourceFile
-from bootseer.checkpoint.spans import Spans, cut
+from bootseer.storage.extents import Extents, cut
 
 FORMAT = "bootseer-load/1"
 PIECE_BYTES = 16 << 20  # what is read at a time; a multiple of any page size
@@ -80,7 +80,7 @@ def plan(
 ) -> Plan:
     """`whole`: the ranks' code reads files by name, so nothing less than all of it helps."""
     total = sum(file.size for file in files.values())
-    everything = {path: Spans([(0, file.size)]) for path, file in files.items()}
+    everything = {path: Extents([(0, file.size)]) for path, file in files.items()}
     if whole:
         if total > room_bytes:
             return Plan(NOTHING, [], "the whole version is asked for and does not fit")
@@ -91,7 +91,7 @@ def plan(
         share = f"{100 * read / total if total else 0:.0f} %"
         if 2 * read > total and total <= room_bytes:
             first = _spread(_pieces(recorded), position)
-            rest = {path: everything[path].minus(recorded.get(path, Spans())) for path in files}
+            rest = {path: everything[path].minus(recorded.get(path, Extents())) for path in files}
             return Plan(WHOLE, first + _spread(_pieces(rest), position), f"an earlier load read {share} of it")
         if read:
             ranges = _first(_pieces(recorded), room_bytes)
@@ -111,7 +111,7 @@ def key(files: Mapping[str, SourceFile], position: Position) -> str:
     return digest.hexdigest()[:40]
 
 
-def record(files: Mapping[str, SourceFile], asked: Mapping[str, Spans], position: Position) -> Recording | None:
+def record(files: Mapping[str, SourceFile], asked: Mapping[str, Extents], position: Position) -> Recording | None:
     """What ranks asked for as a recording; None where they asked for nothing."""
     shares = {path: spans for path, spans in asked.items() if len(spans)}
     if not shares:
@@ -131,10 +131,10 @@ def merge(older: Recording | None, newer: Recording, complete: bool) -> Recordin
     """
     if older is None or complete:
         return newer
-    spans = {file.path: (file.size, Spans(file.ranges)) for file in older.files}
+    spans = {file.path: (file.size, Extents(file.ranges)) for file in older.files}
     for file in newer.files:
-        _, known = spans.get(file.path, (file.size, Spans()))
-        spans[file.path] = (file.size, Spans(span for span in [*known, *file.ranges] if span[1] <= file.size))
+        _, known = spans.get(file.path, (file.size, Extents()))
+        spans[file.path] = (file.size, Extents(span for span in [*known, *file.ranges] if span[1] <= file.size))
     files = [RecordedFile(path, size, list(known)) for path, (size, known) in sorted(spans.items()) if len(known)]
     return msgspec.structs.replace(newer, files=files)
 
@@ -167,10 +167,10 @@ def decode(data: bytes, files: Mapping[str, SourceFile], position: Position) -> 
     return found if all(file.path in files for file in found.files) else None
 
 
-def _spans(recording: Recording, files: Mapping[str, SourceFile]) -> dict[str, Spans]:
+def _spans(recording: Recording, files: Mapping[str, SourceFile]) -> dict[str, Extents]:
     """The recording's ranges as far as these files have them."""
     return {
-        file.path: Spans((start, min(end, files[file.path].size)) for start, end in file.ranges)
+        file.path: Extents((start, min(end, files[file.path].size)) for start, end in file.ranges)
         for file in recording.files
         if file.path in files
     }
@@ -180,7 +180,7 @@ def _is_metadata(file: SourceFile) -> bool:
     return file.path.rpartition("/")[2] in METADATA and file.size <= MAX_METADATA_BYTES
 
 
-def _pieces(wanted: Mapping[str, Spans]) -> list[Range]:
+def _pieces(wanted: Mapping[str, Extents]) -> list[Range]:
     """Metadata first, then by name and place."""
     order = sorted(wanted, key=lambda path: (path.rpartition("/")[2] not in METADATA, path))
     return [

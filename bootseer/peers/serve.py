@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from bootseer.errors import BootseerError, ConfigError
@@ -61,10 +62,8 @@ async def run(server: PeerServer, port: int) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, is_over.set)
-    try:
+    with suppress(PermissionError):  # a file or /dev/null never ends: then signals end it
         loop.add_reader(0, hear)
-    except PermissionError:
-        pass  # a file or /dev/null, which never ends: signals do
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve())
         say({"port": port})
@@ -75,11 +74,9 @@ async def run(server: PeerServer, port: int) -> None:
 
 def say(what: object) -> None:
     """One line; whoever does not listen any more misses it."""
-    try:
+    with suppress(OSError):
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
-    except OSError:
-        pass
 
 
 def log(line: str) -> None:

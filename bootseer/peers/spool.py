@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bootseer.errors import ConfigError, StorageError
-from bootseer.peers.extents import Extents
 from bootseer.peers.spans import SPAN_BYTES, ObjectName
+from bootseer.storage.extents import Extents
 
 MOST_BYTES = 4 << 30
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -18,12 +18,12 @@ from typing import NamedTuple
 from bootseer import aio, crc
 from bootseer.errors import BootseerError, DigestMismatch, StorageError
 from bootseer.peers.auth import origin_id
-from bootseer.peers.extents import Extents
 from bootseer.peers.helpers import Helpers
 from bootseer.peers.membership import JobPeers, PeersFile, may_share
 from bootseer.peers.spans import SPAN_BYTES, ObjectName, Part, cut
 from bootseer.storage import Store, open_store
 from bootseer.storage.counts import Counts
+from bootseer.storage.extents import Extents
 from bootseer.storage.paths import check_offset, check_path
 from bootseer.storage.protocol import Entry, Features, Stat
 from bootseer.storage.read_only import ReadOnly

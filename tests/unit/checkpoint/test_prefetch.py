@@ -15,7 +15,7 @@ from bootseer.checkpoint import prefetch
 from bootseer.checkpoint.prefetch import PIECE_BYTES, Position, RecordedFile, Recording
 from bootseer.checkpoint.recordings import MAX_FILES, Recordings, cache_folder
 from bootseer.checkpoint.source import SourceFile
-from bootseer.checkpoint.spans import Spans
+from bootseer.storage.extents import Extents
 
 MIB = 1 << 20
 HERE = Position(world_size=8, nnodes=4, group_rank=1)
@@ -31,15 +31,15 @@ SHARDS = files(a=100 * MIB, b=100 * MIB, c=100 * MIB) | {".metadata": SourceFile
 
 
 def read(**asked: list[tuple[int, int]]) -> Recording:
-    made = prefetch.record(SHARDS, {path: Spans(spans) for path, spans in asked.items()}, HERE)
+    made = prefetch.record(SHARDS, {path: Extents(spans) for path, spans in asked.items()}, HERE)
     assert made is not None
     return made
 
 
-def covered(plan: prefetch.Plan) -> dict[str, Spans]:
-    found: dict[str, Spans] = {}
+def covered(plan: prefetch.Plan) -> dict[str, Extents]:
+    found: dict[str, Extents] = {}
     for path, start, end in plan.ranges:
-        assert not found.setdefault(path, Spans()).within(start, end)  # nothing twice
+        assert not found.setdefault(path, Extents()).within(start, end)  # nothing twice
         found[path].add(start, end)
     return found
 
@@ -53,12 +53,12 @@ def test_a_first_load_fetches_metadata_only() -> None:
 def test_a_load_that_read_a_part_gets_that_part() -> None:
     plan = prefetch.plan(SHARDS, read(b=[(0, 100 * MIB)], a=[(7, 99)]), LOTS, HERE, whole=False)
     assert plan.kind == prefetch.RECORDED
-    assert covered(plan) == {"b": Spans([(0, 100 * MIB)]), "a": Spans([(7, 99)])}
+    assert covered(plan) == {"b": Extents([(0, 100 * MIB)]), "a": Extents([(7, 99)])}
 
 
 def test_a_load_that_read_more_than_half_gets_everything_if_it_fits() -> None:
     recording = read(a=[(0, 100 * MIB)], b=[(0, 60 * MIB)])
-    everything = {path: Spans([(0, file.size)]) for path, file in SHARDS.items()}
+    everything = {path: Extents([(0, file.size)]) for path, file in SHARDS.items()}
     plan = prefetch.plan(SHARDS, recording, LOTS, HERE, whole=False)
     assert plan.kind == prefetch.WHOLE and covered(plan) == everything
     first = plan.ranges[: len(prefetch.plan(SHARDS, recording, 200 * MIB, HERE, whole=False).ranges)]
@@ -90,7 +90,7 @@ def test_nodes_have_orders_of_their_own_and_one_alone_the_files() -> None:
     st.booleans(),
 )
 def test_plans_stay_in_files_and_in_memory(asked: list[tuple[int, int]], room_mib: int, whole: bool) -> None:
-    spans = Spans((start * MIB, min(100, start + length) * MIB) for start, length in asked)
+    spans = Extents((start * MIB, min(100, start + length) * MIB) for start, length in asked)
     recording = prefetch.record(SHARDS, {"b": spans}, HERE)
     plan = prefetch.plan(SHARDS, recording, room_mib * MIB, HERE, whole)
     assert plan.bytes <= room_mib * MIB
@@ -114,17 +114,17 @@ def test_the_key_is_the_layout_and_the_place() -> None:
 def test_a_recording_of_other_sizes_is_clipped() -> None:
     smaller = {**SHARDS, "b": SourceFile("b", 50 * MIB)}
     plan = prefetch.plan(smaller, read(b=[(40 * MIB, 60 * MIB)], c=[(90, 95)]), LOTS, HERE, whole=False)
-    assert covered(plan) == {"b": Spans([(40 * MIB, 50 * MIB)]), "c": Spans([(90, 95)])}
+    assert covered(plan) == {"b": Extents([(40 * MIB, 50 * MIB)]), "c": Extents([(90, 95)])}
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1), st.integers(1, 20))
 def test_too_many_ranges_are_joined_over_the_smallest_gaps(found: list[tuple[int, int]], limit: int) -> None:
-    spans = Spans((start, start + length) for start, length in found)
+    spans = Extents((start, start + length) for start, length in found)
     joined = prefetch.join(list(spans), limit)
     assert len(joined) == min(limit, len(spans))
-    assert not spans.minus(Spans(joined)).total_bytes
+    assert not spans.minus(Extents(joined)).total_bytes
     gaps = sorted(b[0] - a[1] for a, b in zip(list(spans), list(spans)[1:], strict=False))
-    assert Spans(joined).total_bytes - spans.total_bytes == sum(gaps[: len(spans) - len(joined)])
+    assert Extents(joined).total_bytes - spans.total_bytes == sum(gaps[: len(spans) - len(joined)])
 
 
 def test_a_complete_load_replaces_and_a_broken_one_adds() -> None:

@@ -1,7 +1,7 @@
 """A set of byte ranges of one file: sorted, joined where they touch. Pure.
 
-Ranges are half open, (start, end). The arena keeps with it what is ready, what is being fetched and what ranks
-asked for; the difference of two such sets is what is still to be done, or what was fetched in vain.
+Ranges are half open, (start, end). An arena keeps with it what ranks asked for, a peer what it has and what is on
+its way; the difference of two such sets is what is still to be done, or what was fetched in vain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 Span = tuple[int, int]  # start, end in bytes
 
 
-class Spans:
+class Extents:
     """Mutable; every operation costs the logarithm of the number of ranges, plus those that it touches."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
@@ -69,9 +69,16 @@ class Spans:
             found.append((start, end))
         return found
 
-    def minus(self, other: Spans) -> Spans:
+    def reach(self, start: int) -> int:
+        """The end of what is there without a gap from `start` on; `start` itself if that is not there."""
+        place = bisect_right(self._ends, start)
+        if place < len(self._starts) and self._starts[place] <= start:
+            return self._ends[place]
+        return start
+
+    def minus(self, other: Extents) -> Extents:
         """What is in this set and not in the other."""
-        return Spans(gap for start, end in self for gap in other.missing(start, end))
+        return Extents(gap for start, end in self for gap in other.missing(start, end))
 
     @property
     def total_bytes(self) -> int:
@@ -84,12 +91,12 @@ class Spans:
         return len(self._starts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spans) and self._starts == other._starts and self._ends == other._ends
+        return isinstance(other, Extents) and self._starts == other._starts and self._ends == other._ends
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
-        return f"Spans({list(self)})"
+        return f"Extents({list(self)})"
 
 
 def cut(start: int, end: int, every_bytes: int) -> Iterator[Span]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.peers.extents import Extents
+from bootseer.storage.extents import Extents
 
 SIZE = 64
 ranges = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(sorted).map(tuple)

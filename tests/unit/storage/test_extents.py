@@ -7,15 +7,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.checkpoint.spans import Spans, cut
+from bootseer.storage.extents import Extents, cut
 
 BOUND = 60
 ranges = st.tuples(st.integers(0, BOUND), st.integers(0, BOUND))
 steps = st.lists(st.tuples(st.booleans(), ranges), max_size=30)
 
 
-def build(found: list[tuple[bool, tuple[int, int]]]) -> tuple[Spans, set[int]]:
-    spans, model = Spans(), set[int]()
+def build(found: list[tuple[bool, tuple[int, int]]]) -> tuple[Extents, set[int]]:
+    spans, model = Extents(), set[int]()
     for adds, (start, end) in found:
         if adds:
             spans.add(start, end)
