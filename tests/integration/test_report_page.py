@@ -15,6 +15,7 @@ from bootseer.cli import report_job
 from bootseer.startup.analysis import analyse_job
 from bootseer.startup.page import make_page
 from bootseer.startup.report import Report, make_report
+from tests.support import wait_until
 from tests.unit.bootseer.startup.made_jobs import event, in_order, span, started
 
 pytestmark = [
@@ -114,10 +115,9 @@ def test_pointer_and_tables(browser: Browser, tmp_path: Path) -> None:
     left, top, _, _ = browser.place("lanes")
     x, y = left + 300, top + 40
     browser.mouse("mouseMoved", x, y)
-    browser.settle()
-    assert "rank 0 on node0000" in text_of(browser, "tip")
+    wait_until(lambda: "rank 0 on node0000" in text_of(browser, "tip"), 10, "the words at the pointer")
     browser.click(x, y)
-    assert text_of(browser, "picked").startswith("rank 0 on node0000")
+    wait_until(lambda: text_of(browser, "picked").startswith("rank 0 on node0000"), 10, "the rank that was picked")
     before = picture(browser)
     browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-200, modifiers=2)
     assert picture(browser) != before
