@@ -5,6 +5,7 @@
     [env]         store
     [caches]      keep, dirs (a table: name = "folder")
     [checkpoint]  url, memory, keep, save_memory
+    [peers]       use, upload
     [ranks]       fork, preload, preload_timeout_s
     [job]         folder, command, python: for `bootseer warm --jobs`, which is not told them by a command line
 
@@ -77,6 +78,10 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
         "memory": Setting("--checkpoint-memory", Kind.TEXT),
         "keep": Setting("--keep-arena", Kind.SWITCH),
         "save_memory": Setting("--arena-bytes", Kind.TEXT),
+    },
+    "peers": {
+        "use": Setting("--peers", Kind.TEXT),
+        "upload": Setting("--peers-upload", Kind.TEXT),
     },
     "ranks": {
         "fork": Setting("--fork-ranks", Kind.TEXT),

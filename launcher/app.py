@@ -137,7 +137,16 @@ def connect(
         from launcher.networked import Networked
 
         return Networked(
-            loop, console, spec, agent, guard, join, node.resolve, node.when_program_known, node.event_file
+            loop,
+            console,
+            spec,
+            agent,
+            guard,
+            join,
+            node.resolve,
+            node.when_program_known,
+            node.event_file,
+            node.peers,
         )
     from launcher.job import Job
     from launcher.rendezvous.host import JobHost, LocalLink

@@ -16,13 +16,16 @@ import struct
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.guard_client import GuardClient
 from launcher.lines import NOT_UNDERSTOOD, JsonLines
 from launcher.loop import Alarm, EventLoop
 from launcher.rendezvous.messages import Pinned, World
 from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.peers import NodePeers
 
 SILENCE_LIMIT_S = 90.0  # while it owes an answer; it gives a sign of life every 10 s
 PROGRESS_EVERY_S = 5.0
@@ -65,13 +68,16 @@ class NodeCheckpoint:
         spec: LaunchSpec,
         unset: tuple[str, ...],
         say: Callable[[str], object],
+        peers: NodePeers | None = None,
     ) -> None:
-        """Args: unset: variables that the keeper does not get; say: a line for people."""
+        """Args: unset: variables that the keeper does not get; say: a line for people; peers: None: it reads the
+        store alone."""
         self._loop = loop
         self._guard = guard
         self._spec = spec
         self._unset = unset
         self._say = say
+        self._peers = peers
         self._listener: socket.socket | None = None
         self._lines = JsonLines(loop, self._take, self._fail)  # another one for each keeper
         self._number = 0  # of the keeper among the guard's services, counted from the first one
@@ -97,9 +103,13 @@ class NodeCheckpoint:
         self._listener.bind(address)
         self._listener.listen(1)
         self._loop.add_reader(self._listener.fileno(), self._accept)
-        self._guard.serve(
-            self._number, [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"], {}, self._unset, address
-        )
+        environ = {}
+        if self._peers is not None and self._peers.path:
+            from launcher.peers import VARIABLE
+
+            environ[VARIABLE] = self._peers.path
+        argv = [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"]
+        self._guard.serve(self._number, argv, environ, self._unset, address)
         spec = self._spec
         self._lines.ask(
             "start",
@@ -169,6 +179,8 @@ class NodeCheckpoint:
                 return partial(self._on_loaded, int(answer["attempt"]), path, "", why)
             case "listening":
                 return partial(self._on_listening, str(answer["saves"]), str(answer["shown"]))
+            case "origin":
+                return partial(self._on_origin, str(answer["url"]), str(answer["folder"]))
             case "statistics":
                 return partial(self._remind, int(answer["taken_bytes"]))
             case "said":
@@ -177,6 +189,11 @@ class NodeCheckpoint:
 
     def _on_listening(self, saves: str, shown: str) -> None:
         self._saves, self._shown = saves, shown
+
+    def _on_origin(self, url: str, folder: str) -> None:
+        """What the keeper reads now and may read from other nodes."""
+        if self._peers is not None:
+            self._peers.add_origin(url, folder)
 
     def on_service_ended(self, number: int, why: str) -> None:
         """The guard says that a keeper is gone, or cannot be started."""

@@ -235,6 +235,17 @@ FLAGS: tuple[Flag, ...] = (
         metavar="SIZE",
     ),
     _ours(
+        "--peers",
+        "the nodes of a job bring each byte of its checkpoint out of the store about once and hand it on to each "
+        "other: on, off (default on, where the job has a secret)",
+        choices=("on", "off"),
+    ),
+    _ours(
+        "--peers-upload",
+        "bytes a second that this node may send to others, as 500MB (default: no limit)",
+        metavar="SIZE",
+    ),
+    _ours(
         "--setup",
         "a command that makes the environment of the ranks, run by /bin/sh before they start; can be repeated, in "
         "order. What it did is kept, and restored at the next start",

@@ -26,19 +26,24 @@ from launcher.rendezvous.messages import (
     FromMember,
     Join,
     Leave,
+    PeerNodes,
+    PeerServes,
     SetupOrder,
     Stopped,
     Succeeded,
     WantEnvironment,
     WantEvents,
+    Welcome,
     World,
 )
 from launcher.rendezvous.secret import SECRET_VARIABLES, find_secret
+from launcher.rendezvous.serving import is_ip
 from launcher.spec import LaunchSpec
 
 if TYPE_CHECKING:
     from launcher.event_files import EventFile
     from launcher.event_shipping import Shipper
+    from launcher.peers import NodePeers
     from launcher.run_events import RunEvents
 
 
@@ -56,15 +61,17 @@ class Networked:
         resolve: Resolve | None,
         when_program_known: Callable[[Callable[[RankProgram], object]], object],
         events: EventFile | None,
+        peers: NodePeers | None,
     ) -> None:
         """Args: when_program_known: calls back with what the ranks of this node are run by; events: the file of
-        this node's bootrun, None where no events are written."""
+        this node's bootrun, None where no events are written; peers: None where nodes do not help each other."""
         self._loop = loop
         self._console = console
         self._spec = spec
         self._agent = agent
         self._join = join
         self._events = events
+        self._peers = peers
         self._shipper: Shipper | None = None  # once the coordinator wants events
         self._run_events: RunEvents | None = None  # at the coordinator
         secret = find_secret(os.environ, spec.conf.get("secret_file"))
@@ -124,9 +131,14 @@ class Networked:
     def _on_message(self, message: FromCoordinator) -> None:
         if isinstance(message, WantEvents):
             self._begin_shipping()
+        elif isinstance(message, PeerNodes):
+            if self._peers is not None:
+                self._peers.meet(message)
         elif not isinstance(message, WantEnvironment):
             if isinstance(message, World):
                 self._ship_attempt(message)
+            elif isinstance(message, Welcome) and self._peers is not None:
+                self._peers.connect(self._tell_serving)
             self._agent.on_message(message)
             if isinstance(message, Finish) and self._shipper is not None:
                 self._shipper.finish()
@@ -134,6 +146,10 @@ class Networked:
                 self._when_program_known(self._identify)  # when that is done
         elif self._probe is not None and self._probe.found is not None:
             self._link.send(Environment(self._probe.found))
+
+    def _tell_serving(self, port: int) -> None:
+        given = self._spec.local_addr
+        self._link.send(PeerServes(self._join.host, given if is_ip(given) else self._link.own_ip, port))
 
     def _begin_shipping(self) -> None:
         if self._events is not None and self._shipper is None:

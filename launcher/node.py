@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from launcher.checkpoint import NodeCheckpoint
     from launcher.event_files import EventFile
     from launcher.image import ImageSpan, NodeImage
+    from launcher.peers import NodePeers
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
     from launcher.rendezvous.host import Resolve
@@ -68,6 +69,7 @@ class Node:
         self.image: NodeImage | None = None
         self.setup: NodeSetup | None = None
         self.caches: NodeCaches | None = None
+        self.peers: NodePeers | None = None
         # None: the image is not open yet, the environment not there
         is_later = spec.image is not None or spec.setup is not None or spec.caches is not None
         self._program = None if is_later else own_program(spec.python)
@@ -122,7 +124,10 @@ class Node:
         if self._spec.load_checkpoint:
             from launcher.checkpoint import NodeCheckpoint
 
-            self.checkpoint = NodeCheckpoint(self._loop, self._guard, self._spec, SECRET_VARIABLES, self.say)
+            self._begin_peers()
+            self.checkpoint = NodeCheckpoint(
+                self._loop, self._guard, self._spec, SECRET_VARIABLES, self.say, self.peers
+            )
             self.checkpoint.begin()
         if self._spec.setup is not None:
             self._begin_setup()
@@ -144,6 +149,21 @@ class Node:
         )
         self.image = NodeImage(self._loop, self._spec, SECRET_VARIABLES, events)
         self.image.begin(folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR)
+
+    def _begin_peers(self) -> None:
+        """Nodes help each other where there are several, and strangers are kept out."""
+        if self._spec.is_single or self._spec.max_nodes == 1 or not self._spec.peers:
+            return
+        from launcher.rendezvous.secret import find_secret
+
+        secret = find_secret(os.environ, self._spec.conf.get("secret_file"))
+        if secret is None:
+            self.say("nodes do not help each other, as the job has no secret: each reads the store for itself")
+            return
+        from launcher.peers import NodePeers
+
+        self.peers = NodePeers(self._loop, self._spec, secret, SECRET_VARIABLES, self.say)
+        self.peers.begin()
 
     def when_program_known(self, then: Callable[[RankProgram], object]) -> None:
         """Calls `then`, once, with what ranks are run by: now, or when the image is open. Never if it fails."""
@@ -611,6 +631,8 @@ class Node:
     def close(self) -> None:
         if self.checkpoint is not None:
             self.checkpoint.close()
+        if self.peers is not None:
+            self.peers.close()
         if self.image is not None:
             self.image.close()
         if self.setup is not None:

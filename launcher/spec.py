@@ -80,6 +80,8 @@ class LaunchSpec(NamedTuple):
     checkpoint_memory_bytes: int | None  # None: a quarter of what there is
     keep_arena: bool
     arena_bytes: int
+    peers: bool  # nodes help each other, if the job has a secret
+    peers_upload_bytes_per_s: int | None  # for others; None: no limit
     allow_mixed: bool
     restart_refill_s: float | None
     restart_backoff_s: float
@@ -189,6 +191,8 @@ def build_spec(
         checkpoint_memory_bytes=parse_size(args.checkpoint_memory, "--checkpoint-memory"),
         keep_arena=args.keep_arena,
         arena_bytes=parse_size(args.arena_bytes, "--arena-bytes") or 0,
+        peers=args.peers != "off",
+        peers_upload_bytes_per_s=parse_size(args.peers_upload, "--peers-upload"),
         allow_mixed=args.allow_mixed_environments,
         restart_refill_s=_not_negative(args.restart_refill, "--restart-refill"),
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,

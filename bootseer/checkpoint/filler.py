@@ -13,31 +13,44 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bootseer import aio
 from bootseer.checkpoint.arena import EMPTY, FAILED, READY, TAKEN, Arena
 from bootseer.checkpoint.direct import StoredFile
 from bootseer.checkpoint.keeper_process import run_child
-from bootseer.checkpoint.opening import local_path, store_at
+from bootseer.checkpoint.opening import local_path, store_at, store_url_of
 from bootseer.checkpoint.sums import crc32c
 from bootseer.checkpoint.versions import Pinned
 from bootseer.errors import BootseerError
+from bootseer.storage import SecondHand, Store
 from bootseer.storage.local_reading import read_range
 from bootseer.storage.page_cache import is_remote
 from bootseer.storage.ranges import RangeReader, RangeRequest
 
+if TYPE_CHECKING:
+    from bootseer.peers.membership import PeersFile
+
 AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of these are on their way
 READ_BYTES = 16 << 20  # neighbouring units are read together up to here
+LOOK_FOR_PEERS_S = 0.02
+# A load of so much waits until its nodes know of each other, as each would read much of it alone meanwhile.
+PEERS_BYTES, PEERS_S = 32 << 20, 1.0
 
 
 def run_filler(
-    connection: socket.socket, url: str, pinned: Pinned, arena: Arena, most_bytes_per_s: float | None = None
+    connection: socket.socket,
+    url: str,
+    pinned: Pinned,
+    arena: Arena,
+    most_bytes_per_s: float | None = None,
+    peers_path: str = "",
 ) -> None:
-    """Fills the arena until the connection ends; ends the process."""
+    """Fills the arena until the connection ends; ends the process. Args: peers_path: of the file of the job's
+    peers, "" to read the store alone."""
 
     async def fill() -> dict[str, Any]:
-        await _Filler(connection, url, pinned, arena, most_bytes_per_s).run()
+        await _Filler(connection, url, pinned, arena, most_bytes_per_s, peers_path).run()
         return {"ended": True}
 
     run_child(connection, fill)
@@ -51,8 +64,11 @@ class _Filler:
         pinned: Pinned,
         arena: Arena,
         most_bytes_per_s: float | None = None,
+        peers_path: str = "",
     ) -> None:
         self._connection = connection
+        self._peers_path = peers_path
+        self._peers: PeersFile | None = None
         self._rate = most_bytes_per_s
         self._next_s = 0.0  # when the rate lets the next read begin
         self._url = url
@@ -71,16 +87,36 @@ class _Filler:
     async def run(self) -> None:
         connection = self._connection
         connection.setblocking(False)
-        store, _ = store_at(self._url)
+        store = self._open_store()
         self._reader = RangeReader(store)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
+                await self._meet_peers()
                 for _ in range(AT_ONCE):
                     group.create_task(self._work())
         finally:
             self._populating.set()
             await store.aclose()
+
+    def _open_store(self) -> Store:
+        """Through the job's peers where each unit has a sum by which it is known to be right."""
+        store, _ = store_at(self._url)
+        if not self._peers_path or not self._pinned.striped_version:
+            return store
+        from bootseer.peers import PeerStore
+        from bootseer.peers.membership import PeersFile
+
+        self._peers = PeersFile(self._peers_path, look_s=LOOK_FOR_PEERS_S)
+        return PeerStore(store, store_url_of(self._url), self._peers)
+
+    async def _meet_peers(self) -> None:
+        """A moment at most: the process that serves starts at the same time as this one."""
+        end_s = time.monotonic() + PEERS_S
+        while self._peers is not None and self._pinned.size >= PEERS_BYTES and time.monotonic() < end_s:
+            if self._peers.current() is not None or self._is_over:
+                return
+            await asyncio.sleep(LOOK_FOR_PEERS_S)
 
     async def _listen(self) -> None:
         loop, waiting = asyncio.get_running_loop(), bytearray()
@@ -173,7 +209,8 @@ class _Filler:
             start, end = self._arena.extent(number, unit)
             view = self._arena.view(number, start, end)
             found = await aio.run_io(crc32c, view)
-            if found != file.sums[unit]:  # another replica may be right
+            if found != file.sums[unit]:  # another replica may be right, or the store itself
+                self._distrust(file, start, end)
                 await self._read(file, number, start, end, is_demand, 1)
                 found = await aio.run_io(crc32c, view)
             if found != file.sums[unit]:
@@ -183,6 +220,13 @@ class _Filler:
                     f" {file.sums[unit]:08x}"
                 )
         return failed
+
+    def _distrust(self, file: StoredFile, start: int, end: int) -> None:
+        """Who gave these bytes of a file gave wrong ones."""
+        store = self._reader.store
+        if isinstance(store, SecondHand):
+            for piece in file.layout.pieces(start, end - start):
+                store.distrust(file.stripes[piece.stripe], piece.stripe_offset, piece.length)
 
     async def _wait_turn(self, length: int) -> None:
         """Until the rate lets so many bytes be read."""

@@ -19,7 +19,9 @@ its input does, and leaves nothing behind.
     release                       ranks have what they need: what was read is recorded, the memory is given up
     statistics                    -> statistics: bytes in the arena and left by savers, units, readers, ranks
     end                           as the end of input
-                                  -> at any time said text: a line for people; alive: what takes long goes on
+                                  -> at any time said text: a line for people; alive: what takes long goes on;
+                                     origin url folder: of a store a folder whose objects never change, which
+                                     is read through the job's peers (variable BOOTSEER_PEERS: their file)
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from bootseer.checkpoint.keeper_process import (
     take_streams,
 )
 from bootseer.checkpoint.lines import LineSocket
+from bootseer.checkpoint.opening import store_url_of
 from bootseer.checkpoint.rank_paths import RankPaths, Shown, own_path
 from bootseer.checkpoint.recordings import Recordings, cache_folder
 from bootseer.checkpoint.resolving import Resolver
@@ -67,6 +70,7 @@ PROGRESS_S = 0.5
 # come first; elsewhere a program may build its optimizer before it loads that one's state.
 QUIET_S = 60.0
 DCP_METADATA = ".metadata"
+PEERS = "BOOTSEER_PEERS"
 
 
 class State(Enum):
@@ -103,6 +107,7 @@ class Keeper:
         self._folder, self._lock_fd = make_folder()
         self._resolver = Resolver(self._selector, self._fork, self._say, self._say_alive)
         self._paths = RankPaths(self._folder, self._selector, self._say, self._say_alive)
+        self._peers_path = os.environ.get(PEERS, "")
         self._is_over = False
 
     # ---- loop ------------------------------------------------------------------------------------------------
@@ -388,6 +393,8 @@ class Keeper:
         if self._arena is not None and self._pinned is not None and self._pinned.digest == pinned.digest:
             return
         self._pinned = pinned
+        if self._peers_path and pinned.striped_version:
+            self._answer("origin", url=store_url_of(self._url), folder=pinned.folder)
         plain_bytes = UNIT_BYTES if self._is_whole else SHARD_UNIT_BYTES
         files = [SourceFile(file.path, file.layout.size) for file in pinned.files]
         units = [file.layout.unit_bytes if file.sums else plain_bytes for file in pinned.files]
@@ -504,7 +511,9 @@ class Keeper:
             return
         arena, pinned = self._arena, self._pinned
         rate = self._start.get("most_bytes_per_s")
-        self._filler = self._fork(lambda connection: run_filler(connection, self._url, pinned, arena, rate))
+        self._filler = self._fork(
+            lambda connection: run_filler(connection, self._url, pinned, arena, rate, self._peers_path)
+        )
         self._fillers += 1
         self._selector.register(self._filler.lines.fd, selectors.EVENT_READ, self._hear_filler)
 

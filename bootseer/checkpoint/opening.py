@@ -146,6 +146,16 @@ def store_at(url: str) -> tuple[Store, str]:
         return open_store(url), ""
 
 
+def store_url_of(url: str) -> str:
+    """The URL of the store that `store_at` gives."""
+    from bootseer.storage.open import split_url
+
+    try:
+        return split_url(url)[0]
+    except ConfigError:
+        return url
+
+
 def parent_of(url: str) -> tuple[str, str] | None:
     """The folder above and the last name; None at the top."""
     if "?" in url or "::" in url:

@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -32,6 +33,9 @@ MOST_LINE_BYTES = 64 << 10
 def listen(address: str, port: int) -> socket.socket:
     """Raises: ConfigError."""
     try:
+        if not address and socket.has_dualstack_ipv6():
+            family = socket.AF_INET6
+            return socket.create_server((address, port), family=family, backlog=BACKLOG, dualstack_ipv6=True)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
@@ -91,6 +95,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--spool", required=True, help="folder for what is kept for others")
     parser.add_argument("--spool-bytes", type=int, default=MOST_BYTES)
     parser.add_argument("--upload-bytes-per-s", type=float, default=None, help="default: no limit")
+    parser.add_argument("--remove-folder", action="store_true", help="that of FILE, at the end")
     return parser.parse_args(argv)
 
 
@@ -111,6 +116,9 @@ def main(argv: Sequence[str], kind: type[PeerServer] = PeerServer) -> int:
     except BootseerError as error:
         log(str(error))
         return error.exit_status
+    finally:
+        if args.remove_folder:
+            shutil.rmtree(os.path.dirname(os.path.abspath(args.file)), ignore_errors=True)
     return 0
 
 

@@ -53,6 +53,7 @@ FROM_MEMBER = _kinds(
     (10, m.Leave, 64 * KIB),
     (11, m.SetupNews, 64 * KIB),
     (12, m.EventBatch, MOST_EVENTS_BYTES + 128),
+    (13, m.PeerServes, 2 * KIB),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -66,6 +67,7 @@ FROM_COORDINATOR = _kinds(
     (73, m.Refused, 64 * KIB),
     (74, m.SetupOrder, 64 * KIB),
     (75, m.WantEvents, 16),
+    (76, m.PeerNodes, 64 * KIB),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
@@ -78,6 +80,7 @@ _TEXT_CHARS = {
     **dict.fromkeys(("run_id", "host", "address", "role", "node", "interpreter", "master_addr"), MOST_NAME_CHARS),
     **dict.fromkeys(("digest", "key", "tree"), 64),
     **dict.fromkeys(("what", "do"), 16),
+    **dict.fromkeys(("id", "own"), MOST_NAME_CHARS + 16),
     "why": KIB,
     "error_file": 4 * KIB,
     **dict.fromkeys(("message", "traceback", "reason", "text"), MOST_TEXT_CHARS),
@@ -85,7 +88,7 @@ _TEXT_CHARS = {
     "names": 300,
     "stderr_tail": 2 * KIB,
 }
-_ITEMS = {"names": 20_000, "stderr_tail": 64, "failures": 4096, "unsure": 4096}
+_ITEMS = {"names": 20_000, "stderr_tail": 64, "failures": 4096, "unsure": 4096, "nodes": 256}
 _BYTES = {"data": MOST_EVENTS_BYTES}
 _HUGE = 2**62
 _NUMBERS: dict[str, tuple[float, float]] = {
@@ -95,6 +98,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "min_nodes": (1, 2**20),
     "max_nodes": (1, 2**20),
     "master_port": (0, 65535),
+    "port": (0, 65535),
     "signum": (1, 64),
     "status": (-64, 2**32),
     "grace_s": (0, 2**31),

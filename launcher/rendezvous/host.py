@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from launcher.job import Job, Listen, Order, Send
 from launcher.loop import Cancellable, EventLoop
@@ -18,6 +18,7 @@ from launcher.rendezvous.messages import (
     FromMember,
     Join,
     Leave,
+    PeerServes,
     Pinned,
     Refused,
     Stop,
@@ -25,6 +26,9 @@ from launcher.rendezvous.messages import (
     Welcome,
     World,
 )
+
+if TYPE_CHECKING:
+    from launcher.rendezvous.serving import Serving
 
 Deliver = Callable[[FromCoordinator], object]
 # Finds the version of the checkpoint for an attempt and calls back with it (None: it cannot be pinned), or with
@@ -61,6 +65,7 @@ class JobHost:
         self.on_listen = on_listen
         self._resolve = resolve
         self._events = events
+        self._serving: Serving | None = None  # once a node serves
         self._held: dict[int, World] = {}  # by node: they wait for the version
         self._is_resolving = False
         self._deliver: dict[int, Deliver] = {}
@@ -85,6 +90,9 @@ class JobHost:
         if isinstance(message, EventBatch):
             if self._events is not None:
                 self._events.receive(node, message)
+        elif isinstance(message, PeerServes):
+            if node in self._deliver:
+                self._serves(node, message)
         elif node in self._deliver:
             if isinstance(message, Join) and self._events is not None:
                 self._events.joined(node, message.host)
@@ -95,7 +103,7 @@ class JobHost:
     def lost(self, node: int, reason: str, heard_s: float | None = None) -> None:
         """An attached node is gone; it was last heard of at `heard_s` of the loop's time."""
         if self._deliver.pop(node, None) is not None:
-            self._forget_events(node)
+            self._forget(node)
             self._held.pop(node, None)
             self._carry_out(self.job.lost(node, reason, self._loop.time(), heard_s))
 
@@ -142,14 +150,26 @@ class JobHost:
                 # Its connection ends by this: what comes of it later is no news to the Job.
                 del self._deliver[order.node]
                 if isinstance(order.message, Refused):
-                    self._forget_events(order.node)
+                    self._forget(order.node)
+                elif self._serving is not None:
+                    self._serving.close()  # all are told the same
             deliver(order.message)
             if isinstance(order.message, Welcome) and self._events is not None:
                 deliver(WantEvents())
 
-    def _forget_events(self, node: int) -> None:
+    def _forget(self, node: int) -> None:
         if self._events is not None:
             self._events.left(node)
+        if self._serving is not None:
+            self._serving.left(node)
+
+    def _serves(self, node: int, message: PeerServes) -> None:
+        """Between nodes alone: the Job has no part in it."""
+        if self._serving is None:
+            from launcher.rendezvous.serving import Serving
+
+            self._serving = Serving(self._loop, lambda each, found: self._do(Send(each, found)))
+        self._serving.receive(node, message)
 
     def _on_resolved(self, pinned: Pinned | None, error: str) -> None:
         """Holds also for an attempt that came in the place of the one that asked: no rank has run, or saved."""

@@ -98,6 +98,7 @@ class Member:
         self._attempt_s = 0.0  # when the present one began
         self._is_welcome = self._is_over = False
         self._leave_reason = ""
+        self.own_ip = ""  # by which other nodes reach this one, as far as it is known; "" until it has joined
 
     # ---- Link ------------------------------------------------------------------------------------------------
 
@@ -255,6 +256,7 @@ class Member:
         """Whether this round is over: this node hosts now, or has to wait or give up."""
         bound = try_to_host(self._settings.host, addresses, self._settings.port, must)
         if bound.listener is not None:
+            self.own_ip = next((each.host for each in addresses), "")
             self._become_host(bound.listener)
             return True
         if bound.verdict is Verdict.FAILED or (
@@ -313,6 +315,7 @@ class Member:
         connection = self._connection
         if connection is None:
             return
+        self.own_ip = local_address
         address = self._join.address or local_address
         if is_loopback(address) and not self._join.address and address_literal(self._settings.host) is None:
             # Same host as the coordinator, by a name that is a loopback address only here.

@@ -80,6 +80,14 @@ class SetupNews(NamedTuple):
     text: str  # why not, or why it failed
 
 
+class PeerServes(NamedTuple):
+    """This node serves bytes to the others of the job (launcher/peers.py), or no longer."""
+
+    host: str  # host name, for people
+    address: str  # an IP address of this node
+    port: int  # 0: no longer
+
+
 class EventsDropped(NamedTuple):
     """Lines of a node's event files that it has not sent, so far, by reason."""
 
@@ -182,6 +190,21 @@ class SetupOrder(NamedTuple):
     text: str  # for people; of `build`: "others" if other nodes wait for it
 
 
+class PeerNode(NamedTuple):
+    """A node that serves bytes to others."""
+
+    id: str  # of this node in this job, for good
+    address: str  # an IP address
+    port: int
+
+
+class PeerNodes(NamedTuple):
+    """All nodes of this one's group that serve by now; only to nodes that do."""
+
+    own: str  # id of the node that this is sent to
+    nodes: tuple[PeerNode, ...]
+
+
 class Pinned(NamedTuple):
     """The version of the checkpoint that all ranks of an attempt load; empty strings: there is none yet."""
 
@@ -255,7 +278,19 @@ FromMember = (
     | Leave
     | SetupNews
     | EventBatch
+    | PeerServes
 )
 FromCoordinator = (
-    Welcome | Pong | WantEnvironment | World | Spare | Stop | Note | Finish | Refused | SetupOrder | WantEvents
+    Welcome
+    | Pong
+    | WantEnvironment
+    | World
+    | Spare
+    | Stop
+    | Note
+    | Finish
+    | Refused
+    | SetupOrder
+    | WantEvents
+    | PeerNodes
 )

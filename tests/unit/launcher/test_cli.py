@@ -78,6 +78,8 @@ def test_our_flags_and_their_defaults() -> None:
         "checkpoint_memory": None,
         "keep_arena": False,
         "arena_bytes": None,
+        "peers": None,
+        "peers_upload": None,
         "allow_mixed_environments": False,
         "restart_refill": None,
         "restart_backoff": 1.0,

@@ -1,0 +1,77 @@
+"""At the coordinator: which nodes serve bytes to the others of the job, and who is told of whom.
+
+In: PeerServes of nodes, nodes that are gone. Out: PeerNodes for each node that serves, of its own group alone: so
+a job of thousands of nodes costs each of them some kilobytes. A node keeps its group as others come and go. Some
+changes soon after each other are one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import ip_address
+
+from launcher.loop import Cancellable, EventLoop
+from launcher.rendezvous.messages import PeerNode, PeerNodes, PeerServes
+
+GROUP_NODES = 64  # as many as bring one copy together (bootseer.peers.spans.MOST_GROUP)
+TELL_AFTER_S = 0.02
+
+Deliver = Callable[[int, PeerNodes], object]
+
+
+class Serving:
+    """See the module's docstring."""
+
+    def __init__(self, loop: EventLoop, deliver: Deliver) -> None:
+        """Args: deliver: tells a node, by its number."""
+        self._loop = loop
+        self._deliver = deliver
+        self._groups: dict[int, dict[int, PeerNode]] = {}  # by group, then by node
+        self._changed: set[int] = set()  # groups
+        self._timer: Cancellable | None = None
+
+    def receive(self, node: int, message: PeerServes) -> None:
+        """What a node says of itself; who names no address at which it can be reached does not serve."""
+        if not message.port or not is_ip(message.address):
+            self.left(node)
+            return
+        found = PeerNode(f"{message.host}.{node}", message.address, message.port)
+        group = self._groups.setdefault(node // GROUP_NODES, {})
+        if group.get(node) != found:
+            group[node] = found
+            self._note(node // GROUP_NODES)
+
+    def left(self, node: int) -> None:
+        """It serves no longer, or is gone."""
+        if self._groups.get(node // GROUP_NODES, {}).pop(node, None) is not None:
+            self._note(node // GROUP_NODES)
+
+    def close(self) -> None:
+        """The job is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._groups.clear()
+
+    def _note(self, group: int) -> None:
+        self._changed.add(group)
+        if self._timer is None:
+            self._timer = self._loop.call_later(TELL_AFTER_S, self._tell)
+
+    def _tell(self) -> None:
+        self._timer = None
+        changed, self._changed = self._changed, set()
+        for number in sorted(changed):
+            nodes = self._groups.get(number, {})
+            all_of_it = tuple(nodes[node] for node in sorted(nodes))
+            for node in sorted(nodes):
+                self._deliver(node, PeerNodes(nodes[node].id, all_of_it))
+
+
+def is_ip(text: str) -> bool:
+    """PURE: whether it is an IP address."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,145 @@
+"""Nodes of a job that load one striped checkpoint: the store gives it about once, and it is right in any case."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bootseer import aio
+from bootseer.checkpoint.inputs import MemoryInput
+from bootseer.checkpoint.writer import write_version
+from bootseer.peers import JobPeers, Node, Origin, derive_key, write_peers
+from bootseer.storage.local import LocalStore
+from bootseer.testing.faulty_http import FaultyHttpServer
+from tests import support
+from tests.integration.keeper_driver import Start, keepers
+from tests.integration.test_load_checkpoint import loaded, reads
+
+SIZE = 48 << 20  # enough for a load to wait until its nodes know of each other
+NODES = 3
+
+
+class Stored:
+    """A striped checkpoint behind a web server that counts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = random.Random(0).randbytes(SIZE)
+        store = LocalStore(str(folder))
+        aio.run_sync(write_version(store, "ckpt", [("model.bin", MemoryInput([self.data]))]))
+        aio.close()
+        files = {
+            path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        }
+        self.server = FaultyHttpServer(files)
+
+    @property
+    def url(self) -> str:
+        return f"{self.server.url}/ckpt"
+
+    @property
+    def copies(self) -> float:
+        """Bytes of stripes that the server has sent, over those that there are."""
+        sent = self.server.served_bytes
+        return sum(count for name, count in sent.items() if ".s0" in name) / SIZE
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[Stored]:
+    (tmp_path / "stored").mkdir()
+    made = Stored(tmp_path / "stored")
+    yield made
+    made.server.close()
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Start]:
+    yield from keepers(tmp_path)
+
+
+def run_nodes(bootrun: support.Programs, stored: Stored, port: int, *flags: str, secret: str = "") -> list[str]:
+    """What the nodes have said; all ranks have read the right bytes."""
+    folder = Path(bootrun.dir)
+    (folder / "reads.py").write_text(reads("/model.bin"))
+    words = [
+        *("--nnodes", str(NODES), "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "x"),
+        *("--rdzv-endpoint", f"localhost:{port}", "--load-checkpoint", stored.url, *flags, "reads.py"),
+    ]
+    environ = {"BOOTSEER_SECRET": secret} if secret else {}
+    programs = [bootrun.start(*words, env=environ) for _ in range(NODES)]
+    said = []
+    for program in programs:
+        run = program.wait()
+        assert run.status == 0, run.stderr
+        said.append(run.stderr)
+    right = hashlib.sha256(stored.data).hexdigest()
+    assert [loaded(folder, f"read-{rank}")[0] for rank in range(NODES)] == [right] * NODES
+    assert not [name for name in os.listdir(folder / "tmp") if name.startswith("bootseer-peers")]
+    return said
+
+
+def test_each_byte_leaves_the_store_about_once(bootrun: support.Programs, stored: Stored, free_port: int) -> None:
+    said = run_nodes(bootrun, stored, free_port, secret="a secret of this test")
+    assert not [line for each in said for line in each.splitlines() if "help" in line], said
+    assert stored.copies < 1.5, stored.copies
+
+
+def test_without_a_secret_each_node_reads_the_store(
+    bootrun: support.Programs, stored: Stored, free_port: int
+) -> None:
+    said = run_nodes(bootrun, stored, free_port)
+    assert all("nodes do not help each other, as the job has no secret" in each for each in said)
+    assert stored.copies == pytest.approx(NODES)
+
+
+def test_it_can_be_turned_off(bootrun: support.Programs, stored: Stored, free_port: int) -> None:
+    said = run_nodes(bootrun, stored, free_port, "--peers", "off", secret="a secret of this test")
+    assert not any("help each other" in each for each in said)
+    assert stored.copies == pytest.approx(NODES)
+
+
+@contextmanager
+def peer(file: Path, port: int, *words: str) -> Iterator[None]:
+    """A peer process that serves at a port."""
+    argv = [sys.executable, "-P", "-m", *words, str(file), "--spool", str(file.parent / f"spool-{port}")]
+    process = subprocess.Popen(
+        [*argv, "--port", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"port": port}
+        yield
+        process.stdin.close()
+
+
+def test_wrong_bytes_of_a_peer_are_had_from_the_store(
+    stored: Stored, keeper: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = {name: support.find_free_port() for name in ("own", "liar")}
+    files = {name: tmp_path / f"{name}.json" for name in ports}
+    nodes = [Node(name, "127.0.0.1", port) for name, port in ports.items()]
+    key = derive_key(b"a secret of this test", "job").hex()
+    origins = [Origin(url=stored.server.url, below=["ckpt"])]
+    for name, file in files.items():
+        write_peers(str(file), JobPeers(job="job", own=name, key=key, nodes=nodes, origins=origins))
+    monkeypatch.setenv("BOOTSEER_PEERS", str(files["own"]))
+    with (
+        peer(files["own"], ports["own"], "bootseer.peers.serve"),
+        peer(files["liar"], ports["liar"], "bootseer.testing.faulty_peer", "lies"),
+    ):
+        started = keeper(stored.url)
+        origin = started.hear("origin")
+        assert origin["url"] == stored.server.url and origin["folder"].startswith("ckpt/v-")
+        answer = started.load()
+        assert answer["did"] == "ready"
+        assert (Path(answer["path"]) / "model.bin").read_bytes() == stored.data
+        assert 1 < stored.copies < 2.5, "what the liar gave is read once more"
+        started.close()
