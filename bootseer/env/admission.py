@@ -15,12 +15,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bootseer import aio
-from bootseer.env.admissible import Entries, why_no_environment
+from bootseer.env.admissible import why_no_environment
 from bootseer.errors import BootseerError, IntegrityError
 from bootseer.mounts import tree_metadata
 from bootseer.mounts.tree_orders import RIGHT
 from bootseer.tree.head import split_pin
-from bootseer.tree.index import Names, Outline, check_files, check_outline, read_part, read_unchecked
+from bootseer.tree.index import (
+    Files,
+    Names,
+    check_files,
+    check_files_alone,
+    check_names,
+    read_part,
+    read_unchecked,
+    to_raw,
+)
 
 if TYPE_CHECKING:
     from bootseer.storage import Store
@@ -29,8 +38,8 @@ if TYPE_CHECKING:
 class Admission:
     """Begins at once, in a thread that nobody has to wait for. Implements bootseer.mounts.tree_vetting.Vetting.
 
-    On a node that has not shown the tree yet the index is checked as its daemon would do it, which then does not:
-    both have to look at it, and this process has nothing else to do.
+    On a node that has not shown the tree yet names and files in it are checked as its daemon would do it, which
+    then does not: both have to look at it, and this process has nothing else to do.
     """
 
     def __init__(
@@ -52,7 +61,7 @@ class Admission:
             raise self._error
 
     def index_bytes(self) -> bytes | None:
-        """The index object, if the whole of it is checked here."""
+        """The index object, if names and files in it are checked here."""
         return self._to_check.result()
 
     def report(self, fd: int) -> None:
@@ -79,14 +88,13 @@ class Admission:
         data = cache.read_index(self._digest)
         if data is None:
             data = aio.run_sync(self._fetch())
-        entries: Entries
-        if tree_metadata.may_be_kept(cache, self._digest):
-            self._to_check.set_result(None)
-            entries = read_part(data, Names, self._url)
-        else:
-            self._to_check.set_result(data)
-            entries = outline = read_part(data, Outline, self._url)
-            if not check_outline(outline, self._url):
+        is_known = tree_metadata.may_be_kept(cache, self._digest)
+        self._to_check.set_result(None if is_known else data)
+        raw = to_raw(data, self._url)
+        entries = read_part(raw, Names, self._url)
+        if not is_known:
+            check_names(entries, self._url)
+            if not check_files_alone(read_part(raw, Files, self._url), self._url):
                 check_files(read_unchecked(data, self._digest, self._url), self._url)
             self._is_right.set_result(True)
         reason = why_no_environment(entries, self._targets)

@@ -52,10 +52,12 @@ def end_spares() -> None:
 
 def _seems_there(spec: Mapping[str, Any]) -> bool:
     """By the markers alone; whether they are right is looked at later."""
-    from bootseer.env.markers import open_markers
-
     python = spec["python"]
     targets = spec["targets"] or ([os.path.dirname(os.path.dirname(python))] if os.path.isabs(python) else [])
+    if not all(map(os.path.isdir, targets)):
+        return False  # before anything is imported for it
+    from bootseer.env.markers import open_markers
+
     try:
         return bool(targets) and all(
             open_markers(os.environ, target).made_s(os.path.realpath(target)) for target in targets

@@ -4,7 +4,7 @@ The protocol is spoken here, in plain Python: a tenth of what a read costs throu
 closed: when this process dies, or `stop` is called, readers get errors, never zeros. EROFS metadata can be shown
 beside the device, from memory: the kernel takes it from no file on tmpfs or overlayfs, as containers have them.
 
-The process must not fork after `start`, other than to exec: a child that kept the descriptor would keep the
+The process must not fork after `mount`, other than to exec: a child that kept the descriptor would keep the
 connection alive, and readers would hang when the server dies. Children of os.fork close it; those that C code
 makes cannot. Nor may it map files of the mount: a page fault would hold the interpreter's lock, which the answer
 needs.
@@ -42,27 +42,17 @@ class State(enum.Enum):
 
 
 class FlatFile:
-    """The mount: `start`, then `path` can be read, until `stop`."""
+    """The mount: `start`, or `mount` and then `serve`; then `path` can be read, until `stop`."""
 
-    def __init__(
-        self,
-        device: Device,
-        folder: str,
-        *,
-        metadata: Device | None = None,
-        threads: int = THREADS,
-        log: Callable[[str], None] | None = None,
-    ) -> None:
+    def __init__(self, folder: str, *, threads: int = THREADS, log: Callable[[str], None] | None = None) -> None:
         """Args:
         folder: an empty one.
-        metadata: is shown at `metadata_path`, if there is any.
         log: gets lines about answers that failed; by default they go to stderr.
         """
         self.folder = os.path.realpath(folder)  # as the list of mounts has it
         self.path = os.path.join(self.folder, NAME)
         self.metadata_path = os.path.join(self.folder, METADATA)
         self.connection = -1  # its number, for kernel.abort
-        self._device, self._metadata = device, metadata
         self._log = Log(log or _to_stderr)
         self._state = State.NEW
         self._pid = os.getpid()
@@ -73,24 +63,45 @@ class FlatFile:
             threading.Thread(target=self._serve, name=f"flat-{number}", daemon=True) for number in range(threads)
         ]
 
-    def start(self) -> None:
-        """Mounts; programs can read from here on.
+    def start(self, device: Device, metadata: Device | None = None) -> None:
+        """Both at once. Args, raises: as these."""
+        self.mount()
+        self.serve(device, metadata)
+
+    def mount(self) -> None:
+        """Whoever looks into it waits until `serve`.
 
         Raises: ConfigError when this process, kernel or folder cannot have such a mount; StorageError.
         """
         assert self._state is State.NEW, "once"
         link = self._link = Link(_open_fuse())
-        self._server = Server(link, self._device, self._metadata, self._log)
         self._state = State.SERVING
         try:
             self._mount(link)
             self.connection = self._find_connection()
             _greet(link.fd, self.folder)
-            for thread in self._threads:
-                _start(thread, link)
         except BaseException:
             self.stop()
             raise
+
+    def serve(self, device: Device, metadata: Device | None = None) -> None:
+        """Programs can read from here on. After `stop` it does nothing.
+
+        Args: metadata: is shown at `metadata_path`, if there is any. Raises: StorageError.
+        """
+        with self._lock:
+            if self._state is State.STOPPED:
+                return
+            assert self._link is not None and self._server is None, "once, when it is mounted"
+            self._server = Server(self._link, device, metadata, self._log)
+            try:
+                for thread in self._threads:
+                    _start(thread, self._link)
+                return
+            except StorageError as caught:
+                error = caught
+        self.stop()
+        raise error
 
     def is_serving(self) -> bool:
         """Whether somebody answers; False also after an unmount from outside."""
@@ -105,12 +116,13 @@ class FlatFile:
             if self._state is not State.SERVING or self._pid != os.getpid():
                 return
             self._state = State.STOPPED
-        assert self._link is not None and self._server is not None
+        assert self._link is not None
         try:
             if self.connection >= 0:
                 self._unmount()
         finally:
-            self._server.forget()
+            if self._server is not None:
+                self._server.forget()
             end_s = time.monotonic() + END_S
             for thread in self._threads:
                 if thread.ident is not None:

@@ -14,6 +14,7 @@ minder stays small. SCHEME: of the URL that is expected.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ from typing import NoReturn
 
 from bootseer.errors import BootseerError
 from bootseer.mounts import cgroup
-from bootseer.mounts.tree_orders import ACCEPTED, MOST_FOLDER_BYTES, receive
+from bootseer.mounts.tree_orders import ACCEPTED, MOST_FOLDER_BYTES, Order, receive
 from bootseer.mounts.tree_places import Place
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -70,13 +71,17 @@ def _serve(orders: socket.socket, minder: socket.socket, scheme: str) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # one that serves nothing just ends
     from bootseer.mounts import tree_warm
 
-    tree_warm.warm(scheme)
-    from bootseer.mounts import bringing, tree_maker, tree_serving
-    from bootseer.mounts.tree_vetting import Vetted
+    tree_warm.warm_maker()
+    from bootseer.mounts import tree_maker
 
     tree_maker.start()
+    orders_given = _Orders(orders)
+    tree_warm.warm(scheme, orders_given.look)
+    from bootseer.mounts import bringing, tree_serving
+    from bootseer.mounts.tree_vetting import Vetted
+
     bringing.begin_spare()
-    order = receive(orders, UNNEEDED_S)
+    order = orders_given.wait()
     if order is None:
         bringing.end_spare()
         tree_maker.take().close()
@@ -88,8 +93,6 @@ def _serve(orders: socket.socket, minder: socket.socket, scheme: str) -> int:
         return 0  # nobody waits for it any more; the lock is free again
     orders.close()
     place = Place.of_folder(order.folder)
-    if order.vetted_index >= 0:
-        tree_maker.begin(order.vetted_index, place.digest)  # it takes longest
     socket.send_fds(minder, [os.fsencode(order.folder)], [order.lock, order.log])
     _take_log(order.log)
     if minder.recv(1) != ACCEPTED:
@@ -98,6 +101,31 @@ def _serve(orders: socket.socket, minder: socket.socket, scheme: str) -> int:
     place.write_state({"minder": os.getppid(), "daemon": os.getpid()})
     vetted = Vetted(order.vetted_index, order.verdict) if order.vetted_index >= 0 else None
     return tree_serving.serve(place, order.ready, order.settings, SIGNALS, vetted)
+
+
+class _Orders:
+    """The one order, which may come while modules are imported: then the maker, which takes longest, begins."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._order: Order | None = None
+        self._has_come = False
+
+    def look(self) -> None:
+        """Does not wait, unless an order is on its way."""
+        if not self._has_come and select.select([self._connection], [], [], 0)[0]:
+            self.wait()
+
+    def wait(self) -> Order | None:
+        """None when there is none in time, or never will be one."""
+        if not self._has_come:
+            self._has_come = True
+            order = self._order = receive(self._connection, UNNEEDED_S)
+            if order is not None and order.vetted_index >= 0:
+                from bootseer.mounts import tree_maker
+
+                tree_maker.begin(order.vetted_index, Place.of_folder(order.folder).digest)
+        return self._order
 
 
 # ---- the minder ----------------------------------------------------------------------------------------------

@@ -76,8 +76,8 @@ def _try_in(folder: str) -> str:
         os.mkdir(path, 0o700)
     index = _small_tree()
     metadata = MetadataMemory(erofs.metadata(index, hashlib.sha256(DATA).hexdigest()))
-    flat = FlatFile(_OneBlock(), device, metadata=metadata)
-    flat.start()
+    flat = FlatFile(device)
+    flat.start(_OneBlock(), metadata)
     try:
         mount_erofs(flat.metadata_path, flat.path, root)
         data = _read(os.path.join(os.fsencode(root), NAME))

@@ -219,7 +219,22 @@ class Daemon:
             self._opening = None
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        """What takes long begins early."""
+        """What takes long begins early; what every tree needs mounted, too."""
+        async with AsyncExitStack() as begun:  # taken back if something fails before the tree is up
+            begun.push_async_callback(self._unmount)
+            mounting = asyncio.create_task(aio.run_io(self.stack.mount))
+            begun.push_async_callback(_settle, mounting)
+            parts, hot = await self._open_device(stack, mounting)
+            begun.pop_all()
+        await parts.check()
+        hot.keep_later(parts.finish())
+        await aio.run_io(self.stack.show)
+        hot.begin()  # what brings blocks would have the processor that shows the tree
+        hot.note_shown()
+        hot.keep_later(parts.keep())
+
+    async def _open_device(self, stack: AsyncExitStack, mounting: asyncio.Task[None]) -> tuple[Parts, HotBlocks]:
+        """All that the tree is shown from. `mounting`: the folder in which device and metadata are seen."""
         parts = self.parts = await open_parts(stack, self.settings, self.place.digest, self._log, self._vetted)
         hot = self.hot = HotBlocks(
             self._group, parts, self.settings, self.place.digest, self.place.root, self._log
@@ -228,14 +243,10 @@ class Daemon:
         metadata = await parts.metadata()
         hot.begin_recording()
         device = await stack.enter_async_context(open_device(parts.fetcher, recorder=hot.recorder, log=self._log))
+        await mounting
         stack.push_async_callback(self._unmount)
-        await aio.run_io(self.stack.open, device, metadata, self.settings.deadline_s)
-        await parts.check()
-        hot.keep_later(parts.finish())
-        await aio.run_io(self.stack.show)
-        hot.begin()  # what brings blocks would have the processor that shows the tree
-        hot.note_shown()
-        hot.keep_later(parts.keep())
+        await aio.run_io(self.stack.serve, device, metadata, self.settings.deadline_s)
+        return parts, hot
 
     async def _unmount(self) -> None:
         """Readers get errors from here on. Then the place is free for another daemon, while this one tidies up."""
@@ -286,6 +297,11 @@ class Daemon:
     def _is_idle(self) -> bool:
         is_free = not self.listener.leases and time.monotonic() - self._used_s >= self.idle_s
         return is_free and self.idle_s > 0
+
+
+async def _settle(task: asyncio.Task[None]) -> None:
+    """Waits for its end, whatever that is."""
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _single(error: Exception) -> Exception:

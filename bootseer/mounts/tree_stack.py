@@ -28,17 +28,24 @@ class Stack:
         """Of FUSE, for kernel.abort; -1 while there is none."""
         return -1 if self._flat is None else self._flat.connection
 
-    def open(self, device: Device, metadata: Device, deadline_s: float) -> None:
-        """Device and metadata, which nobody looks at yet.
+    def mount(self) -> None:
+        """The folder for device and metadata, in which there is nothing yet.
 
-        Args: metadata: what a mount reads of it is there; deadline_s: of the device's reads.
         Raises: ConfigError, StorageError; what is mounted then is left.
         """
         for folder in (self._place.device, self._place.root):
             os.makedirs(folder, mode=0o700, exist_ok=True)
-        impatient = ImpatientDevice(device, deadline_s)
-        self._flat = FlatFile(impatient, self._place.device, metadata=metadata, log=self._log)
-        self._flat.start()
+        self._flat = FlatFile(self._place.device, log=self._log)
+        self._flat.mount()
+
+    def serve(self, device: Device, metadata: Device, deadline_s: float) -> None:
+        """Device and metadata, which nobody looks at yet.
+
+        Args: metadata: what a mount reads of it is there; deadline_s: of the device's reads.
+        Raises: StorageError; what is mounted then is left.
+        """
+        assert self._flat is not None
+        self._flat.serve(ImpatientDevice(device, deadline_s), metadata)
 
     def show(self) -> None:
         """The tree, if its metadata is right. Raises: ConfigError, StorageError; what is mounted then is left."""

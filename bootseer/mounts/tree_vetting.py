@@ -1,11 +1,11 @@
 """An index that whoever starts a daemon looks at itself, while the daemon gets ready and makes what it shows.
 
 A first start waits for two long steps: the check of the index, and the metadata that is made of it. A starter
-that has to look at the index anyway, as one of an environment has, makes the longest part of the check,
-`index.check_outline`; the daemon looks at the list of blocks, and its maker makes the metadata and the rest of the
-check. Starter and daemon are the same user's, so one can believe the other. The daemon shows nothing before all
-have said that it is right. When one never says so, because it has died or has found something, the daemon makes
-the whole check itself.
+that has to look at the index anyway, as one of an environment has, makes the longest parts of the check, names and
+files; the daemon looks at the list of blocks, and its maker makes the metadata and the rest of the check. Starter
+and daemon are the same user's, so one can believe the other. The daemon shows nothing before all have said that it
+is right. When one never says so, because it has died or has found something, the daemon makes the whole check
+itself.
 """
 
 from __future__ import annotations

@@ -129,6 +129,7 @@ class _Writer:
         self._blocks: dict[int, int] = {}  # entry -> first block of its own
         self._inline: dict[int, int] = {}  # entry -> bytes that follow its inode
         self._end_block = 0
+        self._holes: list[int] = []  # entries with none of these, in order
         self._others: list[int] = []  # entries with inodes that are not those of files in one piece, nor links
         self._first: list[int] = []  # of these the root, and what lies right behind it
         self._near: list[int] = []  # what is in folders of the first, which hold its numbers
@@ -205,7 +206,7 @@ class _Writer:
         self._addresses = [runs[0] if len(runs) == 2 and runs[1] == 1 else HOLE for runs in index.runs]
         for entry in self._xattrs:
             self._addresses[entry] = HOLE
-        self._others = [entry for entry, address in enumerate(self._addresses) if address == HOLE]
+        self._others = self._holes = [entry for entry, address in enumerate(self._addresses) if address == HOLE]
         links = index.links
         if links.count(-1) != len(links):
             for entry in self._others:
@@ -233,13 +234,10 @@ class _Writer:
         """Numbers of inodes of those in one piece, and of other names, of which the numbers are needed already."""
         nids, links, addresses = self._nids, self._index.links, self._addresses
         first, step = self._singles_at // NID_BYTES, _SINGLE_BYTES // NID_BYTES
-        before: list[int] | None = None  # singles up to and with an entry
         for entry in entries:
             named = entry if links[entry] == -1 else links[entry]
             if addresses[named] != HOLE:
-                if before is None:
-                    before = list(accumulate(map(HOLE.__ne__, addresses)))
-                nids[named] = first + (before[named] - 1) * step
+                nids[named] = first + (named - bisect_left(self._holes, named)) * step
             nids[entry] = nids[named]
 
     def _enter(self, entry: int, children: Sequence[int]) -> None:

@@ -163,13 +163,18 @@ class Names(msgspec.Struct, frozen=True):
         return b"/".join(reversed(names))
 
 
-class Outline(Names, frozen=True, kw_only=True):
-    """The same, and where files are."""
+class Files(msgspec.Struct, frozen=True):
+    """Of an index where the data of files is. Nobody has looked at it."""
 
+    modes: list[int]
     blocks: bytes
     sizes: list[int]
     runs: list[list[int]]
     links: list[int]
+
+    def __len__(self) -> int:
+        """Entries."""
+        return len(self.modes)
 
 
 def pieces_of(runs: list[int], size: int) -> Iterator[tuple[int, int, int]]:
@@ -183,7 +188,7 @@ def pieces_of(runs: list[int], size: int) -> Iterator[tuple[int, int, int]]:
             offset += length
 
 
-_Part = TypeVar("_Part", bound=Names)
+_Part = TypeVar("_Part", Names, Files)
 
 
 class _Head(msgspec.Struct):
@@ -233,7 +238,7 @@ def read_unchecked(data: bytes, digest: str, where: str) -> Index:
         raise IntegrityError(f"{where}: {len(data)} bytes; no index is larger than {MOST_INDEX_BYTES}")
     if digest_of(data) != digest:
         raise IntegrityError(f"{where}: is damaged: its SHA-256 is not {digest}")
-    raw = decompress(data, MOST_RAW_INDEX_BYTES, where)
+    raw = to_raw(data, where)
     try:
         try:
             index = Index(**msgspec.structs.asdict(msgspec.msgpack.decode(raw, type=_Wire)))
@@ -246,10 +251,15 @@ def read_unchecked(data: bytes, digest: str, where: str) -> Index:
         raise IntegrityError(f"{where}: is no index of a tree: {error}") from error
 
 
-def read_part(data: bytes, part: type[_Part], where: str) -> _Part:
-    """Names or Outline of an index object whose digest is right. Raises: IntegrityError."""
+def to_raw(data: bytes, where: str) -> bytes:
+    """An index object, not compressed any more. Raises: IntegrityError."""
+    return decompress(data, MOST_RAW_INDEX_BYTES, where)
+
+
+def read_part(raw: bytes, part: type[_Part], where: str) -> _Part:
+    """Names or Files of what `to_raw` gives. Raises: IntegrityError."""
     try:
-        return msgspec.msgpack.decode(decompress(data, MOST_RAW_INDEX_BYTES, where), type=part)
+        return msgspec.msgpack.decode(raw, type=part)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"{where}: is no index of a tree: {error}") from error
 
@@ -275,8 +285,7 @@ def check_shape(index: Index, where: str) -> None:
     with _naming(where):
         _check_head(index)
         check_blocks(index, where)
-        _check_modes(index)
-        _check_names(index)
+        check_names(index, where)
 
 
 def check_attributes(index: Index, where: str) -> None:
@@ -294,21 +303,27 @@ def check_files(index: Index, where: str) -> None:
         _check_files(index)
 
 
-def check_outline(outline: Outline, where: str) -> bool:
-    """Of `check` all that the outline says: types, names, folders, files. `check_head`, `check_blocks` and
-    `check_attributes` of the same index object are the rest; as long as one of them has found something wrong,
-    this may raise anything, or find nothing.
+def check_files_alone(files: Files, where: str) -> bool:
+    """The same as `check_files`. As long as another part has found something wrong, this may raise anything, or
+    find nothing.
 
-    Returns: False when the outline does not say enough, as several names of one file have to be alike in all.
+    Returns: False when this does not say enough, as several names of one file have to be alike in all.
     Raises: IntegrityError.
     """
+    if files.links.count(-1) != len(files):
+        return False
     with _naming(where):
-        _check_modes(outline)
-        _check_names(outline)
-        if outline.links.count(-1) != len(outline):
-            return False
-        _check_files(outline)
-        return True
+        _check_files(files)
+    return True
+
+
+def check_names(index: Index | Names, where: str) -> None:
+    """Of `check` types, names, who is in which folder. Of an index whose head is not right it may raise anything,
+    or find nothing. Raises: IntegrityError.
+    """
+    with _naming(where):
+        _check_modes(index)
+        _check_names(index)
 
 
 def check_head(index: Index, where: str) -> None:
@@ -395,7 +410,7 @@ def _columns(blocks: bytes) -> list[array[int]]:
     return [words[place::each] for place in range(each - 4, each)]
 
 
-def _check_modes(index: Index | Outline) -> None:
+def _check_modes(index: Index | Names) -> None:
     """Before anybody asks of what type they are."""
     if all(0 <= mode <= 0xFFFF and stat.S_IFMT(mode) in _TYPES for mode in set(index.modes)):
         return
@@ -404,7 +419,7 @@ def _check_modes(index: Index | Outline) -> None:
             raise _WrongError(f"entry {entry} has mode {mode:#o}")
 
 
-def _check_names(index: Index | Outline) -> None:
+def _check_names(index: Index | Names) -> None:
     parents, names, modes = index.parents, index.names, index.modes
     if parents[0] != 0 or names[0] != b"" or not stat.S_ISDIR(modes[0]):
         raise _WrongError("entry 0 is not the root")
@@ -426,7 +441,7 @@ def _check_names(index: Index | Outline) -> None:
         raise _WrongError(f"folders are nested more than {MOST_DEPTH} deep")
 
 
-def _are_names_right(index: Index | Outline) -> bool:
+def _are_names_right(index: Index | Names) -> bool:
     """PURE: all at once; False where they have to be looked at one by one. Entry 0 is the root."""
     parents, names = index.parents[1:], index.names[1:]
     if not names:
@@ -490,12 +505,12 @@ def _check_attributes(index: Index) -> None:
             before = name
 
 
-def _check_files(index: Index | Outline) -> None:
+def _check_files(index: Index | Files) -> None:
     raws = _columns(index.blocks)[-1].tolist()
     most_address = len(raws) * BLOCK_UNITS
     others = _others(index, raws, most_address)
     pieces = len(index) - len(others)
-    for entry in others:
+    for entry in _holding(index, others):
         mode, size, runs, link = index.modes[entry], index.sizes[entry], index.runs[entry], index.links[entry]
         if link != -1:
             if not 0 <= link < entry or index.links[link] != -1 or stat.S_ISDIR(mode):
@@ -517,7 +532,7 @@ def _check_files(index: Index | Outline) -> None:
         _check_runs(entry, size, runs, raws, most_address)
 
 
-def _others(index: Index | Outline, raws: list[int], most_address: int) -> list[int]:
+def _others(index: Index | Files, raws: list[int], most_address: int) -> list[int]:
     """PURE: entries that are not what nearly all are: files in one piece, in a block that has as much."""
     regular = frozenset(mode for mode in set(index.modes) if stat.S_ISREG(mode))
     columns = zip(counting(), index.modes, index.sizes, index.runs, index.links, strict=False)
@@ -533,6 +548,12 @@ def _others(index: Index | Outline, raws: list[int], most_address: int) -> list[
             and mode in regular
         )
     ]
+
+
+def _holding(index: Index | Files, entries: list[int]) -> list[int]:
+    """PURE: of these, those that have data or are links: folders and the like have none."""
+    sizes, runs, links = index.sizes, index.runs, index.links
+    return [entry for entry in entries if runs[entry] or sizes[entry] or links[entry] != -1]
 
 
 def _check_runs(entry: int, size: int, runs: list[int], raws: list[int], most_address: int) -> None:

@@ -77,12 +77,8 @@ def serve(settings: dict[str, Any]) -> None:
     if settings.get("metadata"):
         with open(settings["metadata"], "rb") as file:
             metadata = MetadataMemory(file.read())
-    flat = FlatFile(
-        FileDevice(settings["file"], settings["behaviour"], settings.get("bad", [])),
-        settings["folder"],
-        metadata=metadata,
-    )
-    flat.start()
+    flat = FlatFile(settings["folder"])
+    flat.start(FileDevice(settings["file"], settings["behaviour"], settings.get("bad", [])), metadata)
     child = 0
     if settings.get("is_forking"):
         child = os.fork()

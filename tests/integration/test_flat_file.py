@@ -220,10 +220,10 @@ def test_a_fork_does_not_keep_the_connection(stack: Stack) -> None:
 @pytest.mark.system
 def test_states(stack: Stack) -> None:
     device = Memory(random.Random(3).randbytes(1 << 20))
-    flat = FlatFile(device, stack.folder())
+    flat = FlatFile(stack.folder())
     flat.stop()
     assert not flat.is_serving()
-    flat.start()
+    flat.start(device)
     assert flat.is_serving() and Path(flat.path).read_bytes() == device.data
     flat.stop()
     assert flat.statistics().bytes == 1 << 20
@@ -233,8 +233,8 @@ def test_states(stack: Stack) -> None:
 
 @pytest.mark.system
 def test_unmounted_from_outside(stack: Stack) -> None:
-    flat = FlatFile(Memory(bytes(4096)), stack.folder())
-    flat.start()
+    flat = FlatFile(stack.folder())
+    flat.start(Memory(bytes(4096)))
     assert kernel.clear(flat.folder) == 1
     wait_until(lambda: not flat.is_serving(), what="its threads end")
     flat.stop()
@@ -243,8 +243,8 @@ def test_unmounted_from_outside(stack: Stack) -> None:
 @pytest.mark.system
 def test_stops_below_another_mount(stack: Stack) -> None:
     """What is still in use is taken out of sight; its user gets errors."""
-    flat = FlatFile(Memory(b"x" * 8192), stack.folder())
-    flat.start()
+    flat = FlatFile(stack.folder())
+    flat.start(Memory(b"x" * 8192))
     fd = os.open(flat.path, os.O_RDONLY)
     try:
         flat.stop()
@@ -258,8 +258,8 @@ def test_stops_below_another_mount(stack: Stack) -> None:
 @pytest.mark.system
 def test_late_answers_after_the_end_go_nowhere(stack: Stack) -> None:
     device = Memory(b"x" * 4096, is_missing=True)
-    flat = FlatFile(device, stack.folder())
-    flat.start()
+    flat = FlatFile(stack.folder())
+    flat.start(device)
     ends: list[int] = []
 
     def read() -> None:
@@ -289,11 +289,11 @@ def test_late_answers_after_the_end_go_nowhere(stack: Stack) -> None:
 def test_what_cannot_be_mounted(stack: Stack) -> None:
     for folder, why in ((os.path.join(stack.top, "none"), "does not exist"), (str(stack.data), "no folder")):
         with pytest.raises(ConfigError, match=why):
-            FlatFile(Memory(b""), folder).start()
+            FlatFile(folder).start(Memory(b""))
     code = (
         "import os, sys; from tests.integration.test_flat_file import *\n"
         "import bootseer.mounts.log; os.setuid(65534)\n"
-        "try: FlatFile(Memory(b''), sys.argv[1]).start()\n"
+        "try: FlatFile(sys.argv[1]).start(Memory(b''))\n"
         "except BootseerError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code, stack.folder()], cwd=TOP, capture_output=True, text=True)

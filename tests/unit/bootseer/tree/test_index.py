@@ -292,11 +292,13 @@ def is_right_in_parts(frame: bytes) -> bool:
         index.check_head(found, "it")
         index.check_attributes(found, "it")
 
-    def outline() -> None:
-        if not index.check_outline(index.read_part(frame, index.Outline, "it"), "it"):
+    def names_and_files() -> None:
+        raw = index.to_raw(frame, "it")
+        index.check_names(index.read_part(raw, index.Names, "it"), "it")
+        if not index.check_files_alone(index.read_part(raw, index.Files, "it"), "it"):
             index.check_files(index.read_unchecked(frame, digest_of(frame), "it"), "it")
 
-    for part in (blocks, rest, outline):
+    for part in (blocks, rest, names_and_files):
         with suppress(Exception):  # whatever it is, nobody says that this part is right
             part()
             continue
@@ -489,8 +491,11 @@ def test_what_does_not_add_up_is_refused(what: str, tree: Index, text: str) -> N
 def test_what_is_right_is_so_in_parts(tree: Index, is_as_built: bool) -> None:
     frame, _ = stored(in_folders(tree) if is_as_built else tree)
     assert is_right_in_parts(frame)
-    whole, outline = decode(frame, digest_of(frame), "it"), index.read_part(frame, index.Outline, "it")
-    assert [outline.path(entry) for entry in range(len(whole))] == list(map(whole.path, range(len(whole))))
+    whole, names = (
+        decode(frame, digest_of(frame), "it"),
+        index.read_part(index.to_raw(frame, "it"), index.Names, "it"),
+    )
+    assert [names.path(entry) for entry in range(len(whole))] == list(map(whole.path, range(len(whole))))
 
 
 def test_attributes_may_be_as_large_as_the_format_says() -> None:
