@@ -21,7 +21,7 @@ its input does, and leaves nothing behind.
     end                           as the end of input
                                   -> at any time said text: a line for people; alive: what takes long goes on;
                                      origin url folder: of a store a folder whose objects never change, which
-                                     is read through the job's peers (variable BOOTSEER_PEERS: their file)
+                                     is read through the job's peers (variable BOOTSEER_PEERS_FILE: of them)
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ PROGRESS_S = 0.5
 # come first; elsewhere a program may build its optimizer before it loads that one's state.
 QUIET_S = 60.0
 DCP_METADATA = ".metadata"
-PEERS = "BOOTSEER_PEERS"
+PEERS = "BOOTSEER_PEERS_FILE"
 
 
 class State(Enum):

@@ -152,7 +152,7 @@ class JobHost:
                 if isinstance(order.message, Refused):
                     self._forget(order.node)
                 elif self._serving is not None:
-                    self._serving.close()  # all are told the same
+                    self._serving.left(order.node)
             deliver(order.message)
             if isinstance(order.message, Welcome) and self._events is not None:
                 deliver(WantEvents())

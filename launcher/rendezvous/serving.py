@@ -46,13 +46,6 @@ class Serving:
         if self._groups.get(node // GROUP_NODES, {}).pop(node, None) is not None:
             self._note(node // GROUP_NODES)
 
-    def close(self) -> None:
-        """The job is over."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._groups.clear()
-
     def _note(self, group: int) -> None:
         self._changed.add(group)
         if self._timer is None:

@@ -65,7 +65,9 @@ def keeper(tmp_path: Path) -> Iterator[Start]:
     yield from keepers(tmp_path)
 
 
-def run_nodes(bootrun: support.Programs, stored: Stored, port: int, *flags: str, secret: str = "") -> list[str]:
+def run_nodes(
+    bootrun: support.Programs, stored: Stored, port: int, *flags: str, secret: str = "", **environ: str
+) -> list[str]:
     """What the nodes have said; all ranks have read the right bytes."""
     folder = Path(bootrun.dir)
     (folder / "reads.py").write_text(reads("/model.bin"))
@@ -73,7 +75,7 @@ def run_nodes(bootrun: support.Programs, stored: Stored, port: int, *flags: str,
         *("--nnodes", str(NODES), "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "x"),
         *("--rdzv-endpoint", f"localhost:{port}", "--load-checkpoint", stored.url, *flags, "reads.py"),
     ]
-    environ = {"BOOTSEER_SECRET": secret} if secret else {}
+    environ |= {"BOOTSEER_SECRET": secret} if secret else {}
     programs = [bootrun.start(*words, env=environ) for _ in range(NODES)]
     said = []
     for program in programs:
@@ -100,8 +102,11 @@ def test_without_a_secret_each_node_reads_the_store(
     assert stored.copies == pytest.approx(NODES)
 
 
-def test_it_can_be_turned_off(bootrun: support.Programs, stored: Stored, free_port: int) -> None:
-    said = run_nodes(bootrun, stored, free_port, "--peers", "off", secret="a secret of this test")
+@pytest.mark.parametrize(("flags", "environ"), [(("--peers", "off"), {}), ((), {"BOOTSEER_PEERS": "off"})])
+def test_it_can_be_turned_off(
+    flags: tuple[str, ...], environ: dict[str, str], bootrun: support.Programs, stored: Stored, free_port: int
+) -> None:
+    said = run_nodes(bootrun, stored, free_port, *flags, secret="a secret of this test", **environ)
     assert not any("help each other" in each for each in said)
     assert stored.copies == pytest.approx(NODES)
 
@@ -130,7 +135,7 @@ def test_wrong_bytes_of_a_peer_are_had_from_the_store(
     origins = [Origin(url=stored.server.url, below=["ckpt"])]
     for name, file in files.items():
         write_peers(str(file), JobPeers(job="job", own=name, key=key, nodes=nodes, origins=origins))
-    monkeypatch.setenv("BOOTSEER_PEERS", str(files["own"]))
+    monkeypatch.setenv("BOOTSEER_PEERS_FILE", str(files["own"]))
     with (
         peer(files["own"], ports["own"], "bootseer.peers.serve"),
         peer(files["liar"], ports["liar"], "bootseer.testing.faulty_peer", "lies"),

@@ -72,8 +72,10 @@ def test_groups_are_bounded_and_stay() -> None:
     assert {node for node, _ in bed.settle()} == set(range(GROUP_NODES)) - {3}  # the other group hears nothing
 
 
-def test_nothing_is_told_after_the_end() -> None:
+def test_nothing_is_told_when_all_have_gone() -> None:
     bed = Bed()
-    bed.serve(0)
-    bed.serving.close()
+    for node in range(2):
+        bed.serve(node)
+    for node in range(2):
+        bed.serving.left(node)
     assert bed.settle() == []
