@@ -194,7 +194,7 @@ def _publish(
         cannot = aio.run_sync(store.prepare(keyed.key, document, signing))
         if cannot is not None:
             raise BenchError(f"the snapshot is not published: {cannot}")
-        built = capture.build(store.packs(keyed.key).put)
+        built = capture.build(store.packs(keyed.key).put, codec=store.codec)
         snapshot = Snapshot(
             key=keyed.key,
             tree=built.tree.digest,

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 from bootseer.blocks.cache import TREES, Cache
 from bootseer.blocks.donors import Donors
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.errors import StorageError
 from bootseer.tree.index import Index
-from bootseer.tree.reading import BlockSource
+
+if TYPE_CHECKING:
+    from bootseer.tree.reading import BlockSource
 
 
 class LocalBlocks:

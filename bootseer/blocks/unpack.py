@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bootseer.blocks.spans import StoredBlock
 from bootseer.blocks.tree_cache import TreeCache
-from bootseer.errors import IntegrityError
-from bootseer.tree.compression import decompress
+from bootseer.tree.block_codec import block_digest, unpack_block
 
 
 class Unpacked(NamedTuple):
@@ -32,15 +30,10 @@ def unpack_blocks(
     """
     done = Unpacked([], {}, [])
     for block, stored in parts:
-        if hashlib.sha256(stored).digest() != block.digest:
+        if block_digest(stored) != block.digest:
             done.wrong.append(block)
             continue
-        raw: bytes | memoryview = stored
-        if block.stored_bytes != block.raw_bytes:
-            name = f"{where}: block {block.number}"
-            raw = decompress(stored, block.raw_bytes, name)
-            if len(raw) != block.raw_bytes:
-                raise IntegrityError(f"{name}: has {len(raw)} bytes, and {block.raw_bytes} in the index")
+        raw = unpack_block(stored, block.raw_bytes, f"{where}: block {block.number}")
         is_kept = cache is not None and cache.fill(block.number, raw)
         if cache is not None and not is_kept:
             done.refused.append(block.number)

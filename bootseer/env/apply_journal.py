@@ -4,6 +4,10 @@ One JSON file in the staging folder, on disk before the first step: `journal` wh
 when all were made but the new files may not be on disk yet. Each step can be seen to be done or not by what lies
 where, so nothing is written between steps. After another boot of the machine the new files may be empty: then the
 steps are undone. Only this user's own journals are read, and still with bounds: paths stay below the target.
+
+That a new target is to be made can be written down long before (`journal.new`), so that the disk is waited for
+while others write. Then its last name need not be on disk before the one step there is: after another boot the
+target tells by its identity whether the step was taken.
 """
 
 from __future__ import annotations
@@ -20,10 +24,9 @@ from bootseer.env.markers import Marker
 from bootseer.env.on_disk import NOTHING, Identity, sync_names
 from bootseer.errors import IntegrityError
 
-NAME, DONE = b"journal", b"done"
+READY, NAME, DONE = b"journal.new", b"journal", b"done"
 FORMAT = "bootseer-env-journal/2"
 MOST_BYTES = 256 << 20
-_TEMPORARY = b"journal.new"
 
 
 class Attributes(msgspec.Struct, frozen=True, array_like=True):
@@ -68,17 +71,31 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def write(fd: int, journal: Journal) -> None:
     """Into an open staging folder, whole or not at all, and on disk. Raises: OSError."""
+    _write(fd, journal)
+    begin(fd)
+    sync_names(fd)
+
+
+def write_ahead(fd: int, journal: Journal) -> None:
+    """The same, of a fresh target, when its files are not there yet: `begin` is called when they are."""
+    assert journal.is_fresh
+    _write(fd, journal)
+    sync_names(fd)
+
+
+def begin(fd: int) -> None:
+    """From now on a run that is killed is completed. Raises: OSError."""
+    os.rename(READY, NAME, src_dir_fd=fd, dst_dir_fd=fd)
+
+
+def _write(fd: int, journal: Journal) -> None:
     data = msgspec.json.encode(journal)
-    file = os.open(
-        _TEMPORARY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd
-    )
+    file = os.open(READY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
     try:
         write_at(file, data, 0)
         os.fsync(file)
     finally:
         os.close(file)
-    os.rename(_TEMPORARY, NAME, src_dir_fd=fd, dst_dir_fd=fd)
-    sync_names(fd)
 
 
 def read(fd: int, where: str, name: bytes = NAME) -> Journal | None:
@@ -102,6 +119,14 @@ def read(fd: int, where: str, name: bytes = NAME) -> Journal | None:
     return journal
 
 
+def read_ahead(fd: int, where: str) -> Journal | None:
+    """The one of `write_ahead`, if it is whole. Raises: OSError."""
+    try:
+        return read(fd, where, READY)
+    except IntegrityError:
+        return None  # it was being written
+
+
 def end(fd: int) -> None:
     """All moves are made; what was there before is kept until the new files are on disk. Raises: OSError."""
     os.rename(NAME, DONE, src_dir_fd=fd, dst_dir_fd=fd)
@@ -109,7 +134,7 @@ def end(fd: int) -> None:
 
 def remove(fd: int) -> None:
     """With it gone the target is as it should be. Raises: OSError."""
-    for name in (NAME, DONE):
+    for name in (READY, NAME, DONE):
         try:
             os.unlink(name, dir_fd=fd)
         except FileNotFoundError:

@@ -25,6 +25,7 @@ from bootseer.env.scratch import scratch
 from bootseer.env.source import EnvSource, Part, open_files
 from bootseer.env.walk import Walk, walk
 from bootseer.errors import CaptureRefused, ConfigError, EditableRefused
+from bootseer.tree.block_codec import Codec
 from bootseer.tree.building import BuiltTree, Progress, build
 from bootseer.tree.packing import Put
 
@@ -142,6 +143,7 @@ class Capture:
         put: Put,
         *,
         hot_paths: Sequence[bytes] = (),
+        codec: Codec = "zstd",
         threads: int | None = None,
         on_progress: Progress | None = None,
         is_idle: bool = False,
@@ -155,7 +157,7 @@ class Capture:
         progress = _Stoppable(on_progress)
         # A thread of its own: its priorities cannot be raised again.
         with ThreadPoolExecutor(1, "env-build", priority.lower if is_idle else None) as pool:
-            building = pool.submit(self._build, put, hot_paths, threads, progress)
+            building = pool.submit(self._build, put, hot_paths, codec, threads, progress)
             try:
                 return building.result()
             except BaseException:
@@ -175,7 +177,9 @@ class Capture:
         prefix = target.rstrip("/") + "/"
         return frozenset(os.fsencode(each[len(prefix) :]) for each in self._caches if each.startswith(prefix))
 
-    def _build(self, put: Put, hot_paths: Sequence[bytes], threads: int | None, on_progress: Progress) -> Built:
+    def _build(
+        self, put: Put, hot_paths: Sequence[bytes], codec: Codec, threads: int | None, on_progress: Progress
+    ) -> Built:
         required = self._judge_pointers()
         notes: list[str] = []
         left_out: list[str] = []
@@ -190,7 +194,7 @@ class Capture:
                 made = compiler.compile(target, after, [path for path in difference.changed if path not in gone])
                 parts.append(Part(target, after, difference, gone, made))
             source = EnvSource(parts, scratch=folder, name=self._name)
-            tree = build(source, put, hot_paths=hot_paths, threads=threads, on_progress=on_progress)
+            tree = build(source, put, hot_paths=hot_paths, codec=codec, threads=threads, on_progress=on_progress)
         for what, count in tree.statistics.left_out.items():
             notes.append(f"{count} x {what} could not be kept")
         facts = Facts(

@@ -175,7 +175,9 @@ class _Making:
                 " by --setup-target"
             )
         self._lease.tell("compresses and stores")
-        built = capture.build(self._envs.packs(keyed.key).put, threads=options.threads, on_progress=count)
+        built = capture.build(
+            self._envs.packs(keyed.key).put, codec=self._envs.codec, threads=options.threads, on_progress=count
+        )
         document = encode(keyed.document)
         made = self._describe(built, ran.took_s)
         done = aio.run_sync(self._envs.publish(made, document, built.tree.index_bytes, signing, replaces=replaces))

@@ -7,18 +7,15 @@ the node has already from its cache.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bootseer import aio
-from bootseer.tree.index import Index
-from bootseer.tree.reading import BlockSource
-
 if TYPE_CHECKING:
-    from bootseer.blocks import Cache
     from bootseer.storage import Store
+    from bootseer.tree.index import Index
     from bootseer.tree.opening import OpenedTree
+    from bootseer.tree.reading import BlockSource
 
 
 class OpenEnvTree(NamedTuple):
@@ -68,8 +65,11 @@ class StoredTree:
 
     @contextmanager
     def open(self) -> Iterator[OpenEnvTree]:
+        from bootseer import aio
         from bootseer.blocks import open_cache
+        from bootseer.blocks.local import open_local
         from bootseer.tree.opening import open_tree
+        from bootseer.tree.reading import StoreBlocks
         from bootseer.trust import Trust
 
         cache = open_cache(self._environ, log=self._log)
@@ -79,7 +79,8 @@ class StoredTree:
 
         with self._open_store() as store:
             found = aio.run_sync(opened(store))
-            with self._blocks_of(found.index, store, cache) as blocks:
+            stored = StoreBlocks(store, found.index)
+            with open_local(cache, self.digest, found.index, stored, self._log) as blocks:
                 yield OpenEnvTree(found.index, blocks)
 
     @contextmanager
@@ -88,14 +89,29 @@ class StoredTree:
 
         Args: index: only its packs and blocks count. Raises: StorageError, ConfigError.
         """
-        from bootseer.blocks import open_cache
+        from bootseer.blocks.cache import open_cache
+        from bootseer.blocks.local import open_local
 
         cache = open_cache(self._environ, log=self._log)
-        with self._open_store() as store, self._blocks_of(index, store, cache, is_alone=True) as blocks:
-            yield blocks
+        with _LaterBlocks(lambda: self._open_stored(index)) as later:
+            stored: BlockSource = later
+            if folder := self._folder():
+                from bootseer.tree.materialise_reading import FolderBlocks
+
+                stored = FolderBlocks(folder, index, later)
+            with open_local(cache, self.digest, index, stored, self._log) as blocks:
+                yield blocks
+
+    @contextmanager
+    def _open_stored(self, index: Index) -> Iterator[BlockSource]:
+        from bootseer.tree.reading import StoreBlocks
+
+        with self._open_store() as store:
+            yield StoreBlocks(store, index)
 
     @contextmanager
     def _open_store(self) -> Iterator[Store]:
+        from bootseer import aio
         from bootseer.storage import open_store
         from bootseer.tree.head import split_pin
 
@@ -107,22 +123,6 @@ class StoredTree:
             yield store
         finally:
             aio.run_sync(store.aclose())
-
-    @contextmanager
-    def _blocks_of(
-        self, index: Index, store: Store, cache: Cache, *, is_alone: bool = False
-    ) -> Iterator[BlockSource]:
-        from bootseer.blocks.local import open_local
-        from bootseer.tree.reading import StoreBlocks
-
-        stored: BlockSource = StoreBlocks(store, index)
-        folder = self._folder() if is_alone else ""
-        if folder:
-            from bootseer.tree.materialise_reading import FolderBlocks
-
-            stored = FolderBlocks(folder, index, stored)
-        with open_local(cache, self.digest, index, stored, self._log) as blocks:
-            yield blocks
 
     def _folder(self) -> str:
         """Of the store, if it lies on a disk of this machine: calls to others may hang."""
@@ -136,6 +136,26 @@ class StoredTree:
         from bootseer.tree.head import split_pin
 
         return path_of(split_pin(self.url)[0])
+
+
+class _LaterBlocks:
+    """A `BlockSource` that is opened when something is asked of it. For one thread."""
+
+    def __init__(self, open_source: Callable[[], AbstractContextManager[BlockSource]]) -> None:
+        self._open_source = open_source
+        self._stack = ExitStack()
+        self._source: BlockSource | None = None
+
+    def __enter__(self) -> _LaterBlocks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def read_blocks(self, numbers: Sequence[int], /) -> Iterator[tuple[int, bytes | memoryview]]:
+        if self._source is None:
+            self._source = self._stack.enter_context(self._open_source())
+        return self._source.read_blocks(numbers)
 
 
 def path_of(url: str) -> str:

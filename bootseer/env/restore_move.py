@@ -85,6 +85,7 @@ class Part:
         self._moving: Moving | None = None
         self._is_shown = False
         self.is_kept = False  # what it has staged is still needed when this process is done
+        self._written_down: Staging | None = None  # where its journal is
 
     @cached_property
     def paths(self) -> list[bytes]:
@@ -96,14 +97,24 @@ class Part:
         """What is there when only the tree is."""
         return known_folder(self.below.tree, self.paths)
 
-    def look_ahead(self) -> None:
-        """Finds out meanwhile what is needed when all is there."""
-        if self.claim.is_fresh:
-            _ = self.known
+    def look_ahead(self, call: Call) -> None:
+        """Does meanwhile what is needed when all is there."""
         _ = self.paths
+        if self.claim.is_fresh:
+            with map_os_errors(self.staged.folder):
+                apply_journal.write_ahead(self.staged.fd, self._journal(_marker(call, self)))
+            self._written_down = self.staged
+            _ = self.known
 
     def prepare(self, marker: Marker) -> None:
         """Writes down what is to be done."""
+        with map_os_errors(self.staged.folder):
+            if self._written_down is self.staged:
+                apply_journal.begin(self.staged.fd)
+            else:
+                apply_journal.write(self.staged.fd, self._journal(marker))
+
+    def _journal(self, marker: Marker) -> Journal:
         staging, claimed = self.staged, self.claim
         journal = Journal(
             target=claimed.target,
@@ -118,10 +129,8 @@ class Part:
         if not claimed.is_fresh:
             journal = fill_journal(journal, self.below, claimed.target_fd, staging.tree_fd)
             self._moving = Moving(journal, claimed.target_fd, staging.fd)
-        else:
-            journal = msgspec.structs.replace(journal, place=identity(staging.tree_fd) or NOTHING)
-        with map_os_errors(staging.folder):
-            apply_journal.write(staging.fd, journal)
+            return journal
+        return msgspec.structs.replace(journal, place=identity(staging.tree_fd) or NOTHING)
 
     def carry_out(self) -> None:
         if self._moving is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 from bootseer.env.admissible import why_no_environment
 from bootseer.env.owning import owned_by
@@ -88,7 +89,7 @@ def _fill(
                 on_progress=on_progress,
                 is_private=True,
                 helpers=helpers,
-                meanwhile=part.look_ahead,
+                meanwhile=partial(part.look_ahead, call),
             )
         finally:
             if helpers is not None:

@@ -49,7 +49,7 @@ def publish(
     if cannot is not None:
         raise ConfigError(cannot.why)
     lease.tell("set-up has ended, its result is being published")
-    built = capture.build(store.packs(keyed.key).put, is_idle=not is_urgent)
+    built = capture.build(store.packs(keyed.key).put, codec=store.codec, is_idle=not is_urgent)
     snapshot = describe(keyed, built, setup_s, time.time())
     index_bytes = built.tree.index_bytes
     published = aio.run_sync(store.publish(snapshot, document, index_bytes, signing, replaces=replaces))

@@ -163,7 +163,7 @@ class Claim:
             if not is_seen and time.time() - found.st_mtime < _OLD_S:
                 return False
             done = apply_journal.read(fd, where, apply_journal.DONE)
-            journal = done or apply_journal.read(fd, where)
+            journal = done or apply_journal.read(fd, where) or self._written_ahead(fd, where)
             if journal is None or journal.target != self.target:
                 return True
             return self._end(journal, fd, (above_fd, name), boot, is_done=done is not None)
@@ -171,6 +171,14 @@ class Claim:
             return self._set_aside((above_fd, name), fd, error)
         finally:
             os.close(fd)
+
+    def _written_ahead(self, fd: int, where: str) -> Journal | None:
+        """A journal that lost its last name with the power, if its step was taken all the same."""
+        journal = apply_journal.read_ahead(fd, where)
+        if journal is None or not journal.is_fresh or not self._is_same(journal):
+            return None
+        apply_journal.begin(fd)
+        return journal
 
     def _end(self, journal: Journal, fd: int, place: tuple[int, str], boot: str, *, is_done: bool) -> bool:
         """The same. Raises: StorageError."""

@@ -16,6 +16,7 @@ import msgspec
 from bootseer import aio
 from bootseer.env.admissible import why_no_environment
 from bootseer.env.collecting import Collected, collect
+from bootseer.env.env_tree import path_of
 from bootseer.env.gc import Limits
 from bootseer.env.held_lease import WRITING, Pause, pause_until
 from bootseer.env.layout import (
@@ -40,6 +41,7 @@ from bootseer.storage import Entry, Store
 from bootseer.storage.below import Below
 from bootseer.storage.paths import scheme_of
 from bootseer.tree import index as indexes
+from bootseer.tree.block_codec import Codec
 from bootseer.tree.head import split_pin
 from bootseer.tree.index import Index, digest_of, index_path
 from bootseer.tree.opening import Cached, publish_index, read_index_bytes
@@ -157,6 +159,11 @@ class EnvStore:
         return f"{below(split_pin(self.url)[0], tree_folder(snapshot.key))}@sha256:{snapshot.tree}"
 
     # ---- publishing ----------------------------------------------------------------------------------------
+
+    @property
+    def codec(self) -> Codec:
+        """Of the blocks of a tree for this store: links to stores that are far are slower than a core unpacks."""
+        return "lz4" if path_of(self.url) else "zstd"
 
     def packs(self, key: str) -> PackFolder:
         """Takes the packs of a tree that is being built; `prepare` was asked before."""

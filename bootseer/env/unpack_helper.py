@@ -2,7 +2,7 @@
 
 One interpreter uses one core; so several do this. In, by stdin, are lines of JSON: an Order when it is known which
 tree, a Begin when that was opened, then the places of portions in the memory FD, which both see. Out, by stdout:
-what became of each, with a line for every batch of blocks. Stdin ends with whoever started it, and so does this;
+what became of each, and every now and then how far it is. Stdin ends with whoever started it, and so does this;
 if it is busy then, at the next batch.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from bootseer.env.env_tree import StoredTree
 from bootseer.errors import BootseerError, IntegrityError
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.tree.index import Index
-from bootseer.tree.materialise import write_portion
+from bootseer.tree.materialise import Progress, write_portion
 from bootseer.tree.materialise_helpers import Owners
 from bootseer.tree.safe_folders import FOLDER
 
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from bootseer.tree.reading import BlockSource
 
 MOST_LINE_BYTES = 1 << 20
+_SAY_S = 0.1  # often enough for a progress bar; each line wakes somebody who then takes the core
 _LATE = (
-    *("bootseer.blocks.cache", "bootseer.blocks.local", "bootseer.storage.local", "bootseer.storage.open"),
-    *("bootseer.tree.head", "bootseer.tree.materialise_reading", "zstandard"),
+    *("bootseer.blocks.cache", "bootseer.blocks.local", "bootseer.storage.open", "bootseer.storage.page_cache"),
+    *("bootseer.tree.head", "bootseer.tree.materialise_reading", "lz4.frame", "blake3"),
 )
 
 
@@ -105,10 +107,32 @@ def main() -> None:
             while line := source.readline(MOST_LINE_BYTES):
                 given = msgspec.json.decode(line, type=Given)
                 number = given.number
-                skipped = _write(memory_fd, given, begin, root_fd, blocks, say)
-                say(Said(number=number, is_done=True, skipped=skipped))
+                progress = _Progress(number, say)
+                skipped = _write(memory_fd, given, begin, root_fd, blocks, progress.count)
+                progress.end(skipped)
     except BootseerError as error:
         say(Said(number=number, error=str(error), kind=type(error).__name__))
+
+
+class _Progress:
+    """Of a portion."""
+
+    def __init__(self, number: int, say: Callable[[Said], None]) -> None:
+        self._number, self._say = number, say
+        self._bytes = self._files = 0
+        self._said_s = time.monotonic()
+
+    def count(self, written_bytes: int, files: int) -> None:
+        self._bytes += written_bytes
+        self._files += files
+        now_s = time.monotonic()
+        if now_s - self._said_s >= _SAY_S:
+            self._said_s = now_s
+            self._say(Said(number=self._number, bytes=self._bytes, files=self._files))
+            self._bytes = self._files = 0
+
+    def end(self, skipped: Mapping[str, int]) -> None:
+        self._say(Said(number=self._number, bytes=self._bytes, files=self._files, is_done=True, skipped=skipped))
 
 
 def _warm() -> None:
@@ -139,7 +163,7 @@ def _open_root(begin: Begin) -> int:
 
 
 def _write(
-    memory_fd: int, given: Given, begin: Begin, root_fd: int, blocks: BlockSource, say: Callable[[Said], None]
+    memory_fd: int, given: Given, begin: Begin, root_fd: int, blocks: BlockSource, on_progress: Progress
 ) -> Mapping[str, int]:
     index = msgspec.msgpack.decode(os.pread(memory_fd, given.length, given.offset), type=Index)
     return write_portion(
@@ -148,7 +172,7 @@ def _write(
         root_fd,
         blocks,
         owners=begin.owners,
-        on_progress=lambda count, done: say(Said(number=given.number, bytes=count, files=done)),
+        on_progress=on_progress,
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer.tree import compression
+from bootseer.tree.block_codec import block_digest, unpack_block
 from bootseer.tree.index import BLOCK_UNITS, HOLE, UNIT_BYTES, Index
 from bootseer.tree.reading import BlockSource
 
@@ -251,8 +252,8 @@ class MemoryPacks:
         for number in numbers:
             block = self.index.block(number)
             data = self.packs[self.index.packs[block.pack][0].hex()][block.offset :][: block.stored_bytes]
-            assert hashlib.sha256(data).digest() == block.digest
-            yield number, compression.decompress(data, block.raw_bytes, "block") if block.is_compressed else data
+            assert block_digest(data) == block.digest
+            yield number, bytes(unpack_block(data, block.raw_bytes, "block"))
 
 
 def listing(index: Index, blocks: BlockSource) -> dict[bytes, Seen]:

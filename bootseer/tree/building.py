@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 
 from bootseer import __version__
 from bootseer.errors import ConfigError
-from bootseer.tree import compression
+from bootseer.tree import block_codec, compression
+from bootseer.tree.block_codec import Codec
 from bootseer.tree.index import (
     BLOCK,
     BLOCK_BYTES,
@@ -79,22 +80,24 @@ def build(
     put: Put,
     *,
     hot_paths: Sequence[bytes] = (),
+    codec: Codec = "zstd",
     threads: int | None = None,
     on_progress: Progress | None = None,
 ) -> BuiltTree:
     """Builds the tree of a source.
 
     Args: `put(digest, data)` stores a pack under its digest; it is called from threads, several times at once, and
-    may be slow. `hot_paths`: files, as paths below the root, whose data is to come first, in this order.
+    may be slow. `hot_paths`: files, as paths below the root, whose data is to come first, in this order. `codec`:
+    of blocks; the index is always zstd.
     Raises: what the source and `put` raise; IntegrityError for a tree that no reader would take.
     """
     for path in hot_paths:
         if path.startswith(b"/") or any(name in (b"", b".", b"..") for name in path.split(b"/")):
             raise ConfigError(f"{path!r} is no path of a file in the tree: names with '/' between them")
-    with Packer(put, threads=threads) as packer:
+    with Packer(put, threads=threads, codec=codec) as packer:
         contents = source.read(packer, hot_paths, on_progress or _ignore)
         packed = packer.finish()
-    index = lay_out(contents, packed, source.name)
+    index = lay_out(contents, packed, source.name, codec)
     raw = encode(index)
     index_bytes = compression.compress(raw)
     if len(raw) > MOST_RAW_INDEX_BYTES or len(index_bytes) > MOST_INDEX_BYTES:
@@ -103,12 +106,13 @@ def build(
     return BuiltTree(index, index_bytes, digest_of(index_bytes), _statistics(index, contents, packed))
 
 
-def tool() -> str:
+def tool(codec: Codec = "zstd") -> str:
     """What decides the bytes of a tree."""
-    return f"bootseer {__version__}, {compression.version()}"
+    versions = dict.fromkeys((compression.version(), block_codec.version(codec)))
+    return f"bootseer {__version__}, {', '.join(versions)}"
 
 
-def lay_out(contents: Contents, packed: Packed, source: str) -> Index:
+def lay_out(contents: Contents, packed: Packed, source: str, codec: Codec = "zstd") -> Index:
     """The index: all names of a folder one after the other, then what is in its folders."""
     inodes, parents, names = [contents.root], [0], [b""]
     open_folders = [0]
@@ -130,7 +134,7 @@ def lay_out(contents: Contents, packed: Packed, source: str) -> Index:
         links.append(-1 if link == entry else link)
         runs.append(inode.runs(packed.addresses) if link == entry else [])
     return Index(
-        tool=tool(),
+        tool=tool(codec),
         source=source,
         config=contents.config,
         packs=packed.packs,

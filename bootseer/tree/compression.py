@@ -1,4 +1,4 @@
-"""zstd, for blocks and indexes: the only door to the library. Compressors are kept a thread: making one costs."""
+"""zstd, for indexes and blocks: the only door to the library. Compressors are kept a thread: making one costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from bootseer.errors import ConfigError, IntegrityError
 
 LEVEL = 3
-LEAST_SAVING = 16  # a block that is not smaller by one part in so many is stored as it is
 
 _own = threading.local()
 
@@ -20,12 +19,6 @@ def compress(data: bytes | memoryview) -> bytes:
         compressor = _own.compressor = library().ZstdCompressor(level=LEVEL, write_content_size=True)
     frame: bytes = compressor.compress(data)
     return frame
-
-
-def pack_block(data: bytes | memoryview) -> bytes:
-    """What is stored of a block: equally long means as it is."""
-    frame = compress(data)
-    return frame if len(frame) <= len(data) - len(data) // LEAST_SAVING else bytes(data)
 
 
 def decompress(frame: bytes | memoryview, most_bytes: int, where: str) -> bytes:

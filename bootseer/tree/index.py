@@ -58,7 +58,7 @@ _TYPES = frozenset({
 class Block(NamedTuple):
     """Where a block is stored."""
 
-    digest: bytes  # SHA-256 of the stored bytes
+    digest: bytes  # of the stored bytes: block_codec.block_digest
     pack: int
     offset: int  # in the pack, bytes
     stored_bytes: int

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import ConfigError
 from bootseer.storage.os_errors import to_storage_error
@@ -32,8 +32,10 @@ from bootseer.tree.materialise_helpers import Helpers, Owners
 from bootseer.tree.materialise_plan import Plan, files_of, plan
 from bootseer.tree.materialise_portions import folders_left, portions
 from bootseer.tree.materialise_private import PrivateWriter
-from bootseer.tree.reading import BlockSource
 from bootseer.tree.safe_folders import LastFolder, open_root
+
+if TYPE_CHECKING:
+    from bootseer.tree.reading import BlockSource
 
 THREADS = 8  # wait for a store or a disk most of the time
 TEMPORARY = b".bootseer-tmp-"

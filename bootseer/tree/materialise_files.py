@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from bootseer.errors import IntegrityError
 from bootseer.storage.os_errors import to_storage_error
 from bootseer.tree.index import BLOCK_BYTES, Index
 from bootseer.tree.materialise_attributes import Attributes
 from bootseer.tree.materialise_plan import Plan, Write, apart, batches
-from bootseer.tree.reading import BlockSource
 from bootseer.tree.safe_folders import LastFolder
+
+if TYPE_CHECKING:
+    from bootseer.tree.reading import BlockSource
 
 BATCH_BLOCKS = 32  # that a thread has in memory
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -204,6 +206,8 @@ def run_batches(writer: FileWriter, blocks: Sequence[int], threads: int) -> Gene
         for batch in todo:
             yield writer.write_batch(batch)
         return
+    from concurrent.futures import ThreadPoolExecutor  # processes of unpack_helper.py start faster without
+
     with ThreadPoolExecutor(min(threads, len(todo)), "tree-unpack") as pool:
         try:
             for future in [pool.submit(_write_or_stop, writer, batch) for batch in todo]:

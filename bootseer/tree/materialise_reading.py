@@ -6,16 +6,18 @@ at once into memory that is kept. What is not as it should be is asked of anothe
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
 from bootseer.storage.local_reading import read_range
-from bootseer.tree.compression import decompress
+from bootseer.tree.block_codec import block_digest, unpack_block
 from bootseer.tree.index import BLOCK_BYTES, Block, Index
-from bootseer.tree.reading import BlockSource
+
+if TYPE_CHECKING:
+    from bootseer.tree.reading import BlockSource
 
 WINDOW_BLOCKS = 32
 
@@ -76,12 +78,9 @@ def _together(blocks: Sequence[Block]) -> Iterator[tuple[int, int]]:
 
 def _unpack(block: Block, stored: memoryview) -> bytes | None:
     """None unless it is the block of the index."""
-    if len(stored) != block.stored_bytes or hashlib.sha256(stored).digest() != block.digest:
+    if len(stored) != block.stored_bytes or block_digest(stored) != block.digest:
         return None
-    if not block.is_compressed:
-        return bytes(stored)
     try:
-        raw = decompress(stored, block.raw_bytes, "")
+        return bytes(unpack_block(stored, block.raw_bytes, ""))  # `stored` is memory that is used again
     except BootseerError:
         return None
-    return raw if len(raw) == block.raw_bytes else None

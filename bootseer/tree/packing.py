@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import NamedTuple
 
-from bootseer.tree.compression import pack_block
+from bootseer.tree.block_codec import Codec, block_digest, pack_block
 from bootseer.tree.index import BLOCK, BLOCK_BYTES, BLOCK_UNITS, HOLE, UNIT_BYTES
 
 PACK_BYTES = 16 << 20  # a pack ends with the block that makes it so long
@@ -83,9 +83,9 @@ class Packer:
     of what reads pieces come out of `add`, `add_later` and `finish`.
     """
 
-    def __init__(self, put: Put, *, threads: int | None = None) -> None:
+    def __init__(self, put: Put, *, threads: int | None = None, codec: Codec = "zstd") -> None:
         threads = threads or len(os.sched_getaffinity(0))
-        self._put = put
+        self._put, self._codec = put, codec
         self._workers = ThreadPoolExecutor(threads, "tree-pack")
         self._putters = ThreadPoolExecutor(PUTS, "tree-put")
         self._most_tasks = 2 * threads + 2
@@ -173,7 +173,11 @@ class Packer:
         if len(piece) < BLOCK_BYTES:
             return _Piece(digest, len(piece), piece, None)
         # What is known never changes. Whoever does not see it yet compresses for nothing, and that is all.
-        return _Piece(digest, BLOCK_BYTES, b"", None if digest in self._known else _store(piece))
+        return _Piece(digest, BLOCK_BYTES, b"", None if digest in self._known else self._store(piece))
+
+    def _store(self, data: bytes) -> _Stored:
+        stored = pack_block(data, self._codec)
+        return _Stored(block_digest(stored), stored)
 
     def _put_pack(self, parts: list[bytes]) -> tuple[bytes, int]:
         data = b"".join(parts)
@@ -243,7 +247,7 @@ class Packer:
 
     def _close(self, shared: _Shared) -> None:
         self._open.remove(shared)
-        stored = self._workers.submit(_store, b"".join(shared.parts))
+        stored = self._workers.submit(self._store, b"".join(shared.parts))
         self._leaving.append(_Leaving(shared.number, shared.units * UNIT_BYTES, stored))
 
     def _drain(self, most: int) -> None:
@@ -272,8 +276,3 @@ class Packer:
 
 def _is_done(task: Future[list[_Piece | None]] | None) -> bool:
     return task is None or task.done()
-
-
-def _store(data: bytes) -> _Stored:
-    stored = pack_block(data)
-    return _Stored(hashlib.sha256(stored).digest(), stored)

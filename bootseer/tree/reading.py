@@ -6,14 +6,13 @@ The cache of a node has the same interface; this is for whoever needs each block
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from bootseer import aio
 from bootseer.errors import DigestMismatch, IntegrityError
 from bootseer.storage import RangeReader, RangeRequest, SecondHand, Store
-from bootseer.tree.compression import decompress
+from bootseer.tree.block_codec import block_digest, unpack_block
 from bootseer.tree.index import Block, Index
 
 WINDOW_BLOCKS = 64  # that are read together: 8 MiB at most
@@ -55,14 +54,14 @@ class StoreBlocks:
                 missing = {
                     number: block
                     for number, block in missing.items()
-                    if number not in stored or hashlib.sha256(stored[number]).digest() != block.digest
+                    if number not in stored or block_digest(stored[number]) != block.digest
                 }
                 if not missing:
                     break
                 self._tell_wrong({number: block for number, block in missing.items() if number in stored})
             for number, block in missing.items():
                 raise DigestMismatch(
-                    f"{self._where(number, block)} is damaged: its SHA-256 is not the one in the index"
+                    f"{self._where(number, block)} is damaged: its digest is not the one in the index"
                 )
             for number in numbers[begin : begin + WINDOW_BLOCKS]:
                 yield number, self._unpack(number, window[number], stored[number])
@@ -84,13 +83,8 @@ class StoreBlocks:
                 self._store.distrust(self._index.pack_path(block.pack), block.offset, block.stored_bytes)
 
     def _unpack(self, number: int, block: Block, stored: memoryview) -> bytes:
-        if not block.is_compressed:
-            return bytes(stored)
-        where = self._where(number, block)
-        raw = decompress(stored, block.raw_bytes, where)
-        if len(raw) != block.raw_bytes:
-            raise IntegrityError(f"{where} holds {len(raw)} bytes instead of {block.raw_bytes}")
-        return raw
+        # `stored` is memory that is used again.
+        return bytes(unpack_block(stored, block.raw_bytes, self._where(number, block)))
 
     def _where(self, number: int, block: Block) -> str:
         return f"{self._store.url}: block {number} at byte {block.offset} of {self._index.pack_path(block.pack)}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bootseer import aio
 from bootseer.errors import BootseerError, IntegrityError, NotFound
 from bootseer.storage import RangeReader, RangeRequest, Store
-from bootseer.tree.compression import decompress
+from bootseer.tree.block_codec import block_digest, unpack_block
 from bootseer.tree.index import BLOCK, Block, Index
 
 WINDOW_BYTES = 8 << 20  # read at once
@@ -154,12 +154,10 @@ class _Checking:
 
 def why_wrong(block: Block, stored: memoryview) -> str:
     """PURE: what is wrong with the stored bytes of a block; "" when nothing is."""
-    if hashlib.sha256(stored).digest() != block.digest:
-        return "is damaged: its SHA-256 is not the one in the index"
-    if not block.is_compressed:
-        return ""
+    if block_digest(stored) != block.digest:
+        return "is damaged: its digest is not the one in the index"
     try:
-        raw = decompress(stored, block.raw_bytes, "it")
+        unpack_block(stored, block.raw_bytes, "it")
     except BootseerError as error:
         return f"cannot be decompressed: {error}"
-    return "" if len(raw) == block.raw_bytes else f"holds {len(raw)} bytes instead of {block.raw_bytes}"
+    return ""

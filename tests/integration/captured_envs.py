@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer.env.capture import Built, Capture, Changes
+from bootseer.tree.block_codec import unpack_block
 from bootseer.tree.building import BuiltTree
-from bootseer.tree.compression import decompress
-from bootseer.tree.index import BLOCK_BYTES, BLOCK_UNITS, HOLE, UNIT_BYTES, decode
+from bootseer.tree.index import BLOCK_UNITS, HOLE, UNIT_BYTES, decode
 from tests.support import clean_environ
 
 
@@ -153,7 +153,7 @@ class _Device:
         block = self._tree.block(number)
         pack = self._packs[self._tree.packs[block.pack][0].hex()]
         stored = pack[block.offset : block.offset + block.stored_bytes]
-        raw = decompress(stored, BLOCK_BYTES, "block") if block.is_compressed else stored
+        raw = unpack_block(stored, block.raw_bytes, "block")
         data = raw[inside * UNIT_BYTES : inside * UNIT_BYTES + length]
         assert len(data) == length
         return data

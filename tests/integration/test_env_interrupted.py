@@ -26,6 +26,7 @@ from bootseer.env.restore import alone_at, recover
 from bootseer.env.restore_there import is_there
 from bootseer.env.settling import settle
 from bootseer.env.staging import PREFIX, claim
+from bootseer.env.unpack_helpers import WORTH_FILES
 from bootseer.env.walk import walk
 from bootseer.errors import StorageError, StorageTimeout
 from bootseer.testing.trees import Seen
@@ -86,8 +87,8 @@ def sync_names(folder: Path) -> None:
 
 @pytest.mark.system
 @pytest.mark.usefixtures("unsettled")
-@pytest.mark.parametrize("is_fresh", [False, True])
-def test_the_power_goes_after_a_restore(tmp_path: Path, is_fresh: bool) -> None:
+@pytest.mark.parametrize(("is_fresh", "helped"), [(False, False), (True, False), (True, True)])
+def test_the_power_goes_after_a_restore(tmp_path: Path, is_fresh: bool, helped: bool) -> None:
     """The disk has the new names but not what is in the files: what was there before is put back."""
     if not IS_ROOT or shutil.which("mkfs.ext4") is None:
         lacking("a disk of its own needs root and mkfs.ext4")
@@ -101,6 +102,8 @@ def test_the_power_goes_after_a_restore(tmp_path: Path, is_fresh: bool) -> None:
         else:
             before = make_target(target)
             env = make_env(tmp_path, target)
+        if helped:  # then the journal is written ahead
+            env.snapshot = msgspec.structs.replace(env.snapshot, files=WORTH_FILES)
         os.sync()
         assert env.restore().how == "unpack"
         sync_names(place)
@@ -234,6 +237,48 @@ def test_a_journal_that_cannot_be_read_ends_no_job(tmp_path: Path, data: bytes) 
     wait_tidy(tmp_path)
     assert recover([os.fspath(target)]) == []
     assert seen(target) == there
+
+
+@pytest.mark.usefixtures("unsettled")
+@pytest.mark.parametrize("boot", ["this", "another"])
+def test_a_step_whose_journal_has_not_got_its_name_is_undone_or_completed(tmp_path: Path, boot: str) -> None:
+    """A disk may have the name of the target, and not yet the last one of the journal that was written ahead."""
+    target = tmp_path / "venv"
+    env = Env(make_plain(tmp_path), tmp_path / "store", [target])
+    left = leave(tmp_path, target, env)
+    (left / "done").rename(left / "journal.new")
+    there = seen(target)
+    [note] = recover_in("another", target) if boot == "another" else recover([os.fspath(target)])
+    if boot == "another":
+        assert note == f"{target}: what a start before the last boot had begun was undone"
+        assert not target.exists()
+    else:
+        assert note == f"{target}: what an interrupted start had begun was completed"
+        assert seen(target) == there
+        settle([os.fspath(target)], os.environ)
+    wait_tidy(tmp_path)
+    assert env.restore().how == ("unpack" if boot == "another" else "there")
+    assert seen(target) == there
+
+
+@pytest.mark.usefixtures("unsettled")
+@pytest.mark.parametrize("boot", ["this", "another"])
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_journal_that_was_written_ahead_of_files_counts_for_nothing(
+    tmp_path: Path, is_torn: bool, boot: str
+) -> None:
+    """Who is killed then leaves a tree that is not whole: it is thrown away."""
+    target = tmp_path / "venv"
+    env = Env(make_plain(tmp_path), tmp_path / "store", [target])
+    left = leave(tmp_path, target, env)
+    (left / "done").rename(left / "journal.new")
+    target.rename(left / "tree")
+    if is_torn:
+        os.truncate(left / "journal.new", 100)
+    assert (recover_in("another", target) if boot == "another" else recover([os.fspath(target)])) == []
+    wait_tidy(tmp_path)
+    assert not target.exists()
+    assert env.restore().how == "unpack"
 
 
 @pytest.mark.usefixtures("unsettled")

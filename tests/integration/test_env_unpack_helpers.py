@@ -201,6 +201,7 @@ def write_portion(*arguments, on_progress, **more):
     return done
 materialise.write_portion = write_portion
 """
+TOO_MUCH = "materialise.write_portion = lambda *a, on_progress, **k: on_progress(1 << 40, 1) or {}"
 AWAY = """
 from bootseer.errors import Unavailable
 def before_batch():
@@ -217,7 +218,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "is stopped": ("def before_batch():\n    if at(2): os.kill(os.getpid(), signal.SIGSTOP)", SILENT),
     "never begins": ("signal.pause()", SILENT),
     "has not written": ("materialise.write_portion = lambda *a, **k: {}", WRONG),
-    "says too much": ("materialise.write_portion = lambda *a, on_progress, **k: on_progress(1 << 40, 1)", WRONG),
+    "says too much": (TOO_MUCH, WRONG),
     "says it twice": (TWICE, WRONG),
     "says nonsense": ("os.write(1, b'{\\n')", r"a process that unpacks says what nobody understands"),
     "cannot reach the store": (AWAY, r"the store is away for a moment"),
@@ -314,7 +315,7 @@ def test_a_damaged_block_is_told_as_ever(tmp_path: Path, used: list[str]) -> Non
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
     pack.write_bytes(data)
-    with pytest.raises(DigestMismatch, match=r"block \d+ .* is damaged: its SHA-256 is not the one in the index"):
+    with pytest.raises(DigestMismatch, match=r"block \d+ .* is damaged: its digest is not the one in the index"):
         env.restore()
     assert used == ["2 others"]
     assert seen(target) == before

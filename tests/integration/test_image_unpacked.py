@@ -25,7 +25,7 @@ from bootseer.mounts.unpacked_locks import SILENT_S, open_lock
 from bootseer.mounts.unpacked_places import is_used, list_unpacked, remove_unpacked, size_when_unpacked
 from bootseer.testing.faulty_http import FaultyHttpServer
 from bootseer.testing.trees import snapshot
-from bootseer.tree.compression import decompress
+from bootseer.tree.block_codec import unpack_block
 from bootseer.tree.index import BLOCK_BYTES
 from tests.integration.mounted_trees import Built, make_files
 from tests.support import lacking, wait_until
@@ -75,7 +75,7 @@ class Node:
             for number in numbers:
                 block = built.index.block(number)
                 stored = built.files[built.index.pack_path(block.pack)][block.offset :][: block.stored_bytes]
-                raw = decompress(stored, BLOCK_BYTES, "test") if block.is_compressed else stored
+                raw = unpack_block(stored, block.raw_bytes, "test")
                 assert tree.fill(number, raw)
 
     def record(self, built: Built, hot: list[int], workload: str = WORKLOAD) -> None:

@@ -38,12 +38,12 @@ from bootseer.testing.registry import RegistryServer, make_certificates, why_not
 from bootseer.testing.registry_front import FrontFault, FrontKind, RegistryFront
 from bootseer.testing.registry_tokens import TokenServer
 from bootseer.testing.store_suite import pattern, runs
+from bootseer.tree.block_codec import unpack_block
 from bootseer.tree.building import build
-from bootseer.tree.compression import decompress
 from bootseer.tree.from_layers import Layers
 from bootseer.tree.head import Head
 from bootseer.tree.head import encode as encode_head
-from bootseer.tree.index import BLOCK_BYTES, BLOCK_UNITS, UNIT_BYTES
+from bootseer.tree.index import BLOCK_UNITS, UNIT_BYTES
 from bootseer.trust import seal
 from tests.integration.oci_layouts import make_layout, skopeo
 from tests.support import lacking, needs_program, wait_until
@@ -672,7 +672,7 @@ async def test_an_image_becomes_a_tree_that_belongs_to_it(
             block = tree.decoded.block(address // BLOCK_UNITS)
             stored = bytearray(block.stored_bytes)
             await store.read_into(tree.decoded.pack_path(block.pack), block.offset, memoryview(stored))
-            raw = decompress(stored, BLOCK_BYTES, "here") if block.is_compressed else stored
+            raw = unpack_block(stored, block.raw_bytes, "here")
             start = address % BLOCK_UNITS * UNIT_BYTES
             data += raw[start : start + length]
         assert data == LAYERS[0]["data"]

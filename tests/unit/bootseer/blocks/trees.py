@@ -13,6 +13,7 @@ from bootseer.blocks.folder import Limit
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.testing.faulty_store import Fault, FaultyStore
 from bootseer.tree import compression
+from bootseer.tree.block_codec import block_digest, pack_block
 from bootseer.tree.index import BLOCK, BLOCK_BYTES, UNIT_BYTES, Index, digest_of, encode
 from tests.unit.storage.slow_store import SlowStore
 
@@ -43,13 +44,16 @@ def make_raw(seed: object, *, is_short: bool = False, is_plain: bool = False) ->
 
 
 def make_tree(raws: Sequence[bytes] | int, *, pack_bytes: int = 512 << 10, source: str = "a test") -> Tree:
-    """A tree of these blocks, or of so many; a pack ends with the block that makes it `pack_bytes` or more."""
+    """A tree of these blocks, or of so many; a pack ends with the block that makes it `pack_bytes` or more.
+
+    About half of them are LZ4 frames: by their content, so that equal ones are stored alike.
+    """
     if isinstance(raws, int):
         raws = [make_raw((source, n), is_short=n % 5 == 4, is_plain=n % 3 == 0) for n in range(raws)]
     blocks, packs, pack = bytearray(), [], bytearray()
     for number, raw in enumerate(raws):
-        stored = compression.pack_block(raw)
-        blocks += BLOCK.pack(hashlib.sha256(stored).digest(), len(packs), len(pack), len(stored), len(raw))
+        stored = pack_block(raw, "lz4" if raw[0] % 2 else "zstd")
+        blocks += BLOCK.pack(block_digest(stored), len(packs), len(pack), len(stored), len(raw))
         pack += stored
         if len(pack) >= pack_bytes or number == len(raws) - 1:
             packs.append(bytes(pack))

@@ -633,17 +633,6 @@ def test_frames_say_their_size_and_stand_alone() -> None:
             compression.decompress(other, 1 << 20, "it")
 
 
-@given(st.binary(max_size=3000), st.integers(0, 100))
-def test_blocks_are_kept_as_they_are_where_that_saves_little(data: bytes, zeros: int) -> None:
-    raw = data + bytes(zeros)
-    found = compression.pack_block(raw)
-    if len(found) == len(raw):
-        assert found == raw
-    else:
-        assert len(found) <= len(raw) - len(raw) // compression.LEAST_SAVING
-        assert compression.decompress(found, len(raw), "it") == raw
-
-
 def test_version_says_what_decides_the_bytes() -> None:
     assert re.fullmatch(r"zstd \d+\.\d+\.\d+ level 3", compression.version())
 

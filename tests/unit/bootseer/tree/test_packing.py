@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import StorageError
 from bootseer.tree import packing
-from bootseer.tree.compression import decompress
+from bootseer.tree.block_codec import unpack_block
 from bootseer.tree.index import BLOCK, BLOCK_BYTES, BLOCK_UNITS, HOLE, UNIT_BYTES
 from bootseer.tree.packing import Packed, Packer
 
@@ -46,7 +46,7 @@ class Sink:
             end += stored
             data = self.packs[packed.packs[pack][0].hex()][offset : offset + stored]
             assert hashlib.sha256(data).digest() == digest
-            raws.append(data if stored == raw else decompress(data, BLOCK_BYTES, "block"))
+            raws.append(unpack_block(data, raw, "block"))
             assert len(raws[-1]) == raw
         if raws:
             assert (last + 1, end) == (len(packed.packs), packed.packs[last][1])
