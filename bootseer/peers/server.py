@@ -39,6 +39,7 @@ SLICE_BYTES = 256 << 10  # sent at once; what limit and deadline count by
 ACCEPT_PAUSE_S = 0.1  # when there are no more descriptors
 COUNTS = ("answers", "upload_bytes", "local_bytes", "refused", "dropped", "failed", "no_room")
 _RECEIVED_BYTES = 4096
+_COPIED_BYTES = 256 << 10
 
 
 class PeerServer:
@@ -237,7 +238,7 @@ class PeerServer:
         if cached_share(self._spool.fd, offset, count) < 1.0:  # else the disk would hold up all connections
             await aio.run_io(os.pread, self._spool.fd, count, offset)
         async with asyncio.timeout(STALL_S):
-            await connection.send_file(self._spool.fd, offset, count)
+            await connection.send_file(self._spool, offset, count)
 
     # ---- what may be asked ---------------------------------------------------------------------------------
 
@@ -318,12 +319,15 @@ class Connection:
         with suppress(OSError):
             self.sock.send(data)
 
-    async def send_file(self, fd: int, offset: int, count: int) -> None:
+    async def send_file(self, spool: Spool, offset: int, count: int) -> None:
         """Raises: OSError."""
         end = offset + count
         while offset < end:
             try:
-                sent = os.sendfile(self.sock.fileno(), fd, offset, end - offset)
+                if spool.is_lent:
+                    sent = os.sendfile(self.sock.fileno(), spool.fd, offset, end - offset)
+                else:
+                    sent = self.sock.send(os.pread(spool.fd, min(_COPIED_BYTES, end - offset), offset))
             except BlockingIOError:
                 await self._wait_writable()
                 continue

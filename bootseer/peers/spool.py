@@ -2,6 +2,9 @@
 
 The least recently used span makes room for a new one; whoever serves or fills a span holds it. A disk that is full
 means fewer places, in the end none: then the others go to the store. For one event loop.
+
+What is served is lent: by sendfile a socket gets the file's own pages, and may have them long after nobody holds
+the span. So a place that is used again gets new pages.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from contextlib import contextmanager
 from bootseer.errors import ConfigError, StorageError
 from bootseer.peers.spans import SPAN_BYTES, ObjectName
 from bootseer.storage.extents import Extents
+from bootseer.storage.fallocate import punch_hole
 
 MOST_BYTES = 4 << 30
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -65,6 +69,7 @@ class Spool:
         self._kept: OrderedDict[Key, Kept] = OrderedDict()  # the one used last at the end
         self._evicted = self._refused = 0
         self.fd = _open_nameless(folder)
+        self.is_lent = punch_hole(self.fd, 0, SPAN_BYTES)  # else it has to be copied
 
     def hold(self, key: Key) -> Kept:
         """The span, maybe with nothing of it there; to be let go by `release`. Raises: NoRoomError."""
@@ -137,7 +142,8 @@ class Spool:
     def _drop(self, kept: Kept) -> None:
         if self._kept.get(kept.key) is kept:
             del self._kept[kept.key]
-            self._free.append(kept.place)
+            if not self.is_lent or punch_hole(self.fd, self.offset(kept, 0), SPAN_BYTES):
+                self._free.append(kept.place)  # else it is lost: a socket may have its pages
 
 
 def _open_nameless(folder: str) -> int:

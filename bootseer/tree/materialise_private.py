@@ -6,13 +6,12 @@ new file has by itself is not set again. A small file takes four calls: open, wr
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
 import threading
 from collections.abc import Sequence
 from typing import Any
 
+from bootseer.storage.fallocate import reserve
 from bootseer.storage.os_errors import to_storage_error
 from bootseer.tree.index import HOLE
 from bootseer.tree.materialise_files import FileWriter, Part, write_all
@@ -182,8 +181,8 @@ class PrivateWriter(FileWriter):
                 self._open_files[entry] = fd
             try:
                 size = index.sizes[entry]
-                # With all its room at once two threads do not fight for it; glibc's own way would write zeros.
-                if HOLE in index.runs[entry][::2] or _libc().fallocate(fd, 0, 0, size):
+                # With all its room at once two threads do not fight for it.
+                if HOLE in index.runs[entry][::2] or not reserve(fd, size):
                     os.ftruncate(fd, size)
             except BaseException:
                 if not is_kept:
@@ -207,10 +206,3 @@ def write_slices(fd: int, data: memoryview, offset: int) -> None:
     """Raises: OSError."""
     for begin in range(0, len(data), WRITE_BYTES):
         write_all(fd, data[begin : begin + WRITE_BYTES], offset + begin)
-
-
-@functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return libc

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bootseer.errors import ConfigError
+from bootseer.peers import spool as spool_module
+from bootseer.peers.server import Connection
 from bootseer.peers.spans import SPAN_BYTES, ObjectName
 from bootseer.peers.spool import Kept, NoRoomError, Spool
 
@@ -115,3 +119,40 @@ def test_a_place_that_cannot_be_is_told(tmp_path: Path) -> None:
         Spool(str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="at least"):
         Spool(str(tmp_path / "spool"), 1000)
+
+
+@pytest.mark.parametrize("is_lent", [True, False])
+def test_what_is_on_its_way_stays_as_it_was_when_its_place_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lent: bool
+) -> None:
+    """A socket may have the file's own pages, not a copy, long after it has taken them."""
+    if not is_lent:
+        monkeypatch.setattr(spool_module, "punch_hole", lambda *_: False)
+    spool = Spool(str(tmp_path), SPAN_BYTES)
+    assert spool.is_lent == is_lent
+    count = 64 << 10  # fits into the buffers of a connection
+
+    async def main() -> bytes:
+        loop = asyncio.get_running_loop()
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as ours,
+        ):
+            theirs, _ = server.accept()
+            with theirs:
+                with spool.held(key(1)) as first:
+                    spool.write(first, 0, memoryview(b"a" * count))
+                    first.extents.add(0, count)
+                    await Connection(ours).send_file(spool, spool.offset(first, 0), count)
+                with spool.held(key(2)) as second:
+                    assert second.place == first.place
+                    spool.write(second, 0, memoryview(b"b" * count))
+                    second.extents.add(0, count)
+                theirs.setblocking(False)
+                found = bytearray()
+                while len(found) < count:
+                    found += await loop.sock_recv(theirs, count)
+                return bytes(found)
+
+    assert asyncio.run(main()) == b"a" * count
+    spool.close()
