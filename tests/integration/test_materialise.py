@@ -123,7 +123,7 @@ from bootseer.tree.compression import decompress, compress
 from bootseer.tree.index import decode
 from bootseer.tree.materialise import materialise
 from bootseer.tree.reading import StoreBlocks
-import bootseer.storage.ranges, bootseer.storage.local_reading
+import bootseer.storage.ranges, bootseer.storage.local_reading, concurrent.futures.thread
 decompress(compress(b"x"), 10, "")  # all is imported: this user may not read the interpreter's folder
 store, folder, digest, resume = sys.argv[1:]
 os.setgroups([])

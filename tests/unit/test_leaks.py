@@ -50,7 +50,7 @@ def test_thread_descriptor_and_shared_memory_are_found(check: LeakCheck) -> None
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="left-over")
     thread.start()
-    shm = f"/dev/shm/bootseer-{uuid.uuid4().hex}"
+    shm = f"/dev/shm/left-by-a-test-{uuid.uuid4().hex}"
     fd = os.open(shm, os.O_CREAT | os.O_RDWR)
     try:
         found = check.leftovers(0)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -100,7 +101,10 @@ def test_memory_is_summed_over_descendants():
     try:
         while len(found := fork.with_descendants([job.pid])) < 2:
             assert job.poll() is None
-        assert fork.children_of(job.pid) == list(found - {job.pid})
+        (child,) = found - {job.pid}
+        assert fork.children_of(job.pid) == [child]
+        while Path(f"/proc/{child}/comm").read_text() != "sleep\n":  # until then it has its parent's memory
+            assert job.poll() is None
         assert sum(map(fork.pss_mib, found)) > fork.pss_mib(job.pid) > 0
         assert not fork.find_preloaded(job.pid)
     finally:
