@@ -11,13 +11,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.loop import Alarm, EventLoop
 from launcher.ranks.program import RankProgram
 from launcher.service import ServiceProcess
 from launcher.setup_options import CachesOptions
 from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.peers import NodePeers
 
 # Ranks wait so long for caches: more than what restoring may take (bootseer.env.caches.SEED_S) and the probe.
 OPEN_PATIENCE_S = 100.0
@@ -45,14 +48,22 @@ class CachesEvents(NamedTuple):
 class NodeCaches:
     """See the module's docstring; made only where caches are kept."""
 
-    def __init__(self, loop: EventLoop, spec: LaunchSpec, unset: tuple[str, ...], events: CachesEvents) -> None:
-        """Args: unset: variables that the process does not get."""
+    def __init__(
+        self,
+        loop: EventLoop,
+        spec: LaunchSpec,
+        unset: tuple[str, ...],
+        events: CachesEvents,
+        peers: NodePeers | None = None,
+    ) -> None:
+        """Args: unset: variables that the process does not get; peers: None: only the store is read."""
         assert spec.caches is not None
         self._loop = loop
         self._spec = spec
         self._options: CachesOptions = spec.caches
         self._unset = unset
         self._events = events
+        self._peers = peers
         self._keeper: ServiceProcess | None = None
         self._program: RankProgram | None = None
         self._opened: Callable[[RankProgram], object] | None = None
@@ -78,7 +89,12 @@ class NodeCaches:
             return
         options = self._options
         self._keeper.ask(
-            "open", python=program.python, store=options.store, dirs=dict(options.dirs), salt=options.salt
+            "open",
+            python=program.python,
+            store=options.store,
+            dirs=dict(options.dirs),
+            salt=options.salt,
+            peers="" if self._peers is None else self._peers.path,
         )
         self._patience(OPEN_PATIENCE_S)
 
@@ -127,6 +143,9 @@ class NodeCaches:
         for note in answer.get("notes", ()):
             self._events.said(note)
         match answer["did"]:
+            case "origin":
+                if self._peers is not None:
+                    self._peers.add_origin(answer["url"], answer["folders"])
             case "opened":
                 self._note("caches", answer, is_part_of_start=True)
                 self._is_fresh = True

@@ -193,7 +193,7 @@ class NodeCheckpoint:
     def _on_origin(self, url: str, folder: str) -> None:
         """What the keeper reads now and may read from other nodes."""
         if self._peers is not None:
-            self._peers.add_origin(url, folder)
+            self._peers.add_origin(url, [folder])
 
     def on_service_ended(self, number: int, why: str) -> None:
         """The guard says that a keeper is gone, or cannot be started."""

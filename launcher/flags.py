@@ -236,8 +236,8 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _ours(
         "--peers",
-        "the nodes of a job bring each byte of its checkpoint out of the store about once and hand it on to each "
-        "other: on, off (default on, where the job has a secret)",
+        "the nodes of a job bring each byte of image, environment, caches and checkpoint out of the store about "
+        "once and hand it on to each other: on, off (default on, where the job has a secret)",
         choices=("on", "off"),
     ),
     _ours(

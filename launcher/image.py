@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootseer.mounts.binds import OWN_FOLDER
 from launcher.image_options import ImageOptions
@@ -24,6 +24,9 @@ from launcher.ranks.environ import RANK_VARIABLES
 from launcher.ranks.program import PRELOADED, RankProgram
 from launcher.service import ServiceProcess
 from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.peers import NodePeers
 
 SAY_AFTER_S = 10.0
 SAY_EVERY_S = 30.0
@@ -69,14 +72,22 @@ class ImageEvents(NamedTuple):
 class NodeImage:
     """See the module's docstring; made only with --image."""
 
-    def __init__(self, loop: EventLoop, spec: LaunchSpec, unset: tuple[str, ...], events: ImageEvents) -> None:
-        """Args: unset: variables that the keeper does not get."""
+    def __init__(
+        self,
+        loop: EventLoop,
+        spec: LaunchSpec,
+        unset: tuple[str, ...],
+        events: ImageEvents,
+        peers: NodePeers | None = None,
+    ) -> None:
+        """Args: unset: variables that the keeper does not get; peers: None: it reads the store alone."""
         assert spec.image is not None
         self._loop = loop
         self._spec = spec
         self._options: ImageOptions = spec.image
         self._unset = unset
         self._events = events
+        self._peers = peers
         self._own: list[str] = []
         self._state = State.NONE
         self._keeper: ServiceProcess | None = None
@@ -129,6 +140,7 @@ class NodeImage:
                 f"{RANK_FOLDER}/preloaded.py": PRELOADED,
                 LISTING: _LISTING_FILE,
             },
+            peers="" if self._peers is None else self._peers.path,
         )
         self._timer.set(SAY_AFTER_S, self._say_waiting)
         self._watch()
@@ -179,6 +191,9 @@ class NodeImage:
         match answer["did"]:
             case "said":
                 self._events.said(answer["text"])
+            case "origin":
+                if self._peers is not None:
+                    self._peers.add_origin(answer["url"], answer["folders"])
             case "ready":
                 self._on_ready(answer)
             case "failed":

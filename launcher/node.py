@@ -121,10 +121,12 @@ class Node:
     def begin(self) -> None:
         """Time zero: starts what can run before the nodes have met."""
         self.preloader.listing_path = self.recorded_start.begin(os.environ, self._events_dir)
+        spec = self._spec
+        if spec.load_checkpoint or spec.setup or spec.image or (spec.caches and spec.caches.store):
+            self._begin_peers()
         if self._spec.load_checkpoint:
             from launcher.checkpoint import NodeCheckpoint
 
-            self._begin_peers()
             self.checkpoint = NodeCheckpoint(
                 self._loop, self._guard, self._spec, SECRET_VARIABLES, self.say, self.peers
             )
@@ -147,7 +149,7 @@ class Node:
             started=self._note_image_figures,
             said=self.say,
         )
-        self.image = NodeImage(self._loop, self._spec, SECRET_VARIABLES, events)
+        self.image = NodeImage(self._loop, self._spec, SECRET_VARIABLES, events, self.peers)
         self.image.begin(folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR)
 
     def _begin_peers(self) -> None:
@@ -186,7 +188,7 @@ class Node:
             line=self._show_setup,
             complained=self.complain,
         )
-        self.setup = NodeSetup(self._loop, self._spec, SECRET_VARIABLES, events)
+        self.setup = NodeSetup(self._loop, self._spec, SECRET_VARIABLES, events, self.peers)
         self.setup.begin("" if self._run_dir == logs.NO_LOG_DIR else self._run_dir)
 
     def set_up(self, order: SetupOrder) -> None:
@@ -209,7 +211,7 @@ class Node:
             from launcher.caches import CachesEvents, NodeCaches
 
             events = CachesEvents(said=self.say, noted=self._note_caches)
-            self.caches = NodeCaches(self._loop, self._spec, SECRET_VARIABLES, events)
+            self.caches = NodeCaches(self._loop, self._spec, SECRET_VARIABLES, events, self.peers)
         self.caches.open(program, self._on_program)
 
     def _on_program(self, program: RankProgram) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.loop import EventLoop
@@ -88,15 +88,16 @@ class NodePeers:
         self._known = found
         self._write()
 
-    def add_origin(self, url: str, folder: str) -> None:
-        """Of a store, as readers open it, a folder whose objects never change."""
+    def add_origin(self, url: str, folders: Sequence[str]) -> None:
+        """Of a store, as readers open it, folders whose objects never change."""
         from bootseer.peers import Origin
 
         before = self._origins.get(url)
-        folders = before.below if before is not None else []
-        if folder in folders or len(self._origins) + len(folders) >= MOST_ORIGINS:
+        known = before.below if before is not None else []
+        added = [folder for folder in folders if folder not in known]
+        if not added or len(self._origins) + len(known) >= MOST_ORIGINS:
             return
-        self._origins[url] = Origin(url=url, below=[*folders, folder])
+        self._origins[url] = Origin(url=url, below=[*known, *added])
         self._write()
 
     def close(self) -> None:

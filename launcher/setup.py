@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.loop import Alarm, EventLoop
 from launcher.ranks.program import RankProgram, own_program
@@ -21,6 +21,9 @@ from launcher.rendezvous.messages import SetupNews, SetupOrder
 from launcher.service import ServiceProcess
 from launcher.setup_options import SetupOptions
 from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.peers import NodePeers
 
 SAY_AFTER_S = 10.0
 SAY_EVERY_S = 30.0
@@ -64,14 +67,22 @@ class SetupEvents(NamedTuple):
 class NodeSetup:
     """See the module's docstring; made only with --setup."""
 
-    def __init__(self, loop: EventLoop, spec: LaunchSpec, unset: tuple[str, ...], events: SetupEvents) -> None:
-        """Args: unset: variables that neither the keeper nor set-up gets."""
+    def __init__(
+        self,
+        loop: EventLoop,
+        spec: LaunchSpec,
+        unset: tuple[str, ...],
+        events: SetupEvents,
+        peers: NodePeers | None = None,
+    ) -> None:
+        """Args: unset: variables that neither the keeper nor set-up gets; peers: None: only the store is read."""
         assert spec.setup is not None
         self._loop = loop
         self._spec = spec
         self._options: SetupOptions = spec.setup
         self._unset = unset
         self._events = events
+        self._peers = peers
         self._log_path = self._run_dir = ""
         self._state = State.NONE
         self._keeper: ServiceProcess | None = None
@@ -141,6 +152,7 @@ class NodeSetup:
             is_plain=is_plain,
             is_bare=is_bare,
             why_plain=self._why,
+            peers="" if self._peers is None else self._peers.path,
         )
         if not self._timer.is_set:
             self._timer.set(SAY_AFTER_S, self._say_waiting)
@@ -211,6 +223,9 @@ class NodeSetup:
                 self._events.line(answer["text"])
             case "alive":
                 pass
+            case "origin":
+                if self._peers is not None:
+                    self._peers.add_origin(answer["url"], answer["folders"])
             case "waiting":
                 self._given_before_s, self._given_s = self._given_s, self._options.most_s
                 self._tell("waiting")  # from now on the job gives it the time that set-up may take

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bootseer import aio
 from bootseer.checkpoint.arena import EMPTY, FAILED, READY, TAKEN, Arena
@@ -23,19 +23,13 @@ from bootseer.checkpoint.opening import local_path, store_at, store_url_of
 from bootseer.checkpoint.sums import crc32c
 from bootseer.checkpoint.versions import Pinned
 from bootseer.errors import BootseerError
-from bootseer.storage import SecondHand, Store
+from bootseer.storage import HasPeers, SecondHand, Store
 from bootseer.storage.local_reading import read_range
 from bootseer.storage.page_cache import is_remote
 from bootseer.storage.ranges import RangeReader, RangeRequest
 
-if TYPE_CHECKING:
-    from bootseer.peers.membership import PeersFile
-
 AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of these are on their way
 READ_BYTES = 16 << 20  # neighbouring units are read together up to here
-LOOK_FOR_PEERS_S = 0.02
-# A load of so much waits until its nodes know of each other, as each would read much of it alone meanwhile.
-PEERS_BYTES, PEERS_S = 32 << 20, 1.0
 
 
 def run_filler(
@@ -68,7 +62,6 @@ class _Filler:
     ) -> None:
         self._connection = connection
         self._peers_path = peers_path
-        self._peers: PeersFile | None = None
         self._rate = most_bytes_per_s
         self._next_s = 0.0  # when the rate lets the next read begin
         self._url = url
@@ -92,7 +85,8 @@ class _Filler:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
-                await self._meet_peers()
+                if isinstance(store, HasPeers):
+                    await store.meet(self._pinned.size, lambda: self._is_over)
                 for _ in range(AT_ONCE):
                     group.create_task(self._work())
         finally:
@@ -107,16 +101,7 @@ class _Filler:
         from bootseer.peers import PeerStore
         from bootseer.peers.membership import PeersFile
 
-        self._peers = PeersFile(self._peers_path, look_s=LOOK_FOR_PEERS_S)
-        return PeerStore(store, store_url_of(self._url), self._peers)
-
-    async def _meet_peers(self) -> None:
-        """A moment at most: the process that serves starts at the same time as this one."""
-        end_s = time.monotonic() + PEERS_S
-        while self._peers is not None and self._pinned.size >= PEERS_BYTES and time.monotonic() < end_s:
-            if self._peers.current() is not None or self._is_over:
-                return
-            await asyncio.sleep(LOOK_FOR_PEERS_S)
+        return PeerStore(store, store_url_of(self._url), PeersFile(self._peers_path))
 
     async def _listen(self) -> None:
         loop, waiting = asyncio.get_running_loop(), bytearray()

@@ -33,7 +33,7 @@ from bootseer.env.caches_tidy import make_room, mark_all, tidy
 from bootseer.env.caches_tree import LastTree, MergedFiles
 from bootseer.env.caches_turn import WAIT_S, turn
 from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound, SourceChanged
-from bootseer.storage import Store
+from bootseer.storage import HasPeers, Store
 from bootseer.tree.building import build
 from bootseer.tree.head import is_digest
 from bootseer.trust import SigningKey, Trust
@@ -84,6 +84,7 @@ class FirstStepCaches:
         node_type: str = "",
         store: Callable[[], Store] | None = None,
         wait_s: float = WAIT_S,
+        peers: str = "",
     ) -> None:
         """
         Args:
@@ -94,6 +95,7 @@ class FirstStepCaches:
             only: names of kinds, by default all but "nccl". node_type: of `caches_key.read_node_type`.
             store: gives the store of this key instead of `url`; called on aio's loop.
             wait_s: at most so long a capture waits for those of other nodes.
+            peers: path of the file of the job's peers, who are asked for what the store has; "" for none.
         Raises: ConfigError, StorageError: there is no place for caches.
         """
         if not is_digest(key):
@@ -102,6 +104,7 @@ class FirstStepCaches:
         self._trust = Trust.load(environ) if trust is None else trust
         self._signing_key = signing_key
         self._open_store = store or ((lambda: open_caches(url, key)) if url else None)
+        self._open_reading = store or ((lambda: open_caches(url, key, peers)) if url else None)
         self._environ, self._node_type = dict(environ), node_type
         self._wait_s = wait_s
         self._given: Given | None = None
@@ -151,7 +154,7 @@ class FirstStepCaches:
                 tidy(ours)
                 make_room(ours, self._limit_bytes)
                 mark_all(ours)
-        if self._open_store is None:
+        if self._open_reading is None:
             return _seeded(started_s, 0, 0, 0, "first-step caches are kept on this node alone", is_cold=False)
 
         def has_time() -> bool:
@@ -160,7 +163,7 @@ class FirstStepCaches:
         number = 0
         self._given = Given(0, time.time_ns())
         try:
-            with _opened(self._open_store) as store:
+            with _opened(self._open_reading) as store:
                 caches = CacheStore(store, self._key, self._trust)
                 newest = aio.run_sync(caches.newest())
                 self._note(newest)
@@ -176,6 +179,8 @@ class FirstStepCaches:
                 with self._folder.alone() as is_alone:
                     if is_alone:  # what is there and what comes are within the limit together
                         make_room(ours, self._limit_bytes - sum(each.fact.size for each in wanted))
+                if isinstance(store, HasPeers):
+                    aio.run_sync(store.meet(sum(each.fact.size for each in wanted)))
                 tree = aio.run_sync(caches.open(generation))
                 done = unpack(wanted, tree, self._folder.path, has_time=has_time)
                 self._given = Given(number, time.time_ns())

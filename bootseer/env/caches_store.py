@@ -37,6 +37,7 @@ from bootseer.errors import (
     Untrusted,
 )
 from bootseer.storage import Entry, Store, open_store
+from bootseer.storage.near import near_folder_of
 from bootseer.storage.paths import is_chained
 from bootseer.tree.head import is_digest
 from bootseer.tree.index import decode as decode_index
@@ -69,14 +70,25 @@ class _Hint(msgspec.Struct):
     number: int
 
 
-def open_caches(url: str, key: str) -> Store:
+def open_caches(url: str, key: str, peers: str = "") -> Store:
     """The store of one key's caches below an environment store. To be called on aio's loop.
 
+    Args: peers: path of the file of the job's peers, who are asked for packs before it; then it is only read.
     Raises: ConfigError.
     """
+    found = url_of(url, key)
+    if not peers or near_folder_of(found):
+        return open_store(found)
+    from bootseer.peers import open_peer_store
+
+    return open_peer_store(found, peers)
+
+
+def url_of(url: str, key: str) -> str:
+    """Of the store of one key's caches. Raises: ConfigError."""
     if not is_digest(key):
         raise ConfigError(f"{key[:80]!r} is no key of caches: 64 hex digits")
-    return open_store(_below(url, f"{FOLDER}/{key}"))
+    return _below(url, f"{FOLDER}/{key}")
 
 
 def _below(url: str, folder: str) -> str:

@@ -36,9 +36,8 @@ from bootseer.storage.below import Below
 from bootseer.storage.paths import scheme_of
 from bootseer.tree import index as indexes
 from bootseer.tree.head import is_digest
-from bootseer.tree.index import index_path
+from bootseer.tree.index import PACKS, index_path
 from bootseer.tree.opening import read_index_bytes
-from bootseer.tree.pack_folder import PACKS
 from bootseer.trust import parse
 from bootseer.trust.reading import place_of, read_whole
 

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from bootseer.storage.near import folder_of, near_folder_of
+from bootseer.storage.paths import scheme_of
+
 if TYPE_CHECKING:
     from bootseer.storage import Store
     from bootseer.tree.index import Index
@@ -48,26 +51,33 @@ class StoredTree:
         *,
         options: Mapping[str, object] | None = None,
         environ: Mapping[str, str] | None = None,
+        peers: str = "",
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
-        Args: url: with or without its digest. options: of the store. environ: says where the cache is. log: lines
-            for what is done without.
+        Args: url: with or without its digest. options: of the store. environ: says where the cache is. peers: path
+            of the file of the job's peers (bootseer.peers), "" for none. log: lines for what is done without.
         """
         self.url, self.digest = url, digest
-        self.options, self._log = dict(options or {}), log
+        self.options, self._log, self._peers = dict(options or {}), log, peers
         self._environ = os.environ if environ is None else environ
 
     @property
     def is_in_files(self) -> bool:
-        """Whether its store is a folder, here or mounted here."""
-        return bool(self._path())
+        """Whether it is read from a folder, here or mounted here, and from no other node."""
+        return bool(folder_of(self.store_url)) and not self.has_peers
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether other nodes of the job are asked for it before its store is."""
+        return bool(self._peers) and not self._near_folder()
 
     @contextmanager
     def open(self) -> Iterator[OpenEnvTree]:
         from bootseer import aio
         from bootseer.blocks import open_cache
         from bootseer.blocks.local import open_local
+        from bootseer.storage import HasPeers
         from bootseer.tree.opening import open_tree
         from bootseer.tree.reading import StoreBlocks
         from bootseer.trust import Trust
@@ -79,6 +89,8 @@ class StoredTree:
 
         with self._open_store() as store:
             found = aio.run_sync(opened(store))
+            if isinstance(store, HasPeers):
+                aio.run_sync(store.meet(found.index.stored_bytes))
             stored = StoreBlocks(store, found.index)
             with open_local(cache, self.digest, found.index, stored, self._log) as blocks:
                 yield OpenEnvTree(found.index, blocks)
@@ -95,7 +107,7 @@ class StoredTree:
         cache = open_cache(self._environ, log=self._log)
         with _LaterBlocks(lambda: self._open_stored(index)) as later:
             stored: BlockSource = later
-            if folder := self._folder():
+            if folder := self._near_folder():
                 from bootseer.tree.materialise_reading import FolderBlocks
 
                 stored = FolderBlocks(folder, index, later)
@@ -113,10 +125,13 @@ class StoredTree:
     def _open_store(self) -> Iterator[Store]:
         from bootseer import aio
         from bootseer.storage import open_store
-        from bootseer.tree.head import split_pin
 
         async def opened() -> Store:
-            return open_store(split_pin(self.url)[0], options=self.options)
+            if not self.has_peers:
+                return open_store(self.store_url, options=self.options)
+            from bootseer.peers import open_peer_store
+
+            return open_peer_store(self.store_url, self._peers, options=self.options, log=self._log)
 
         store = aio.run_sync(opened())
         try:
@@ -124,18 +139,16 @@ class StoredTree:
         finally:
             aio.run_sync(store.aclose())
 
-    def _folder(self) -> str:
-        """Of the store, if it lies on a disk of this machine: calls to others may hang."""
-        from bootseer.storage.page_cache import is_remote
-
-        folder = self._path()
-        return folder if folder and not is_remote(folder) else ""
-
-    def _path(self) -> str:
-        """Of the store, "" for one that is no folder."""
+    @property
+    def store_url(self) -> str:
+        """As it is opened, by mounts too."""
         from bootseer.tree.head import split_pin
 
-        return path_of(split_pin(self.url)[0])
+        bare = split_pin(self.url)[0]
+        return bare if scheme_of(bare) else os.path.abspath(bare)
+
+    def _near_folder(self) -> str:
+        return near_folder_of(self.store_url)
 
 
 class _LaterBlocks:
@@ -156,12 +169,3 @@ class _LaterBlocks:
         if self._source is None:
             self._source = self._stack.enter_context(self._open_source())
         return self._source.read_blocks(numbers)
-
-
-def path_of(url: str) -> str:
-    """The folder of a store at this URL, "" for one that is none."""
-    from bootseer.storage.open import local_path
-    from bootseer.storage.paths import is_chained, scheme_of
-
-    is_file = scheme_of(url) in ("", "file", "local") and not is_chained(url)
-    return local_path(url) if is_file else ""

@@ -10,7 +10,8 @@ built: that it finishes first, within PUBLISH_MOST_S.
     build  is_urgent damaged (a tree)      -> ready ... then published tree, or unpublished why; or found tree
     own, again                             -> ready ...                      set-up was run, if it had to be
     first-step                                                               what the start has read is known
-    any time:  said text | setup-began | line text (of set-up) | failed why tail | lost | alive (it gets on)
+    any time:  origin url folders (of the store: the nodes of the job may give each other what is below)
+               | said text | setup-began | line text (of set-up) | failed why tail | lost | alive (it gets on)
                | waiting, waited (for another process that is at the targets)
 """
 

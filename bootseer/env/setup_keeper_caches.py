@@ -4,7 +4,8 @@ bootrun starts it where ranks run (in their mounted environment, if there is one
 input and hears answers on its standard output, JSON lines. Orders are carried out one after the other; it ends
 when there are no more and its input has ended, so that the last capture is finished after the job.
 
-    open     python store dirs salt     -> opened variables line files bytes is_cold took_s notes, or failed why
+    open     python store dirs salt peers -> origin url folders: of the store, what nodes may give each other
+                                        -> opened variables line files bytes is_cold took_s notes, or failed why
     seed                                -> seeded (the same fields); no rank of the job runs
     capture                             -> captured line files bytes took_s generation notes
 """
@@ -23,8 +24,11 @@ from typing import Any
 from bootseer.env import priority
 from bootseer.env.caches import FirstStepCaches, Seeded
 from bootseer.env.caches_key import make_key, read_node_type
+from bootseer.env.caches_store import url_of
 from bootseer.env.setup_keeper import MOST_LINE_BYTES, end_at_once, open_connection
 from bootseer.errors import BootseerError
+from bootseer.storage.near import near_folder_of
+from bootseer.tree.index import PACKS
 
 
 class CachesKeeper:
@@ -84,9 +88,12 @@ class CachesKeeper:
         if "/" not in python:
             python = shutil.which(python) or python
         keyed = make_key(os.path.abspath(python), environ, order["salt"])
+        url, peers = order["store"], order.get("peers", "")
         self._caches = FirstStepCaches(
-            keyed.key, environ, url=order["store"], own=order["dirs"], node_type=read_node_type()
+            keyed.key, environ, url=url, own=order["dirs"], node_type=read_node_type(), peers=peers
         )
+        if url and peers and not near_folder_of(url):
+            self._tell("origin", url=url_of(url, keyed.key), folders=[PACKS])
 
     def _seed(self, did: str) -> None:
         assert self._caches is not None, "it is opened first"

@@ -24,6 +24,7 @@ from bootseer.env.store import Found
 from bootseer.errors import BootseerError, ConfigError, IntegrityError, StorageError, StorageTimeout
 from bootseer.storage.paths import redact
 from bootseer.tree.head import split_pin
+from bootseer.tree.index import PACKS
 
 if TYPE_CHECKING:
     from bootseer.env.env_tree import StoredTree
@@ -109,7 +110,12 @@ class Fetcher:
         looked = self._job.known()
         assert looked.store is not None
         url = below(split_pin(looked.store.url)[0], tree_folder(found.snapshot.key))
-        return StoredTree(url, found.snapshot.tree, environ=self._job.environ, log=self._job.say)
+        tree = StoredTree(
+            url, found.snapshot.tree, environ=self._job.environ, peers=self._job.peers, log=self._job.say
+        )
+        if tree.has_peers:
+            self._job.tell("origin", url=tree.store_url, folders=[PACKS])
+        return tree
 
     def _find(self, tree: str) -> Found:
         """Raises: StorageError, also when the store has another one by now."""
@@ -138,9 +144,11 @@ class Fetcher:
         mounting = None
         if self._holder is not None:
             from bootseer.blocks.trace import workload_key
+            from bootseer.env import mounted
 
             workload = workload_key(*self._job.order["workload"])
-            mounting = restore.Mounting(self._holder, store.trust, workload)
+            options = mounted.OPTIONS._replace(peers=self._job.peers if tree.has_peers else "")
+            mounting = restore.Mounting(self._holder, store.trust, workload, options)
         is_shown = False
 
         def before_move() -> None:

@@ -16,7 +16,6 @@ import msgspec
 from bootseer import aio
 from bootseer.env.admissible import why_no_environment
 from bootseer.env.collecting import Collected, collect
-from bootseer.env.env_tree import path_of
 from bootseer.env.gc import Limits
 from bootseer.env.held_lease import WRITING, Pause, pause_until
 from bootseer.env.layout import (
@@ -39,13 +38,14 @@ from bootseer.env.snapshot import MOST_ENVELOPE_BYTES, PAYLOAD_TYPE, Snapshot, d
 from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound, StorageError, Untrusted
 from bootseer.storage import Entry, Store
 from bootseer.storage.below import Below
+from bootseer.storage.near import folder_of
 from bootseer.storage.paths import scheme_of
 from bootseer.tree import index as indexes
 from bootseer.tree.block_codec import Codec
 from bootseer.tree.head import split_pin
-from bootseer.tree.index import Index, digest_of, index_path
+from bootseer.tree.index import PACKS, Index, digest_of, index_path
 from bootseer.tree.opening import Cached, publish_index, read_index_bytes
-from bootseer.tree.pack_folder import PACKS, PackFolder
+from bootseer.tree.pack_folder import PackFolder
 from bootseer.tree.reading import StoreBlocks
 from bootseer.tree.verifying import Progress, Verified, verify_blocks
 from bootseer.trust import SigningKey, Trust, seal
@@ -163,7 +163,7 @@ class EnvStore:
     @property
     def codec(self) -> Codec:
         """Of the blocks of a tree for this store: links to stores that are far are slower than a core unpacks."""
-        return "lz4" if path_of(self.url) else "zstd"
+        return "lz4" if folder_of(self.url) else "zstd"
 
     def packs(self, key: str) -> PackFolder:
         """Takes the packs of a tree that is being built; `prepare` was asked before."""

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer import errors
-from bootseer.env.env_tree import EnvTree, StoredTree, path_of
+from bootseer.env.env_tree import EnvTree, StoredTree
 from bootseer.env.unpack_helper import Begin, Blocks, Given, Order, Said
 from bootseer.errors import BootseerError
+from bootseer.storage.near import folder_of
 from bootseer.tree.index import Index
 from bootseer.tree.materialise_helpers import HelperFailedError, Owners
 from bootseer.tree.materialise_portions import Portion
@@ -246,7 +247,7 @@ def begin_spare(url: str, environ: Mapping[str, str]) -> None:
     if _spare or _cores() < 2:
         return
     with suppress(BootseerError):  # whoever unpacks tries again, and says what is wrong with the URL
-        if url and path_of(url):
+        if url and folder_of(url):
             _spare.append(UnpackHelpers(environ, _cores()))
 
 

@@ -5,6 +5,7 @@ come that way, never in argv. It is no process below bootrun's guard: what mount
 found again by the next one. It ends when its input does; what runs in the image goes on.
 
     start       url ... (`Order`)  -> said text ..., then ready (`Ready`), or failed why
+                                   -> origin url folders: of a store, what the job's nodes may give each other
     first-step                     -> statistics (numbers by name)
     show        number paths       -> shown number missing: the paths that are not seen inside
                                    -> lost: it cannot be read any more; then the keeper ends
@@ -107,6 +108,8 @@ class Keeper:
             work=order["work"],
             own=order["own"],
             files=order["files"],
+            peers=order.get("peers", ""),
+            on_origin=lambda url, folders: self._tell("origin", url=url, folders=folders),
         )
         try:
             image = open_image(request, self._holder, lambda text: self._tell("said", text=text))

@@ -19,7 +19,7 @@ from bootseer.mounts.cdi_files import LIBRARIES, read_devices
 from bootseer.mounts.holder import HeldRoot, Holder
 from bootseer.mounts.image_environ import Changes, image_environ
 from bootseer.mounts.image_places import find_places, read_groups, read_users
-from bootseer.mounts.image_source import Source, open_source
+from bootseer.mounts.image_source import OnOrigin, Source, open_source
 from bootseer.mounts.root import TMPFS, RootSpec
 
 PYTHONS = ("python3", "python")
@@ -40,6 +40,8 @@ class ImageRequest(NamedTuple):
     own: Sequence[str] = ()  # folders that are needed in any case
     files: Mapping[str, str] = {}  # of ours, by their place inside
     reads_ahead: bool = True  # not if what the start reads is to be recorded in any case
+    peers: str = ""  # path of the file of the job's peers, who are asked before the store
+    on_origin: OnOrigin = lambda _url, _folders: None
 
 
 class OpenImage:
@@ -105,6 +107,8 @@ def open_image(request: ImageRequest, holder: Holder, say: Callable[[str], objec
         name=request.name,
         digest=request.digest,
         reads_ahead=request.reads_ahead,
+        peers=request.peers,
+        on_origin=request.on_origin,
     )
     try:
         began_s = time.monotonic()

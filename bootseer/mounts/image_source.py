@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bootseer.errors import ConfigError, NotFound, StorageError
+from bootseer.storage.near import near_folder_of
+from bootseer.tree.index import PACKS
 
 if TYPE_CHECKING:
     from bootseer.mounts.tree_mount import MountedTree
@@ -19,7 +21,18 @@ if TYPE_CHECKING:
 
 ROOTFS = "rootfs:"
 _CAP_SYS_ADMIN = 21
-_FIGURES = ("requests", "read_bytes", "demand_blocks", "prefetch_blocks", "donated_blocks", "waits", "blocked_s")
+_FIGURES = (
+    "requests",
+    "read_bytes",
+    "demand_blocks",
+    "prefetch_blocks",
+    "donated_blocks",
+    "waits",
+    "blocked_s",
+    "peer_bytes",
+)
+
+OnOrigin = Callable[[str, Sequence[str]], object]  # a store's URL, folders
 
 
 class Source(Protocol):
@@ -61,6 +74,8 @@ def open_source(
     name: str = "",
     digest: str = "",
     reads_ahead: bool = True,
+    peers: str = "",
+    on_origin: OnOrigin = lambda _url, _folders: None,
 ) -> Source:
     """Args:
         workload: program and script: which recording fits.
@@ -68,6 +83,8 @@ def open_source(
         name: of the tree, where it was published under another one than this URL.
         digest: of the tree, if it has to be this one, whatever the URL means by now.
         reads_ahead: not if what the start reads is to be recorded in any case.
+        peers: path of the file of the job's peers (bootseer.peers), who are asked before a store that is far.
+        on_origin: is told which folders of which store are read through them.
     Raises: ConfigError, StorageError, IntegrityError.
     """
     if url.startswith(ROOTFS):
@@ -77,9 +94,23 @@ def open_source(
 
     begin_spare(url, unless_served=_runtime())  # it gets ready while the tree is looked for
     try:
-        return _open_tree(url, workload, say, name, digest, reads_ahead, began_s)
+        if peers:
+            store_url = _store_url(url)
+            peers = "" if near_folder_of(store_url) else peers
+            if peers:
+                on_origin(store_url, [PACKS])
+        return _open_tree(url, workload, say, name, digest, reads_ahead, peers, began_s)
     finally:
         end_spare()
+
+
+def _store_url(url: str) -> str:
+    """As it is opened."""
+    from bootseer.storage.paths import scheme_of
+    from bootseer.tree.head import split_pin
+
+    bare = split_pin(url)[0]
+    return bare if scheme_of(bare) else os.path.abspath(bare)
 
 
 def _runtime() -> str:
@@ -98,6 +129,7 @@ def _open_tree(
     name: str,
     digest: str,
     reads_ahead: bool,
+    peers: str,
     began_s: float,
 ) -> Source:
     from bootseer.blocks.trace import workload_key
@@ -109,7 +141,9 @@ def _open_tree(
     why = "" if may_mount() else "mounts need root (CAP_SYS_ADMIN)"
     if not why:
         try:
-            options = TreeOptions() if reads_ahead else TreeOptions(read_ahead_share=0.0)
+            options = TreeOptions(peers=peers)
+            if not reads_ahead:
+                options = options._replace(read_ahead_share=0.0)
             tree = mount_tree(url, trust=trust, name=name, digest=digest, workload=key, options=options)
         except NotFound:
             raise
@@ -122,7 +156,7 @@ def _open_tree(
         else:
             return MountedSource(tree, began_s)
     say(f"the image is unpacked, as it cannot be mounted here: {why}")
-    return UnpackedSource(url, trust, name, digest, key, say, began_s)
+    return UnpackedSource(url, trust, name, digest, key, say, peers, began_s)
 
 
 def may_mount() -> bool:
@@ -205,12 +239,13 @@ class UnpackedSource:
         digest: str,
         workload: str,
         say: Callable[[str], object],
+        peers: str,
         began_s: float,
     ) -> None:
         from bootseer.mounts.unpacked import unpack_tree
 
         self._tree: UnpackedTree = unpack_tree(
-            url, trust=trust, name=name, digest=digest, workload=workload, say=say
+            url, trust=trust, name=name, digest=digest, workload=workload, say=say, peers=peers
         )
         self.folder, self.digest, self.env = self._tree.folder, self._tree.digest, self._tree.env
         self.lock_path = self._tree.lock_path

@@ -1,7 +1,8 @@
 """What the daemon of a tree answers at its socket; tree_control.py has the wire.
 
 ping        says that it lives
-hello       waits until the tree can be used; says where it is. {"idle_s": 60, "workload": "..."}
+hello       waits until the tree can be used; says where it is. {"idle_s": 60, "workload": "...",
+            "peers": "/path"}
 hold        the same; while the connection is open the daemon does not end by itself
 config      how the image wants to be run
 status      figures
@@ -66,6 +67,7 @@ class Answers:
         daemon = self._daemon
         workload = _workload(request, daemon.settings.workload)
         _idle_s(request, daemon.idle_s)  # said at once if it cannot be
+        peers = _peers(request)
         await daemon.is_decided.wait()
         async with daemon.mounting:
             if daemon.failure is not None:
@@ -75,6 +77,8 @@ class Answers:
             if daemon.hot is not None and daemon.state.value == "ready":
                 daemon.note_use()
                 daemon.idle_s = _idle_s(request, daemon.idle_s)
+                if peers:
+                    daemon.follow_peers(peers)
                 if workload != daemon.settings.workload:
                     daemon.hot.prefetch(workload)
             return daemon.shown()
@@ -107,7 +111,7 @@ class Answers:
             ],
         }
         if daemon.parts is not None:
-            fetched = daemon.parts.fetcher.statistics() if daemon.hot is None else daemon.hot.block_statistics()
+            fetched = daemon.parts.block_statistics() if daemon.hot is None else daemon.hot.block_statistics()
             said["blocks"] = {"count": daemon.parts.index.block_count, **fetched}
             said["cache"] = await aio.run_io(daemon.parts.tree_cache.statistics)
             said["not_kept"] = daemon.parts.tree_cache.full_reason
@@ -166,6 +170,13 @@ def _idle_s(request: Mapping[str, Any], now_s: float) -> float:
     if not isinstance(wanted_s, int | float) or not 0 <= wanted_s < _MOST_S:
         raise ConfigError("idle_s: seconds, 0 for ever")
     return max(float(wanted_s), now_s) if wanted_s and now_s else 0.0
+
+
+def _peers(request: Mapping[str, Any]) -> str:
+    found = request.get("peers", "")
+    if not isinstance(found, str) or not (found == "" or os.path.isabs(found)) or "\0" in found:
+        raise ConfigError("peers: an absolute path")
+    return found
 
 
 def _workload(request: Mapping[str, Any], default: str) -> str:

@@ -31,9 +31,8 @@ from bootseer.mounts import tree_metadata
 from bootseer.mounts.namespaces import set_name
 from bootseer.mounts.read_ahead import ReadAhead, has_room
 from bootseer.mounts.read_ahead_plan import HotPieces
-from bootseer.mounts.tree_parts import open_cache, open_fetcher
+from bootseer.mounts.tree_parts import block_statistics, open_cache, open_fetcher, open_stores
 from bootseer.mounts.tree_settings import Settings
-from bootseer.storage import open_store
 from bootseer.storage.memory_limits import read_memory
 from bootseer.tree.index import MOST_INDEX_BYTES
 
@@ -119,8 +118,7 @@ async def _bring(order: Order, connection: socket.socket) -> None:
     is_shown = asyncio.Event()
     asyncio.get_running_loop().add_reader(connection, _hear, connection, is_shown)
     async with AsyncExitStack() as stack:
-        store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
-        stack.push_async_callback(store.aclose)
+        store = (await open_stores(stack, settings, _log)).read
         cache = await aio.run_io(open_cache, settings, _log)
         data = order.index or await aio.run_io(cache.read_index, order.digest)
         if data is None:
@@ -135,8 +133,8 @@ async def _bring(order: Order, connection: socket.socket) -> None:
 
         def tell() -> None:
             files = 0 if ahead is None else ahead.files
-            figures = Brought(prefetch=prefetcher.statistics(), blocks=fetcher.statistics(), read_ahead=files)
-            _tell(connection, figures)
+            blocks = block_statistics(fetcher, store)
+            _tell(connection, Brought(prefetch=prefetcher.statistics(), blocks=blocks, read_ahead=files))
 
         async def tell_often() -> None:
             while True:

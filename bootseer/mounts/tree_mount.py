@@ -166,7 +166,7 @@ def _find_or_start(
     vetting: Vetting | None,
 ) -> MountedTree:
     while True:
-        found = _find(place, workload, options.idle_s, end_s)
+        found = _find(place, workload, options, end_s)
         if found is not None:
             return found
         lock = place.try_claim()
@@ -218,15 +218,17 @@ def _resolve(
     return bare, aio.run_sync(read()), believed
 
 
-def _find(place: Place, workload: str, idle_s: float, end_s: float) -> MountedTree | None:
+def _find(place: Place, workload: str, options: TreeOptions, end_s: float) -> MountedTree | None:
     """The daemon that is there, when it can be used."""
     more = {"workload": workload} if workload else {}
+    if options.peers:
+        more["peers"] = options.peers
     try:
         control = _try_connect(place)
         if control is None:
             return None
         with control:
-            said = _greet(control, place, end_s, idle_s=idle_s, **more)
+            said = _greet(control, place, end_s, idle_s=options.idle_s, **more)
     except GoneError:
         return None
     return _mounted(place, said)

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer import aio
 from bootseer.blocks import BlockFetcher, Cache, TreeCache
@@ -24,7 +25,8 @@ from bootseer.mounts.tree_maker import Maker
 from bootseer.mounts.tree_settings import Settings
 from bootseer.mounts.tree_traces import Traces
 from bootseer.mounts.tree_vetting import Vetted
-from bootseer.storage import Store, open_store
+from bootseer.storage import HasPeers, Store, open_store
+from bootseer.storage.near import near_folder_of
 from bootseer.tree import erofs
 from bootseer.tree import index as indexes
 from bootseer.tree.index import Index, index_path
@@ -32,6 +34,9 @@ from bootseer.tree.opening import read_index_bytes
 from bootseer.trust import Trust, TrustedKey
 from bootseer.trust.keys import parse_public
 from bootseer.trust.reading import place_of
+
+if TYPE_CHECKING:
+    from bootseer.peers.membership import PeersFile
 
 
 class Parts:
@@ -45,8 +50,11 @@ class Parts:
         fetcher: BlockFetcher,
         traces: Traces,
         maker: Maker,
+        stores: Stores,
         log: Callable[[str], None],
     ) -> None:
+        self.peers = stores.peers
+        self._store = stores.read
         self.cache, self.tree_cache, self.fetcher, self.traces = cache, tree_cache, fetcher, traces
         self.index = index  # without entries
         self._maker, self._log = maker, log
@@ -58,6 +66,15 @@ class Parts:
         self._vetted: Vetted | None = None  # who looks at the index instead
         self._growing: MetadataMemory | None = None
         self._is_made = asyncio.Event()  # all of the metadata is there
+
+    async def meet_peers(self) -> None:
+        """Before much is read of the tree."""
+        if isinstance(self._store, HasPeers):
+            await self._store.meet(self.index.stored_bytes)
+
+    def block_statistics(self) -> dict[str, float]:
+        """As `block_statistics` below, of this process."""
+        return block_statistics(self.fetcher, self._store)
 
     async def check(self) -> None:
         """Waits until the whole index has stood its check. Before this nothing may be fetched or shown.
@@ -131,6 +148,32 @@ class Parts:
             await aio.run_io(tree_metadata.keep, _folder(self.cache, digest), digest, self._metadata, self._log)
 
 
+class Stores(NamedTuple):
+    """Of a tree."""
+
+    itself: Store  # may be written
+    read: Store  # the job's peers are asked before it
+    peers: PeersFile | None  # None: nobody is asked
+
+
+async def open_stores(stack: AsyncExitStack, settings: Settings, log: Callable[[str], None]) -> Stores:
+    """`stack` closes them. Raises: ConfigError."""
+    store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
+    # A store with replicas is read otherwise when others are asked as well: only for a job that has some.
+    is_alone = not settings.peers and store.features.has_replicas
+    near_folder = "" if is_alone else await aio.run_io(near_folder_of, settings.url)
+    if is_alone or near_folder:
+        stack.push_async_callback(store.aclose)
+        return Stores(store, store, None)
+    from bootseer.peers import PeerStore
+    from bootseer.peers.membership import PeersFile
+
+    peers = PeersFile(settings.peers, log=log)
+    read = PeerStore(store, settings.url, peers)
+    stack.push_async_callback(read.aclose)
+    return Stores(store, read, peers)
+
+
 async def open_parts(
     stack: AsyncExitStack,
     settings: Settings,
@@ -145,8 +188,8 @@ async def open_parts(
     """
     if vetted is not None:
         stack.callback(vetted.close)
-    store = open_store(settings.url, timeout_s=settings.store_timeout_s, options=settings.options)
-    stack.push_async_callback(store.aclose)
+    stores = await open_stores(stack, settings, log)
+    store = stores.read
     cache = await aio.run_io(open_cache, settings, log)
     maker = tree_maker.take()
     stack.callback(maker.close)
@@ -168,8 +211,8 @@ async def open_parts(
         index = tree_metadata.slim(full)
     fetcher = await open_fetcher(stack, settings, store, cache, index, digest, log)
     trust = Trust([TrustedKey(parse_public(line, "a key"), "a key") for line in settings.keys])
-    traces = Traces(folder, digest, index.block_count, store, trust, log)
-    parts = Parts(cache, fetcher.cache, index, fetcher, traces, maker, log)
+    traces = Traces(folder, digest, index.block_count, stores.itself, trust, log)
+    parts = Parts(cache, fetcher.cache, index, fetcher, traces, maker, stores, log)
     parts._metadata, parts._full, parts._index_bytes = metadata or b"", full, index_bytes
     parts._is_new, parts._vetted = is_new, vetted if is_new else None
     return parts
@@ -191,6 +234,13 @@ async def open_fetcher(
     fetcher = BlockFetcher(index, tree_cache, [store], donors=donors, deadline_s=settings.deadline_s)
     stack.push_async_callback(fetcher.aclose)
     return fetcher
+
+
+def block_statistics(fetcher: BlockFetcher, store: Store) -> dict[str, float]:
+    """Those of a fetcher, and how much of it came from peers and from the store, if both were asked."""
+    counts = store.statistics()
+    came: dict[str, float] = {name: counts[name] for name in ("peer_bytes", "store_bytes") if name in counts}
+    return {**fetcher.statistics(), **came}
 
 
 def _read_known(cache: Cache, digest: str) -> Index | None:

@@ -157,6 +157,14 @@ class Daemon:
         if is_first and self._opening is not None:
             self._opening.reschedule(asyncio.get_running_loop().time())
 
+    def follow_peers(self, path: str) -> None:
+        """Those of another job are asked from now on."""
+        self.settings = msgspec.structs.replace(self.settings, peers=path)
+        if self.parts is not None and self.parts.peers is not None:
+            self.parts.peers.follow(path)
+        if self.hot is not None:
+            self.hot.settings = self.settings
+
     def note_use(self) -> None:
         """Somebody has come or gone."""
         self._used_s = time.monotonic()

@@ -29,3 +29,4 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     streams: bool = True  # after the first step, all that is not cached yet
     cold_bytes_per_s: float | None = None  # of that
     publishes: bool = False  # puts the trace into the store
+    peers: str = ""  # path of the file of the job's peers, who are asked before the store

@@ -33,7 +33,7 @@ MOST_LOG_BYTES = 1 << 20
 
 
 class TreeOptions(NamedTuple):
-    """How a tree is served. What another one started already goes on as it is, but for `idle_s`, which grows."""
+    """How a tree is served. What was started already goes on as it is, but for `peers`; and `idle_s` grows."""
 
     idle_s: float = IDLE_S  # it ends so long after the last use; 0: never
     deadline_s: float = DEADLINE_S  # a read that waits longer fails
@@ -46,6 +46,7 @@ class TreeOptions(NamedTuple):
     streams: bool = True  # after the first step, all that is not cached yet
     cold_bytes_per_s: float | None = None  # of that
     publishes: bool = False  # puts the trace into the store
+    peers: str = ""  # path of the file of the job's peers, who are asked before the store; the last job's count
     ready_s: float = READY_S
 
 
@@ -64,7 +65,7 @@ def settings_of(
             each: getattr(options, each)
             for each in (
                 *("store_timeout_s", "idle_s", "deadline_s", "records", "prefetches", "streams"),
-                *("read_ahead_share", "whole_bytes", "cold_bytes_per_s", "publishes"),
+                *("read_ahead_share", "whole_bytes", "cold_bytes_per_s", "publishes", "peers"),
             )
         },
     }

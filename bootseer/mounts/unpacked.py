@@ -76,6 +76,7 @@ def unpack_tree(
     environ: Mapping[str, str] | None = None,
     say: Callable[[str], object] = lambda _: None,
     silent_s: float = SILENT_S,
+    peers: str = "",
 ) -> UnpackedTree:
     """The tree at `url` (which may end in `@sha256:<tree digest>`) as files of this user.
 
@@ -84,12 +85,13 @@ def unpack_tree(
         workload: `bootseer.blocks.trace.workload_key`: files that its recorded starts have touched come first.
         say: lines for people while it takes time.
         silent_s: another process that unpacks the tree and gives no sign for so long is not waited for.
+        peers: path of the file of the job's peers (bootseer.peers), who are asked before the store; "" for none.
     Raises: Untrusted, NotFound, IntegrityError, StorageError (also when the disk is full), ConfigError.
     """
     cache = open_cache(os.environ if environ is None else environ)
     base = base_of(cache)
     believed = Trust.load() if trust is None else trust
-    store = aio.run_sync(_open(url))
+    store = aio.run_sync(_open(url, peers, say))
     try:
 
         def read_index(tree: str) -> bytes | None:
@@ -119,10 +121,15 @@ def unpack_tree(
     return UnpackedTree(opened, os.path.join(place, TREE), lock, written)
 
 
-async def _open(url: str) -> Store:
+async def _open(url: str, peers: str, say: Callable[[str], object]) -> Store:
     from bootseer.tree.head import split_pin
 
-    return open_store(split_pin(url)[0])
+    bare = split_pin(url)[0]
+    if not peers:
+        return open_store(bare)
+    from bootseer.peers import open_peer_store
+
+    return open_peer_store(bare, peers, log=say)
 
 
 def _read(path: str) -> bytes | None:

@@ -161,6 +161,12 @@ class PeersFile:
         self._seen: tuple[int, ...] | None = None
         self._peers: JobPeers | None = None
 
+    def follow(self, path: str) -> None:
+        """Another file from now on, of another job; "" for none."""
+        if path != self.path:
+            self.path, self._seen, self._peers = path, None, None
+            self._looked_s = float("-inf")
+
     def current(self, *, is_urgent: bool = False) -> JobPeers | None:
         """None: nobody helps. The same object as long as the file is the same. `is_urgent`: looks in any case."""
         now_s = time.monotonic()

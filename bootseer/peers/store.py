@@ -9,7 +9,9 @@ by etag.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -29,6 +31,8 @@ from bootseer.storage.protocol import Entry, Features, Stat
 from bootseer.storage.read_only import ReadOnly
 
 PARTS_AT_ONCE = 8  # of one read
+MEET_S, MEET_LOOK_S = 1.0, 0.02
+MEET_BYTES_PER_S = 32 << 20  # what is little is read before anybody is met
 MOST_GIVEN = 8192  # ranges of which it is remembered who gave them
 _STORE = ""  # gave it, not a peer
 
@@ -66,13 +70,25 @@ class PeerStore(ReadOnly):
     ) -> None:
         self.url = origin.url
         self._origin, self._named = origin, url
-        self._helpers = Helpers(file)
+        self._file, self._helpers = file, Helpers(file)
         self._sums = sums or {}
         self._counts = Counts("store_bytes", "peer_bytes")
         self._given: deque[_Given] = deque(maxlen=MOST_GIVEN)
         self._doubted: deque[_Given] = deque(maxlen=MOST_GIVEN)  # one of them was wrong, it is not known which
         self._sum = _find_sum()
         self._id: tuple[JobPeers, str] | None = None  # of the store, for the job as it was last
+
+    async def meet(self, size_bytes: int, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Before so much is read: waits a moment until other nodes know of this store, else each asks it for all.
+
+        The process that serves starts at the same time as those that read. `is_over`: nobody wants it any more.
+        """
+        end_s = time.monotonic() + min(MEET_S, size_bytes / MEET_BYTES_PER_S)
+        while self._file.path and time.monotonic() < end_s and not is_over():
+            job = self._file.current(is_urgent=True)
+            if job is not None and job.find_origin(self._named) is not None:
+                return
+            await asyncio.sleep(MEET_LOOK_S)
 
     async def stat(self, path: str) -> Stat:
         check_path(self.url, path)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bootseer.storage.paths import redact as redact
     from bootseer.storage.protocol import Entry as Entry
     from bootseer.storage.protocol import Features as Features
+    from bootseer.storage.protocol import HasPeers as HasPeers
     from bootseer.storage.protocol import SecondHand as SecondHand
     from bootseer.storage.protocol import Stat as Stat
     from bootseer.storage.protocol import Store as Store
@@ -28,6 +29,7 @@ _HOMES = {
     "redact": "paths",
     "Entry": "protocol",
     "Features": "protocol",
+    "HasPeers": "protocol",
     "SecondHand": "protocol",
     "Stat": "protocol",
     "Store": "protocol",

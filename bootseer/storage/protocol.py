@@ -7,7 +7,7 @@ pass `bootseer.testing.store_suite`. Many ranges, retries, concurrency and hedgi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -108,3 +108,11 @@ class SecondHand(Protocol):
 
     def distrust(self, path: str, offset: int, length: int) -> None:
         """These bytes, of the last read of them, are not what they should be."""
+
+
+@runtime_checkable
+class HasPeers(Protocol):
+    """A store that asks other nodes first (bootseer.peers)."""
+
+    async def meet(self, size_bytes: int, is_over: Callable[[], bool] = ...) -> None:
+        """Before so much is read: waits a moment for them, unless it is over."""

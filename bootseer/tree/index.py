@@ -31,6 +31,7 @@ MOST_INDEX_BYTES = 256 << 20
 MOST_RAW_INDEX_BYTES = 1 << 30
 
 BLOCK_BYTES = 128 << 10
+PACKS = "packs"  # folder of a tree's packs, which never change
 UNIT_BYTES = 4 << 10  # addresses are counted in it
 BLOCK_UNITS = BLOCK_BYTES // UNIT_BYTES
 HOLE = -1
@@ -126,7 +127,7 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def pack_path(self, pack: int) -> str:
         """Its path in the tree's folder."""
-        return f"packs/{self.packs[pack][0].hex()}"
+        return f"{PACKS}/{self.packs[pack][0].hex()}"
 
     def path(self, entry: int) -> bytes:
         """Names from the root, "/" between them; empty for the root itself."""

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from bootseer import aio
 from bootseer.errors import AlreadyExists, IntegrityError, NotFound, SourceChanged
 from bootseer.storage import RangeReader, RangeRequest, Store
-
-PACKS = "packs"
+from bootseer.tree.index import PACKS
 
 
 class PackFolder:

@@ -93,6 +93,26 @@ class Nodes:
     def prepare(self, number: int, venv: Path) -> None:
         """What else a node has before it starts; for tests to replace."""
 
+    def make_keys(self) -> None:
+        """What a store that is not this machine's is believed by."""
+        folder = os.fspath(self.machine.folder / "home" / ".config" / "bootseer" / "keys")
+        self.machine.environ["BOOTSEER_KEYS"] = folder
+        environ = {name: value for name, value in self.machine.environ.items() if value is not None}
+        made = subprocess.run(
+            [os.path.join(os.path.dirname(BOOTRUN), "bootseer"), "keys", "make"],
+            env={**clean_environ(), **environ},
+            capture_output=True,
+            text=True,
+        )
+        assert made.returncode == 0, made.stderr
+
+    def stored(self) -> dict[str, bytes]:
+        """All that is in the machine's store, by path."""
+        store = self.machine.store
+        return {
+            path.relative_to(store).as_posix(): path.read_bytes() for path in store.rglob("*") if path.is_file()
+        }
+
     def run(self, stores: tuple[str, str], *flags: str) -> tuple[list[int], list[str]]:
         """Statuses and outputs of both."""
         self.count += 1
@@ -180,17 +200,8 @@ def test_set_up_that_fails_on_one_ends_the_job_on_both(nodes: Nodes) -> None:
 def test_cut_off_in_mid_restore_while_there_is_a_newer_release(nodes: Nodes) -> None:
     """One environment everywhere, and the job says what happened."""
     machine = nodes.machine
-    folder = machine.folder / "home" / ".config" / "bootseer" / "keys"
-    environ = {name: value for name, value in machine.environ.items() if value is not None}
-    made = subprocess.run(
-        [os.path.join(os.path.dirname(BOOTRUN), "bootseer"), "keys", "make"],
-        env={**clean_environ(), **environ, "BOOTSEER_KEYS": os.fspath(folder)},
-        capture_output=True,
-        text=True,
-    )
-    assert made.returncode == 0, made.stderr
-    machine.environ["BOOTSEER_KEYS"] = os.fspath(folder)
-    machine.environ |= {"PIP_NO_INDEX": None, "PIP_FIND_LINKS": None, "BOOTSEER_KEYS": os.fspath(folder)}
+    nodes.make_keys()
+    machine.environ |= {"PIP_NO_INDEX": None, "PIP_FIND_LINKS": None}
     host = nodes.hosts.hosts[0].address.rpartition(".")[0] + ".254"
     index = Index(nodes.folder / "index", host)
     try:
@@ -204,11 +215,8 @@ def test_cut_off_in_mid_restore_while_there_is_a_newer_release(nodes: Nodes) -> 
         statuses, outputs = nodes.run((store, store))
         assert statuses == [0, 0], "\n".join(outputs)
         assert all("has 1.0" in output for output in outputs), "\n".join(outputs)
-        files = {}
-        for path in machine.store.rglob("*"):
-            if path.is_file():
-                name = os.fspath(path.relative_to(machine.store))
-                files[f"store/{name}"] = files[f"cut/{name}"] = path.read_bytes()
+        stored = nodes.stored()
+        files = {f"{place}/{name}": data for place in ("store", "cut") for name, data in stored.items()}
         index.release("2.0")
         with FaultyHttpServer(files, host=host) as server:
             statuses, outputs = nodes.run((f"{server.url}/store", f"{server.url}/cut"))

@@ -63,9 +63,9 @@ def test_the_file_is_written_when_all_is_known_and_goes_with_the_job(tmp_path: P
     assert bed.told == [7001]
     bed.peers.meet(NODES)
     assert not os.path.exists(path)  # nothing is shared yet
-    bed.peers.add_origin("http://store/x", "ckpt/v-1")
-    bed.peers.add_origin("http://store/x", "ckpt/v-2")
-    bed.peers.add_origin("http://store/x", "ckpt/v-2")
+    bed.peers.add_origin("http://store/x", ["ckpt/v-1"])
+    bed.peers.add_origin("http://store/x", ["ckpt/v-2"])
+    bed.peers.add_origin("http://store/x", ["ckpt/v-2"])
     found = read_peers(path)
     assert found is not None
     assert (found.job, found.own, found.key_bytes()) == ("j", "b.1", derive_key(SECRET, "j"))
@@ -84,14 +84,14 @@ def test_when_its_process_ends_nobody_is_asked_and_the_job_goes_on() -> None:
     assert bed.told == []
     bed.process.take({"port": 7001})
     bed.peers.meet(NODES)
-    bed.peers.add_origin("http://store/x", "ckpt")
+    bed.peers.add_origin("http://store/x", ["ckpt"])
     path = bed.peers.path
     bed.process.on_end("it was killed")
     assert bed.told == [7001, 0] and bed.peers.path == "" and not os.path.exists(path)
     assert bed.said == [
         "this node neither helps other nodes nor is helped: their process has failed: it was killed"
     ]
-    bed.peers.add_origin("http://store/x", "other")
+    bed.peers.add_origin("http://store/x", ["other"])
     bed.peers.meet(NODES)
     assert not os.path.exists(path)
 

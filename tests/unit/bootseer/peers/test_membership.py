@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bootseer.errors import ConfigError
-from bootseer.peers import JobPeers, Node, Origin, write_peers
+from bootseer.peers import JobPeers, Node, Origin, PeerStore, write_peers
 from bootseer.peers.auth import derive_key
 from bootseer.peers.membership import PeersFile, may_share, read_peers
+from bootseer.storage.memory import MemoryStore
 
 KEY = derive_key(b"a secret of the job", "run-1").hex()
 NODES = [Node("a", "10.0.0.1", 4000), Node("b", "fd00::1", 4001)]
@@ -105,6 +108,70 @@ def test_it_is_not_looked_at_all_the_time(tmp_path: Path) -> None:
     write_peers(path, make())
     assert file.current() is None
     assert file.current(is_urgent=True) == make()
+
+
+def test_who_outlives_a_job_follows_the_file_of_the_next_one(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("one", "two")]
+    for path, job in zip(paths, ("run-1", "run-2"), strict=True):
+        write_peers(path, make(job=job))
+    file = PeersFile("", look_s=1e6)
+    assert file.current() is None
+    for path, job in zip(paths, ("run-1", "run-2"), strict=True):
+        file.follow(path)
+        found = file.current()
+        assert found is not None and found.job == job
+        file.follow(path)
+        assert file.current() is found, "it was not read again"
+    file.follow("")
+    assert file.current() is None
+
+
+class Meeting:
+    """A store that is read through peers, and the file that says who they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "peers.json")
+        self.store = PeerStore(MemoryStore("meeting", ""), "memory://meeting", PeersFile(self.path))
+
+    def waits(self, size_bytes: int, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Whether it waits until the file says more, which it does after two looks."""
+        looks = 0
+
+        async def run() -> None:
+            await self.store.meet(size_bytes, over)
+
+        def over() -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 3:
+                write_peers(self.path, make(origins=[Origin(url="memory://meeting")]))
+            return is_over()
+
+        asyncio.run(run())
+        return looks >= 3
+
+
+def test_who_reads_much_waits_until_its_store_is_known(tmp_path: Path) -> None:
+    meeting = Meeting(tmp_path)
+    write_peers(meeting.path, make(origins=[Origin(url="memory://other")]))
+    assert meeting.waits(1 << 40)
+    assert not meeting.waits(1 << 40), "it is known now"
+
+
+def test_who_reads_little_or_no_more_does_not_wait(tmp_path: Path) -> None:
+    meeting = Meeting(tmp_path)
+    assert not meeting.waits(0)
+    assert not meeting.waits(1 << 40, lambda: True)
+    assert not os.path.exists(meeting.path)
+
+
+def test_who_has_no_peers_does_not_wait() -> None:
+    store = PeerStore(MemoryStore("alone", ""), "memory://alone", PeersFile(""))
+
+    def never() -> bool:
+        raise AssertionError("it looks")
+
+    asyncio.run(store.meet(1 << 40, never))
 
 
 def test_only_what_the_job_named_is_shared() -> None:
