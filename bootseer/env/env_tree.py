@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bootseer.storage.near import folder_of, near_folder_of
-from bootseer.storage.paths import scheme_of
 
 if TYPE_CHECKING:
     from bootseer.storage import Store
@@ -142,10 +141,9 @@ class StoredTree:
     @property
     def store_url(self) -> str:
         """As it is opened, by mounts too."""
-        from bootseer.tree.head import split_pin
+        from bootseer.tree.head import store_url_of
 
-        bare = split_pin(self.url)[0]
-        return bare if scheme_of(bare) else os.path.abspath(bare)
+        return store_url_of(self.url)
 
     def _near_folder(self) -> str:
         return near_folder_of(self.store_url)

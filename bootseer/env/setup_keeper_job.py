@@ -30,9 +30,7 @@ class Job:
         self.order = order
         self.is_plain: bool = order["is_plain"]  # set-up is run whatever is kept somewhere
         self.log_path: str = order["log_path"]
-        self.peers: str = order.get(
-            "peers", ""
-        )  # path of the file of the job's peers; "": the store alone is read
+        self.peers: str = order.get("peers", "")  # path of the file of the job's peers; "": nobody is asked
         self.looked: Looked | None = None
         self.why_no_key = ""
         self.is_ready = False

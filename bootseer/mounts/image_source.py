@@ -95,22 +95,15 @@ def open_source(
     begin_spare(url, unless_served=_runtime())  # it gets ready while the tree is looked for
     try:
         if peers:
-            store_url = _store_url(url)
+            from bootseer.tree.head import store_url_of
+
+            store_url = store_url_of(url)
             peers = "" if near_folder_of(store_url) else peers
             if peers:
                 on_origin(store_url, [PACKS])
         return _open_tree(url, workload, say, name, digest, reads_ahead, peers, began_s)
     finally:
         end_spare()
-
-
-def _store_url(url: str) -> str:
-    """As it is opened."""
-    from bootseer.storage.paths import scheme_of
-    from bootseer.tree.head import split_pin
-
-    bare = split_pin(url)[0]
-    return bare if scheme_of(bare) else os.path.abspath(bare)
 
 
 def _runtime() -> str:

@@ -188,12 +188,9 @@ def _resolve(
     url: str, trust: Trust | None, name: str, digest: str, options: TreeOptions, runtime: str
 ) -> tuple[str, str, Trust | None]:
     """The URL without its pin, the digest, and the keys if they had to be read."""
-    from bootseer.storage.paths import scheme_of
-    from bootseer.tree.head import is_digest, split_pin
+    from bootseer.tree.head import is_digest, split_pin, store_url_of
 
-    bare, pin = split_pin(url)
-    if not scheme_of(bare):
-        bare = os.path.abspath(bare)
+    bare, pin = store_url_of(url), split_pin(url)[1]
     if digest and not is_digest(digest):
         raise ConfigError(f"{digest[:80]!r} is no tree digest: 64 hex digits")
     if digest and pin and digest != pin:

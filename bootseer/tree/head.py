@@ -6,6 +6,7 @@ fields are bounded, or one error. docs/formats.md is the format.
 
 from __future__ import annotations
 
+import os
 import re
 from urllib.parse import quote_from_bytes
 
@@ -124,6 +125,12 @@ def split_pin(url: str) -> tuple[str, str]:
     if not is_digest(digest):
         raise ConfigError(f"{redact(url)}: what follows @sha256: has to be 64 hex digits")
     return found[1], digest
+
+
+def store_url_of(url: str) -> str:
+    """Of the store that a URL means, without its pin; absolute."""
+    bare = split_pin(url)[0]
+    return bare if scheme_of(bare) else os.path.abspath(bare)
 
 
 def _is_name(name: str) -> bool:
