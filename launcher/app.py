@@ -22,6 +22,7 @@ from launcher.node import Node
 from launcher.ranks.console import Console
 from launcher.ranks.port import hold_any
 from launcher.rendezvous.messages import Join
+from launcher.rendezvous.secret import find_secret
 from launcher.spec import LaunchSpec, build_spec
 
 if TYPE_CHECKING:
@@ -81,8 +82,9 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
     networked: Networked | None = None
     try:
         node.make_run_dir()
-        node.begin()
-        networked = connect(loop, console, spec, agent, guard, node)
+        secret = None if spec.is_single else find_secret(os.environ, spec.conf.get("secret_file"))
+        node.begin(secret)
+        networked = connect(loop, console, spec, agent, guard, node, secret)
         while not agent.is_ended:
             loop.run_once()
         give_up_s = loop.time() + LINK_CLOSE_S
@@ -116,7 +118,13 @@ def _reap_orphans() -> None:
 
 
 def connect(
-    loop: Loop, console: Console, spec: LaunchSpec, agent: Agent, guard: GuardClient, node: Node
+    loop: Loop,
+    console: Console,
+    spec: LaunchSpec,
+    agent: Agent,
+    guard: GuardClient,
+    node: Node,
+    secret: bytes | None,
 ) -> Networked | None:
     """Joins the job: alone in this process, or over the network."""
     join = Join(
@@ -147,6 +155,7 @@ def connect(
             node.when_program_known,
             node.event_file,
             node.peers,
+            secret,
         )
     from launcher.job import Job
     from launcher.rendezvous.host import JobHost, LocalLink

@@ -103,13 +103,8 @@ class NodeCheckpoint:
         self._listener.bind(address)
         self._listener.listen(1)
         self._loop.add_reader(self._listener.fileno(), self._accept)
-        environ = {}
-        if self._peers is not None and self._peers.path:
-            from launcher.peers import VARIABLE
-
-            environ[VARIABLE] = self._peers.path
         argv = [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"]
-        self._guard.serve(self._number, argv, environ, self._unset, address)
+        self._guard.serve(self._number, argv, {}, self._unset, address)
         spec = self._spec
         self._lines.ask(
             "start",
@@ -119,6 +114,7 @@ class NodeCheckpoint:
             memory_bytes=spec.checkpoint_memory_bytes,
             arena_bytes=spec.arena_bytes,
             keep=spec.keep_arena,
+            peers="" if self._peers is None else self._peers.path,
         )
 
     def _has_keeper(self) -> bool:
@@ -180,7 +176,7 @@ class NodeCheckpoint:
             case "listening":
                 return partial(self._on_listening, str(answer["saves"]), str(answer["shown"]))
             case "origin":
-                return partial(self._on_origin, str(answer["url"]), str(answer["folder"]))
+                return partial(self._on_origin, str(answer["url"]), list(answer["folders"]))
             case "statistics":
                 return partial(self._remind, int(answer["taken_bytes"]))
             case "said":
@@ -190,10 +186,10 @@ class NodeCheckpoint:
     def _on_listening(self, saves: str, shown: str) -> None:
         self._saves, self._shown = saves, shown
 
-    def _on_origin(self, url: str, folder: str) -> None:
+    def _on_origin(self, url: str, folders: list[str]) -> None:
         """What the keeper reads now and may read from other nodes."""
         if self._peers is not None:
-            self._peers.add_origin(url, [folder])
+            self._peers.add_origin(url, folders)
 
     def on_service_ended(self, number: int, why: str) -> None:
         """The guard says that a keeper is gone, or cannot be started."""

@@ -36,7 +36,7 @@ from launcher.rendezvous.messages import (
     Welcome,
     World,
 )
-from launcher.rendezvous.secret import SECRET_VARIABLES, find_secret
+from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.rendezvous.serving import is_ip
 from launcher.spec import LaunchSpec
 
@@ -62,6 +62,7 @@ class Networked:
         when_program_known: Callable[[Callable[[RankProgram], object]], object],
         events: EventFile | None,
         peers: NodePeers | None,
+        secret: bytes | None,
     ) -> None:
         """Args: when_program_known: calls back with what the ranks of this node are run by; events: the file of
         this node's bootrun, None where no events are written; peers: None where nodes do not help each other."""
@@ -74,7 +75,6 @@ class Networked:
         self._peers = peers
         self._shipper: Shipper | None = None  # once the coordinator wants events
         self._run_events: RunEvents | None = None  # at the coordinator
-        secret = find_secret(os.environ, spec.conf.get("secret_file"))
         settings = RendezvousSettings(
             host=spec.endpoint[0],
             port=spec.endpoint[1],

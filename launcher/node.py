@@ -118,12 +118,12 @@ class Node:
 
             self.event_file = EventFile(agent_events_path(self._events_dir, self.host))
 
-    def begin(self) -> None:
-        """Time zero: starts what can run before the nodes have met."""
+    def begin(self, secret: bytes | None) -> None:
+        """Time zero: starts what can run before the nodes have met. Args: secret: of the job."""
         self.preloader.listing_path = self.recorded_start.begin(os.environ, self._events_dir)
         spec = self._spec
         if spec.load_checkpoint or spec.setup or spec.image or (spec.caches and spec.caches.store):
-            self._begin_peers()
+            self._begin_peers(secret)
         if self._spec.load_checkpoint:
             from launcher.checkpoint import NodeCheckpoint
 
@@ -152,13 +152,10 @@ class Node:
         self.image = NodeImage(self._loop, self._spec, SECRET_VARIABLES, events, self.peers)
         self.image.begin(folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR)
 
-    def _begin_peers(self) -> None:
+    def _begin_peers(self, secret: bytes | None) -> None:
         """Nodes help each other where there are several, and strangers are kept out."""
         if self._spec.is_single or self._spec.max_nodes == 1 or not self._spec.peers:
             return
-        from launcher.rendezvous.secret import find_secret
-
-        secret = find_secret(os.environ, self._spec.conf.get("secret_file"))
         if secret is None:
             self.say("nodes do not help each other, as the job has no secret: each reads the store for itself")
             return

@@ -23,7 +23,6 @@ from launcher.spec import LaunchSpec
 if TYPE_CHECKING:
     from bootseer.peers.membership import Origin
 
-VARIABLE = "BOOTSEER_PEERS_FILE"  # the file's path, for processes that read; never for ranks
 MOST_ORIGINS = 64
 _FILE, _SPOOL = "peers.json", "spool"
 

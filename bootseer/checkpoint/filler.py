@@ -32,25 +32,19 @@ AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of the
 READ_BYTES = 16 << 20  # neighbouring units are read together up to here
 
 
-def run_filler(
-    connection: socket.socket,
-    url: str,
-    pinned: Pinned,
-    arena: Arena,
-    most_bytes_per_s: float | None = None,
-    peers_path: str = "",
-) -> None:
-    """Fills the arena until the connection ends; ends the process. Args: peers_path: of the file of the job's
-    peers, "" to read the store alone."""
+def run_filler(filler: Filler) -> None:
+    """Fills the arena until the connection ends; ends the process."""
 
     async def fill() -> dict[str, Any]:
-        await _Filler(connection, url, pinned, arena, most_bytes_per_s, peers_path).run()
+        await filler.run()
         return {"ended": True}
 
-    run_child(connection, fill)
+    run_child(filler.connection, fill)
 
 
-class _Filler:
+class Filler:
+    """In a process of its own."""
+
     def __init__(
         self,
         connection: socket.socket,
@@ -60,7 +54,8 @@ class _Filler:
         most_bytes_per_s: float | None = None,
         peers_path: str = "",
     ) -> None:
-        self._connection = connection
+        """Args: connection: to the keeper; peers_path: of the file of the job's peers, "" for none."""
+        self.connection = connection
         self._peers_path = peers_path
         self._rate = most_bytes_per_s
         self._next_s = 0.0  # when the rate lets the next read begin
@@ -78,7 +73,7 @@ class _Filler:
         self._refused: set[int] = set()  # devices that take no O_DIRECT
 
     async def run(self) -> None:
-        connection = self._connection
+        connection = self.connection
         connection.setblocking(False)
         store = self._open_store()
         self._reader = RangeReader(store)
@@ -105,7 +100,7 @@ class _Filler:
 
     async def _listen(self) -> None:
         loop, waiting = asyncio.get_running_loop(), bytearray()
-        while data := await loop.sock_recv(self._connection, 1 << 18):
+        while data := await loop.sock_recv(self.connection, 1 << 18):
             waiting += data
             *lines, rest = waiting.split(b"\n")
             waiting = bytearray(rest)
@@ -252,7 +247,7 @@ class _Filler:
 
     async def _tell(self, news: dict[str, Any]) -> None:
         async with self._telling:
-            await asyncio.get_running_loop().sock_sendall(self._connection, json.dumps(news).encode() + b"\n")
+            await asyncio.get_running_loop().sock_sendall(self.connection, json.dumps(news).encode() + b"\n")
 
 
 def _disk_folder(url: str) -> str | None:

@@ -20,8 +20,7 @@ its input does, and leaves nothing behind.
     statistics                    -> statistics: bytes in the arena and left by savers, units, readers, ranks
     end                           as the end of input
                                   -> at any time said text: a line for people; alive: what takes long goes on;
-                                     origin url folder: of a store a folder whose objects never change, which
-                                     is read through the job's peers (variable BOOTSEER_PEERS_FILE: of them)
+                                     origin url folders: of a store, what the job's nodes may give each other
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from bootseer.checkpoint.arena import EMPTY, FAILED, READY, SHARD_UNIT_BYTES, UN
 from bootseer.checkpoint.arena_offers import Offers
 from bootseer.checkpoint.arena_server import ArenaServer, Unit
 from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide
-from bootseer.checkpoint.filler import run_filler
+from bootseer.checkpoint.filler import Filler, run_filler
 from bootseer.checkpoint.keeper_process import (
     Child,
     allow_descriptors,
@@ -70,7 +69,6 @@ PROGRESS_S = 0.5
 # come first; elsewhere a program may build its optimizer before it loads that one's state.
 QUIET_S = 60.0
 DCP_METADATA = ".metadata"
-PEERS = "BOOTSEER_PEERS_FILE"
 
 
 class State(Enum):
@@ -107,7 +105,6 @@ class Keeper:
         self._folder, self._lock_fd = make_folder()
         self._resolver = Resolver(self._selector, self._fork, self._say, self._say_alive)
         self._paths = RankPaths(self._folder, self._selector, self._say, self._say_alive)
-        self._peers_path = os.environ.get(PEERS, "")
         self._is_over = False
 
     # ---- loop ------------------------------------------------------------------------------------------------
@@ -393,8 +390,8 @@ class Keeper:
         if self._arena is not None and self._pinned is not None and self._pinned.digest == pinned.digest:
             return
         self._pinned = pinned
-        if self._peers_path and pinned.striped_version:
-            self._answer("origin", url=store_url_of(self._url), folder=pinned.folder)
+        if self._start.get("peers") and pinned.striped_version:
+            self._answer("origin", url=store_url_of(self._url), folders=[pinned.folder])
         plain_bytes = UNIT_BYTES if self._is_whole else SHARD_UNIT_BYTES
         files = [SourceFile(file.path, file.layout.size) for file in pinned.files]
         units = [file.layout.unit_bytes if file.sums else plain_bytes for file in pinned.files]
@@ -511,8 +508,9 @@ class Keeper:
             return
         arena, pinned = self._arena, self._pinned
         rate = self._start.get("most_bytes_per_s")
+        peers = self._start.get("peers", "")
         self._filler = self._fork(
-            lambda connection: run_filler(connection, self._url, pinned, arena, rate, self._peers_path)
+            lambda connection: run_filler(Filler(connection, self._url, pinned, arena, rate, peers))
         )
         self._fillers += 1
         self._selector.register(self._filler.lines.fd, selectors.EVENT_READ, self._hear_filler)

@@ -15,6 +15,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from bootseer import aio
 from bootseer.blocks import Prefetcher, Recorder
 from bootseer.blocks.prefetch import Phase
@@ -46,7 +48,7 @@ class HotBlocks:
         self.recorder = Recorder(0)
         self.recording = "off"  # on, full, done
         self.trace_where = ""  # of the trace that was found
-        self._parts, self.settings, self._digest, self._root, self._log = parts, settings, digest, root, log
+        self._parts, self._settings, self._digest, self._root, self._log = parts, settings, digest, root, log
         self._reads_ahead = random.random() < settings.read_ahead_share  # noqa: S311  no secret
         self._is_shown = False
         self._prefetchers: dict[str, Prefetcher] = {}
@@ -61,7 +63,7 @@ class HotBlocks:
 
     def begin_recording(self) -> None:
         """The tree is about to be seen."""
-        if self.settings.records:
+        if self._settings.records:
             self.recorder = Recorder(self._parts.index.block_count)
             self.recording = "on"
 
@@ -79,7 +81,7 @@ class HotBlocks:
     def stream(self) -> None:
         """All that is not here yet, when nobody waits for anything else."""
         if WHOLE not in self._prefetchers:
-            rate = self.settings.cold_bytes_per_s
+            rate = self._settings.cold_bytes_per_s
             whole = Prefetcher(self._parts.fetcher, is_whole=True, most_bytes_per_s=rate, log=self._log)
             self._spawn(self._run(WHOLE, whole))
 
@@ -94,15 +96,15 @@ class HotBlocks:
         self.recording = "done"
         self.recorder.finish()
         await self._has_looked.wait()
-        recorded = self.recorder.trace(self._digest, self.settings.workload)
-        is_known = self._known is not None and self._known.workload == self.settings.workload
-        if recorded is not None and is_known and self._has_read_ahead(self.settings.workload):
+        recorded = self.recorder.trace(self._digest, self._settings.workload)
+        is_known = self._known is not None and self._known.workload == self._settings.workload
+        if recorded is not None and is_known and self._has_read_ahead(self._settings.workload):
             assert self._known is not None
             recorded = beyond(recorded, self._known)
         if recorded is None or (is_known and not is_started):
             return False
         merged = await self._parts.traces.add(recorded, self._known if is_known else None)
-        if self.settings.publishes and is_started:
+        if self._settings.publishes and is_started:
             try:
                 await self._parts.traces.publish(merged)
             except BootseerError as error:
@@ -148,18 +150,18 @@ class HotBlocks:
     async def _begin_own(self) -> None:
         try:
             try:
-                found = await self._parts.traces.find(self.settings.workload)
+                found = await self._parts.traces.find(self._settings.workload)
                 if found is not None:
                     self._known, self.trace_where = found.trace, found.where
             finally:
                 self._has_looked.set()
-            if not self.settings.prefetches:
+            if not self._settings.prefetches:
                 return
             await self._parts.meet_peers()
             if found is not None:
-                await self._run_hot(self.settings.workload, found.trace.hot(), self._may_read_ahead(found.trace))
-            elif self._parts.index.stored_bytes <= self.settings.whole_bytes:
-                await self._run_hot(self.settings.workload, range(self._parts.index.block_count), False)
+                await self._run_hot(self._settings.workload, found.trace.hot(), self._may_read_ahead(found.trace))
+            elif self._parts.index.stored_bytes <= self._settings.whole_bytes:
+                await self._run_hot(self._settings.workload, range(self._parts.index.block_count), False)
         finally:
             await aio.run_io(end_spare)
 
@@ -178,16 +180,17 @@ class HotBlocks:
             bringer = self._bringers[name] = Bringer(self._log)
             if self._is_shown:
                 bringer.note_shown()
+            settings = msgspec.structs.replace(self._settings, peers=parts.peers_path)
             order = Order(
-                settings=self.settings, digest=self._digest, hot=list(hot), index=parts.index_bytes, root=root
+                settings=settings, digest=self._digest, hot=list(hot), index=parts.index_bytes, root=root
             )
             await bringer.run(order)
         await prefetcher.run()
 
     def _may_read_ahead(self, trace: Trace) -> bool:
         """Not what a recording that is under way would take for reads of another program."""
-        is_own = trace.workload == self.settings.workload
-        is_recorded = self.settings.records and self.recording != "done"
+        is_own = trace.workload == self._settings.workload
+        is_recorded = self._settings.records and self.recording != "done"
         return self._reads_ahead and (is_own or not is_recorded)
 
     def _has_read_ahead(self, workload: str) -> bool:

@@ -53,8 +53,7 @@ class Parts:
         stores: Stores,
         log: Callable[[str], None],
     ) -> None:
-        self.peers = stores.peers
-        self._store = stores.read
+        self._peers, self._store = stores.peers, stores.read
         self.cache, self.tree_cache, self.fetcher, self.traces = cache, tree_cache, fetcher, traces
         self.index = index  # without entries
         self._maker, self._log = maker, log
@@ -66,6 +65,16 @@ class Parts:
         self._vetted: Vetted | None = None  # who looks at the index instead
         self._growing: MetadataMemory | None = None
         self._is_made = asyncio.Event()  # all of the metadata is there
+
+    @property
+    def peers_path(self) -> str:
+        """Of the file that says who is asked before the store; "" for nobody."""
+        return "" if self._peers is None else self._peers.path
+
+    def follow_peers(self, path: str) -> None:
+        """Those of another job from now on, where any are asked."""
+        if self._peers is not None:
+            self._peers.follow(path)
 
     async def meet_peers(self) -> None:
         """Before much is read of the tree."""

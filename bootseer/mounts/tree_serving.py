@@ -159,11 +159,8 @@ class Daemon:
 
     def follow_peers(self, path: str) -> None:
         """Those of another job are asked from now on."""
-        self.settings = msgspec.structs.replace(self.settings, peers=path)
-        if self.parts is not None and self.parts.peers is not None:
-            self.parts.peers.follow(path)
-        if self.hot is not None:
-            self.hot.settings = self.settings
+        if self.parts is not None:
+            self.parts.follow_peers(path)
 
     def note_use(self) -> None:
         """Somebody has come or gone."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,11 +13,12 @@ import pytest
 from bootseer import aio
 from bootseer.checkpoint.inputs import MemoryInput
 from bootseer.checkpoint.writer import write_version
-from bootseer.peers import JobPeers, Node, Origin, derive_key, write_peers
+from bootseer.peers import Origin
 from bootseer.storage.local import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests import support
 from tests.integration.keeper_driver import Start, keepers
+from tests.integration.peer_processes import HONEST, LIAR, SECRET, peer_processes
 from tests.integration.test_load_checkpoint import loaded, reads
 
 SIZE = 48 << 20  # enough for a load to wait until its nodes know of each other
@@ -91,7 +88,7 @@ def run_nodes(
 def test_each_byte_leaves_the_store_about_once(bootrun: support.Programs, stored: Stored, free_port: int) -> None:
     # What is the newest comes late: on a busy machine too the nodes know of each other by then.
     stored.server.plan = [HttpFault(HttpKind.SLOW, "ckpt/LATEST", delay_s=3.0)]
-    said = run_nodes(bootrun, stored, free_port, secret="a secret of this test")
+    said = run_nodes(bootrun, stored, free_port, secret=SECRET)
     assert not [line for each in said for line in each.splitlines() if "help" in line], said
     assert stored.copies < 1.5, stored.copies
 
@@ -108,43 +105,17 @@ def test_without_a_secret_each_node_reads_the_store(
 def test_it_can_be_turned_off(
     flags: tuple[str, ...], environ: dict[str, str], bootrun: support.Programs, stored: Stored, free_port: int
 ) -> None:
-    said = run_nodes(bootrun, stored, free_port, *flags, secret="a secret of this test", **environ)
+    said = run_nodes(bootrun, stored, free_port, *flags, secret=SECRET, **environ)
     assert not any("help each other" in each for each in said)
     assert stored.copies == pytest.approx(NODES)
 
 
-@contextmanager
-def peer(file: Path, port: int, *words: str) -> Iterator[None]:
-    """A peer process that serves at a port."""
-    argv = [sys.executable, "-P", "-m", *words, str(file), "--spool", str(file.parent / f"spool-{port}")]
-    process = subprocess.Popen(
-        [*argv, "--port", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdin is not None and process.stdout is not None
-        assert json.loads(process.stdout.readline()) == {"port": port}
-        yield
-        process.stdin.close()
-
-
-def test_wrong_bytes_of_a_peer_are_had_from_the_store(
-    stored: Stored, keeper: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ports = {name: support.find_free_port() for name in ("own", "liar")}
-    files = {name: tmp_path / f"{name}.json" for name in ports}
-    nodes = [Node(name, "127.0.0.1", port) for name, port in ports.items()]
-    key = derive_key(b"a secret of this test", "job").hex()
-    origins = [Origin(url=stored.server.url, below=["ckpt"])]
-    for name, file in files.items():
-        write_peers(str(file), JobPeers(job="job", own=name, key=key, nodes=nodes, origins=origins))
-    monkeypatch.setenv("BOOTSEER_PEERS_FILE", str(files["own"]))
-    with (
-        peer(files["own"], ports["own"], "bootseer.peers.serve"),
-        peer(files["liar"], ports["liar"], "bootseer.testing.faulty_peer", "lies"),
-    ):
-        started = keeper(stored.url)
-        origin = started.hear("origin")
-        assert origin["url"] == stored.server.url and origin["folder"].startswith("ckpt/v-")
+def test_wrong_bytes_of_a_peer_are_had_from_the_store(stored: Stored, keeper: Start, tmp_path: Path) -> None:
+    origin = Origin(url=stored.server.url, below=["ckpt"])
+    with peer_processes(tmp_path, {"own": HONEST, "liar": LIAR}, origin) as files:
+        started = keeper(stored.url, peers=files["own"])
+        told = started.hear("origin")
+        assert told["url"] == stored.server.url and told["folders"][0].startswith("ckpt/v-")
         answer = started.load()
         assert answer["did"] == "ready"
         assert (Path(answer["path"]) / "model.bin").read_bytes() == stored.data

@@ -8,17 +8,16 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench import netns
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from tests.integration.setup_jobs import keepers_end
-from tests.integration.test_setup_nodes import Nodes
-from tests.support import lacking
+from tests.integration.peer_processes import SECRET
+from tests.integration.test_setup_nodes import Nodes, two_hosts
 
+__all__ = ["two_hosts"]  # a fixture
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(240)]
 
 SIZE = 40 << 20  # enough for nodes to wait until they know of each other
@@ -30,16 +29,6 @@ with open(sys.prefix + "/lib/big.bin", "rb") as file:
     print("rank", os.environ["RANK"], "has", hashlib.file_digest(file, "sha256").hexdigest(), flush=True)
 """
 RIGHT = hashlib.sha256(random.Random(0).randbytes(SIZE)).hexdigest()
-
-
-@pytest.fixture
-def two_hosts() -> Iterator[netns.Hosts]:
-    reason = netns.why_not()
-    if reason:
-        lacking(reason)
-    with netns.Hosts(2) as made:
-        yield made
-    keepers_end()
 
 
 @pytest.fixture
@@ -80,17 +69,17 @@ def start(nodes: Nodes, *flags: str, secret: str = "") -> tuple[float, str]:
 
 
 def test_each_byte_leaves_the_store_about_once(nodes: Nodes) -> None:
-    copies, said = start(nodes, secret="a secret of this test")
+    copies, said = start(nodes, secret=SECRET)
     assert "help each other" not in said
     assert copies < MOST_COPIES, said
     copies, said = start(nodes)
     assert said.count("nodes do not help each other, as the job has no secret") == 2, said
     assert copies == pytest.approx(2, abs=0.1)
-    copies, said = start(nodes, "--peers", "off", secret="a secret of this test")
+    copies, said = start(nodes, "--peers", "off", secret=SECRET)
     assert "help" not in said
     assert copies == pytest.approx(2, abs=0.1)
 
 
 def test_mounted_ones_are_read_through_peers_too(nodes: Nodes) -> None:
-    copies, said = start(nodes, "--env-way", "mount", secret="a secret of this test")
+    copies, said = start(nodes, "--env-way", "mount", secret=SECRET)
     assert copies < MOST_COPIES, said

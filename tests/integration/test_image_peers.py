@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,18 +17,17 @@ from bootseer.events import read_events
 from bootseer.mounts.tree_control import Control
 from bootseer.mounts.tree_mount import MountedTree, TreeOptions, mount_tree, unmount_tree
 from bootseer.mounts.unpacked import unpack_tree
-from bootseer.peers import JobPeers, Node, Origin, derive_key, write_peers
+from bootseer.peers import Origin
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from bootseer.tree.index import PACKS
 from tests import support
 from tests.integration.image_roots import make_root
 from tests.integration.mounted_trees import Built, need_mounts
+from tests.integration.peer_processes import HONEST, LIAR, SECRET, peer_processes
 
 pytestmark = pytest.mark.system
 
 SIZE = 24 << 20
-SECRET = b"a secret of this test"
-SERVE, LIAR = ("bootseer.peers.serve",), ("bootseer.testing.faulty_peer", "lies")
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +48,8 @@ class Nodes:
 
     def begin(self, kinds: dict[str, tuple[str, ...]], job: str = "job") -> None:
         """Each serves as it is said, and all know of each other."""
-        ports = {name: support.find_free_port() for name in kinds}
-        nodes = [Node(name, "127.0.0.1", port) for name, port in ports.items()]
-        for name, words in kinds.items():
-            file = self._folder / f"{job}-{name}.json"
-            write_peers(
-                str(file),
-                JobPeers(
-                    job=job,
-                    own=name,
-                    key=derive_key(SECRET, job).hex(),
-                    nodes=nodes,
-                    origins=[Origin(url=self.server.url, below=[PACKS])],
-                ),
-            )
-            self.files[name] = str(file)
-            self._stack.enter_context(serving(file, ports[name], *words))
+        origin = Origin(url=self.server.url, below=[PACKS])
+        self.files = self._stack.enter_context(peer_processes(self._folder, kinds, origin, job))
 
     def environ(self, name: str) -> dict[str, str]:
         return {**os.environ, "BOOTSEER_RUNTIME": f"{self._folder}/run-{name}"}
@@ -91,19 +73,6 @@ class Nodes:
     def copies(self) -> float:
         sent = sum(count for path, count in self.server.served_bytes.items() if path.startswith(PACKS))
         return sent / sum(len(data) for path, data in self.built.files.items() if path.startswith(PACKS))
-
-
-@contextmanager
-def serving(file: Path, port: int, *words: str) -> Iterator[None]:
-    argv = [sys.executable, "-P", "-m", *words, str(file), "--spool", str(file.with_suffix(".spool"))]
-    process = subprocess.Popen(
-        [*argv, "--port", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdin is not None and process.stdout is not None
-        assert json.loads(process.stdout.readline()) == {"port": port}
-        yield
-        process.stdin.close()
 
 
 @pytest.fixture
@@ -135,7 +104,7 @@ def is_right(tree: MountedTree, source: str) -> bool:
 
 
 def test_what_two_nodes_bring_leaves_the_store_about_once(nodes: Nodes, built: Built) -> None:
-    nodes.begin({"one": SERVE, "two": SERVE})
+    nodes.begin({"one": HONEST, "two": HONEST})
     trees = [nodes.mount(name) for name in ("one", "two")]
     found = [whole(tree) for tree in trees]
     assert all(is_right(tree, built.source) for tree in trees)
@@ -144,7 +113,7 @@ def test_what_two_nodes_bring_leaves_the_store_about_once(nodes: Nodes, built: B
 
 
 def test_wrong_bytes_of_a_peer_are_had_from_the_store(nodes: Nodes, built: Built) -> None:
-    nodes.begin({"one": SERVE, "liar": LIAR})
+    nodes.begin({"one": HONEST, "liar": LIAR})
     tree = nodes.mount("one")
     whole(tree)
     assert is_right(tree, built.source)
@@ -156,7 +125,7 @@ def test_the_peers_of_the_next_job_are_asked_by_the_daemon_that_is_there(nodes: 
     name = os.listdir(built.source)[0]
     assert Path(daemon.folder, name).read_bytes() == Path(built.source, name).read_bytes()
     assert daemon.status()["blocks"]["peer_bytes"] == 0
-    nodes.begin({"one": SERVE, "two": SERVE}, "next")
+    nodes.begin({"one": HONEST, "two": HONEST}, "next")
     tree = nodes.mount("one", whole_bytes=0)
     assert tree.status()["pid"] == daemon.status()["pid"]
     tree.prefetch(whole=True)
@@ -174,7 +143,7 @@ def test_a_daemon_is_told_a_path(nodes: Nodes, peers: object) -> None:
 
 
 def test_a_job_that_ends_meanwhile_costs_the_store_and_nothing_else(nodes: Nodes, built: Built) -> None:
-    nodes.begin({"one": SERVE, "two": SERVE})
+    nodes.begin({"one": HONEST, "two": HONEST})
     tree = nodes.mount("one", whole_bytes=0)
     os.remove(nodes.files["one"])
     tree.prefetch(whole=True)
@@ -185,7 +154,7 @@ def test_a_job_that_ends_meanwhile_costs_the_store_and_nothing_else(nodes: Nodes
 def test_an_image_that_is_unpacked_is_read_through_peers_too(
     nodes: Nodes, built: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    nodes.begin({"one": SERVE, "two": SERVE})
+    nodes.begin({"one": HONEST, "two": HONEST})
     for name in ("one", "two"):
         environ = {**nodes.environ(name), "BOOTSEER_CACHE": f"{tmp_path}/cache-{name}"}
         tree = unpack_tree(nodes.server.url, digest=built.digest, environ=environ, peers=nodes.files[name])
@@ -195,10 +164,12 @@ def test_an_image_that_is_unpacked_is_read_through_peers_too(
     assert nodes.copies < 1.5
 
 
-STEPS = """
-import hashlib, json, sys, time
+# The first step is made; figures are noted while the rank runs, so it ends when they are.
+READS = """
+import glob, hashlib, json, sys, time
 sys.modules["_bootseer_rank"].heartbeat(1, {})
-time.sleep(0.3)
+while not any("image_peer_bytes" in open(path).read() for path in glob.glob(sys.argv[1] + "/*/events/agent-*")):
+    time.sleep(0.01)
 """
 
 
@@ -210,14 +181,14 @@ def test_nodes_of_a_job_give_each_other_what_their_ranks_read(
     root.mkdir(mode=0o755)
     make_root(os.fspath(root))
     built = Built(root)
-    Path(bootrun.dir, "steps.py").write_text(STEPS)
+    Path(bootrun.dir, "reads.py").write_text(READS)
     # The index comes late: on a busy machine too the nodes know of each other by then.
     late = [HttpFault(HttpKind.SLOW, "index/*", delay_s=3.0)]
     with FaultyHttpServer(built.files, late) as server, ExitStack() as stack:
         programs = []
         for number in range(2):
             environ = {
-                "BOOTSEER_SECRET": SECRET.decode(),
+                "BOOTSEER_SECRET": SECRET,
                 "BOOTSEER_RUNTIME": f"{tmp_path}/run{number}",
                 "BOOTSEER_CACHE": f"{tmp_path}/cache{number}",
             }
@@ -225,7 +196,14 @@ def test_nodes_of_a_job_give_each_other_what_their_ranks_read(
             words = [
                 *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "x"),
                 *("--rdzv-endpoint", f"localhost:{free_port}", "--log-dir", f"{tmp_path}/log{number}"),
-                *("--image", f"{server.url}@sha256:{built.digest}", "--fork-ranks", "off", "steps.py"),
+                *(
+                    "--image",
+                    f"{server.url}@sha256:{built.digest}",
+                    "--fork-ranks",
+                    "off",
+                    "reads.py",
+                    f"{tmp_path}/log{number}",
+                ),
             ]
             programs.append(bootrun.start(*words, env=environ))
         runs = [program.wait() for program in programs]
