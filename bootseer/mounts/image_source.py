@@ -149,7 +149,7 @@ def _open_tree(
         else:
             return MountedSource(tree, began_s)
     say(f"the image is unpacked, as it cannot be mounted here: {why}")
-    return UnpackedSource(url, trust, name, digest, key, say, peers, began_s)
+    return UnpackedSource(url, trust, name, digest, key, say, began_s, peers)
 
 
 def may_mount() -> bool:
@@ -232,8 +232,8 @@ class UnpackedSource:
         digest: str,
         workload: str,
         say: Callable[[str], object],
-        peers: str,
         began_s: float,
+        peers: str = "",
     ) -> None:
         from bootseer.mounts.unpacked import unpack_tree
 

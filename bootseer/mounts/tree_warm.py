@@ -33,12 +33,15 @@ _MODULES = (
     "bootseer.tree.opening",
     "encodings.ascii",
 )
-# By scheme: the module of the store, as bootseer.storage.open chooses it, and what that imports late.
+# By scheme: the module of the store, as bootseer.storage.open chooses it, and what that imports late; with those
+# that are far, who is asked before them.
+_PEERS = ("bootseer.peers.store", "bootseer.peers.membership")
+_OBJECTS = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
 _STORES = {
     **dict.fromkeys(("", "file", "local"), ("bootseer.storage.local",)),
-    **dict.fromkeys(("http", "https"), ("bootseer.storage.http", "encodings.idna")),
-    **dict.fromkeys(("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl"), ("bootseer.storage.objects",)),
-    "oci": ("bootseer.storage.oci", "encodings.idna"),
+    **dict.fromkeys(("http", "https"), ("bootseer.storage.http", "encodings.idna", *_PEERS)),
+    **dict.fromkeys(_OBJECTS, ("bootseer.storage.objects", *_PEERS)),
+    "oci": ("bootseer.storage.oci", "encodings.idna", *_PEERS),
 }
 
 

@@ -504,8 +504,12 @@ def test_an_interpreter_that_cannot_run_or_hangs(tmp_path: Path, monkeypatch: py
 
 @pytest.fixture
 def noisy(job: Job) -> Iterator[Job]:
-    """Start-up code that writes before us, and leaves a process with our pipe open."""
-    (job.venv / SITE / "sitecustomize.py").write_text(
+    """Start-up code that writes before us, and leaves a process with our pipe open.
+
+    By a .pth file: Debian's Python has a sitecustomize of its own.
+    """
+    (job.venv / SITE / "noisy.pth").write_text("import start_up_code\n")
+    (job.venv / SITE / "start_up_code.py").write_text(
         "import subprocess, sys\n"
         "print('{\"bootseer-base\": 1}')\n"
         "print('\\nbootseer-base {}')\n"

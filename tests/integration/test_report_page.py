@@ -112,10 +112,18 @@ def test_by_keys_alone(browser: Browser, tmp_path: Path) -> None:
 
 def test_pointer_and_tables(browser: Browser, tmp_path: Path) -> None:
     show(browser, tmp_path, Plan(nodes=3, ranks=2, planted=(Planted("env", 20, 1),)))
-    left, top, _, _ = browser.place("lanes")
-    x, y = left + 300, top + 40
-    browser.mouse("mouseMoved", x, y)
-    wait_until(lambda: "rank 0 on node0000" in text_of(browser, "tip"), 10, "the words at the pointer")
+    x = y = 0.0
+
+    def is_pointed_at() -> bool:
+        """A page that is being laid out may have moved away meanwhile."""
+        nonlocal x, y
+        left, top, _, _ = browser.place("lanes")
+        x, y = left + 300, top + 40
+        browser.mouse("mouseMoved", x - 1, y)
+        browser.mouse("mouseMoved", x, y)
+        return "rank 0 on node0000" in text_of(browser, "tip")
+
+    wait_until(is_pointed_at, 10, "the words at the pointer")
     browser.click(x, y)
     wait_until(lambda: text_of(browser, "picked").startswith("rank 0 on node0000"), 10, "the rank that was picked")
     before = picture(browser)
