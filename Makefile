@@ -13,7 +13,7 @@ BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile $(if
 # Tests see what a fresh shell has, whatever this one sets.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS
 
-.PHONY: setup demo demo-setup test check lint bench record-parity clean
+.PHONY: setup demo demo-setup test check lint bench man record-parity clean
 
 setup: $(READY)  ## make .venv with all that tests and benches need
 
@@ -45,6 +45,9 @@ bench: setup  ## all benches, each with its JSON in out/, then checked against i
 	    $(BIN)/python -m bench $$name --json out/$$name.json && $(BIN)/python -m bench check out/$$name.json \
 	        || failed="$$failed $$name"; \
 	done; if [ -n "$$failed" ]; then echo "not as they should be:$$failed"; exit 1; fi
+
+man: setup  ## man pages, in out/man
+	@$(BIN)/python -m launcher.manual out/man
 
 record-parity: setup  ## record what the pinned torchrun does, for the parity suite
 	$(BIN)/python -m tests.parity.record

@@ -110,7 +110,13 @@ def restore_by(way: str, store: str, lock: str, target: str, holder: Holder | No
         return 1
     end_spares()
     steps = dict(done.mounted.seconds) if done.mounted is not None else {}
-    said = {"how": done.how, "took_s": done.took_s, "prefix": done.prefix, "notes": done.notes, "steps": steps}
+    said = {
+        "how": done.how,
+        "took_s": done.took_s,
+        "prefix": done.prefix,
+        "notes": (*done.failures, *done.notes),
+        "steps": steps,
+    }
     print(json.dumps(said), flush=True)
     if done.mounted is not None:
         sys.stdin.readline()

@@ -12,6 +12,8 @@ import sys
 from bench.report_browser import Browser
 from bench.report_job import Plan, Planted, write_job
 from bootseer.cli import report_job
+from bootseer.startup.compare import compare
+from bootseer.startup.compare_page import make_comparison_page
 from bootseer.startup.page import make_page
 from bootseer.startup.report import make_report
 
@@ -26,6 +28,10 @@ JOBS = {
     ),
 }
 
+BEFORE = Plan(
+    nodes=2, ranks=2, run_id="llama-8b-sft-plain", stages={name: took * 3 for name, took in Plan().stages.items()}
+)
+
 
 def make_pages(folder: str) -> dict[str, str]:
     """One page a job."""
@@ -34,6 +40,11 @@ def make_pages(folder: str) -> dict[str, str]:
         job = report_job.load(write_job(os.path.join(folder, f"job-{name}"), plan))
         pages[name] = os.path.join(folder, f"{name}.html")
         report_job.write(pages[name], make_page(job.attempts[0], make_report(job, 0)))
+    before = report_job.load(write_job(os.path.join(folder, "job-before"), BEFORE))
+    after = report_job.load(os.path.join(folder, "job-4"))
+    pages["compared"] = os.path.join(folder, "compared.html")
+    found = compare(make_report(before, 0), make_report(after, 0))
+    report_job.write(pages["compared"], make_comparison_page(found))
     return pages
 
 

@@ -7,6 +7,7 @@
     [checkpoint]  url, memory, keep, save_memory
     [peers]       use, upload
     [ranks]       fork, preload, preload_timeout_s
+    [start]       strict
     [job]         folder, command, python: for `bootseer warm --jobs`, which is not told them by a command line
 
 Each key but those of [job] stands for one flag of bootrun; TABLES is the whole mapping. Paths are meant from the
@@ -88,6 +89,7 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
         "preload": Setting("--preload", Kind.TEXTS),
         "preload_timeout_s": Setting("--preload-timeout", Kind.SECONDS),
     },
+    "start": {"strict": Setting("--strict", Kind.SWITCH)},
     "job": {
         "folder": Setting(JOB_FOLDER, Kind.TEXT),
         "command": Setting(JOB_COMMAND, Kind.TEXTS),

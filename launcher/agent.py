@@ -88,6 +88,7 @@ class Agent:
         self._patience: Cancellable | None = None
         self._start_error = ""
         self._is_member = False  # the coordinator knows this node
+        self._too_slow = ""  # with --strict: what failed although there is another way
         self.status = 1
 
     def connect(self, guard: GuardClient, link: Link) -> None:
@@ -131,6 +132,8 @@ class Agent:
                 self._stop_then_end(status)
             case Welcome(_, open_membership):
                 self._is_member = True
+                if self._too_slow:
+                    self.on_fell_back(self._too_slow)
                 if open_membership and not self._spec.is_single:
                     self._around.say(
                         "no secret is set: whoever reaches the endpoint can join this job "
@@ -171,6 +174,12 @@ class Agent:
             self.tell_setup(news)
         else:
             self.on_unusable(f"set-up failed: {news.text}")
+
+    def on_fell_back(self, why: str) -> None:
+        """With --strict: the job ends, as soon as its coordinator can be told."""
+        self._too_slow = why
+        if self._is_member:
+            self.tell_setup(SetupNews("strict", "", "", why))
 
     # ---- attempts --------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.loop import Alarm, EventLoop
-from launcher.ranks.program import RankProgram
+from launcher.ranks.program import RankProgram, inside_of
 from launcher.service import ServiceProcess
 from launcher.setup_options import CachesOptions
 from launcher.spec import LaunchSpec
@@ -42,6 +42,7 @@ class CachesEvents(NamedTuple):
     """What the node is told; each a callback."""
 
     said: Callable[[str], object]
+    fell_back: Callable[[str], object]  # why the first step is a cold one
     noted: Callable[[CachesSpan], object]
 
 
@@ -81,9 +82,12 @@ class NodeCaches:
         self._program, self._opened = program, then
         self._began_ns = time.monotonic_ns()
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
-        argv = [*program.prefix, sys.executable, "-P", "-m", "bootseer.env.setup_keeper_caches"]
+        # In an image our own files are not seen: only what tells the versions of its frameworks is run there.
+        prefix, inside = (program.prefix, None) if not program.image else ((), inside_of(program))
+        argv = [*prefix, sys.executable, "-P", "-m", "bootseer.env.setup_keeper_caches"]
+        environ = environ if program.image else program.inherited(environ)
         try:
-            self._keeper = ServiceProcess(self._loop, argv, program.inherited(environ), self._take, self._on_end)
+            self._keeper = ServiceProcess(self._loop, argv, environ, self._take, self._on_end)
         except OSError as error:
             self._loop.call_soon(self._go_without, f"their process cannot be started: {error.strerror}")
             return
@@ -94,6 +98,7 @@ class NodeCaches:
             store=options.store,
             dirs=dict(options.dirs),
             salt=options.salt,
+            inside=inside,
             peers="" if self._peers is None else self._peers.path,
         )
         self._patience(OPEN_PATIENCE_S)
@@ -189,7 +194,7 @@ class NodeCaches:
     def _go_without(self, why: str) -> None:
         """Once; ranks start with a cold first step."""
         self._drop()
-        self._events.said(f"first-step caches are not used: {why}")
+        self._events.fell_back(f"first-step caches are not used: {why}")
         self._go({})
         self._go_on()
 

@@ -68,15 +68,17 @@ class NodeCheckpoint:
         spec: LaunchSpec,
         unset: tuple[str, ...],
         say: Callable[[str], object],
+        fell_back: Callable[[str], object],
         peers: NodePeers | None = None,
     ) -> None:
-        """Args: unset: variables that the keeper does not get; say: a line for people; peers: None: it reads the
-        store alone."""
+        """Args: unset: variables that the keeper does not get; say: a line for people; fell_back: told why ranks
+        read for themselves; peers: None: it reads the store alone."""
         self._loop = loop
         self._guard = guard
         self._spec = spec
         self._unset = unset
         self._say = say
+        self._fell_back = fell_back
         self._peers = peers
         self._listener: socket.socket | None = None
         self._lines = JsonLines(loop, self._take, self._fail)  # another one for each keeper
@@ -289,7 +291,7 @@ class NodeCheckpoint:
         self._loaded = None
         self._watchdog.cancel()
         if why:
-            self._say(f"the checkpoint is not shared on this node: {why}")
+            self._fell_back(f"the checkpoint is not shared on this node: {why}")
         if address and not self._spec.keep_arena:
             self._reminder.set(FIRST_STEP_SAY_S, self._lines.ask, "statistics")
         then(self._environ(path, address, self._pinned))
@@ -347,7 +349,7 @@ class NodeCheckpoint:
         elif self._resolved is not None:
             self._resolve_without()
         else:
-            self._say(f"{said}, ranks read it for themselves: {why}")
+            self._fell_back(f"{said}, ranks read it for themselves: {why}")
             if self._loaded is not None:
                 self._on_loaded(self._attempt, "", "")
 

@@ -34,6 +34,18 @@ pause; etcd and third-party logs specs are not there.
 """
 
 
+# Bootseer's flags by what they are about: each title stands before the flag that it begins with.
+TITLES = {
+    "rank_hooks": "ranks (Bootseer's flags, never abbreviated)",
+    "image": "image",
+    "load_checkpoint": "checkpoint",
+    "peers": "nodes that help each other",
+    "setup": "environment",
+    "keep_caches": "first-step caches",
+    "config": "the job",
+}
+
+
 class Parser(argparse.ArgumentParser):
     """Leaves our own flags out of prefix matching."""
 
@@ -63,11 +75,13 @@ def get_args_parser(
         usage=f"{prog} [flags] script [arguments of the script]",
     )
     parser.own = frozenset(name for flag in FLAGS if flag.ours for name in flag.spellings) | {"--version"}
-    theirs = parser.add_argument_group("torchrun's flags")
-    ours = parser.add_argument_group("Bootseer's flags (never abbreviated)")
+    group = parser.add_argument_group("torchrun's flags")
     for flag in FLAGS:
-        _add(ours if flag.ours else theirs, flag, environ.get(flag.env) if flag.env else None)
-    ours.add_argument(
+        title = TITLES.get(flag.dest)
+        if title is not None:
+            group = parser.add_argument_group(title)
+        _add(group, flag, environ.get(flag.env) if flag.env else None)
+    group.add_argument(
         "--version",
         action=_Version,
         nargs=0,

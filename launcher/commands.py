@@ -52,6 +52,10 @@ def main(argv: list[str]) -> int:
         from launcher.warm.command import main as warm
 
         return warm(argv[1:])
+    if argv and argv[0] == "completion":
+        from launcher.manual import main as completion
+
+        return completion(argv[1:])
     from bootseer import __version__
 
     parser = argparse.ArgumentParser(
@@ -66,6 +70,7 @@ def main(argv: list[str]) -> int:
         groups.add_parser(name, help=group.help, add_help=False)
     groups.add_parser("run", help="launch a job on this node: the same as bootrun", add_help=False)
     groups.add_parser("warm", help="fill this node's caches for a job before the job is there", add_help=False)
+    groups.add_parser("completion", help="what a shell needs to complete bootrun and bootseer", add_help=False)
     args = parser.parse_args(argv)
     if args.group is None:
         parser.print_help(sys.stderr)

@@ -303,7 +303,7 @@ FLAGS: tuple[Flag, ...] = (
     _ours(
         "--keep-caches",
         "keep what the first step compiles (torch.compile, triton, extensions) and restore it at the next start "
-        "(default with --env-store, but for --image and --no-python)",
+        "(default with --env-store, but for --no-python)",
         kind=None,
     ),
     _ours("--no-keep-caches", "do not, whatever else is said", kind=None),
@@ -338,5 +338,11 @@ FLAGS: tuple[Flag, ...] = (
         choices=("job", "node"),
     ),
     _ours("--events-dir", "folder for event files; /dev/null for none (default: below the logs)", metavar="DIR"),
+    _ours(
+        "--strict",
+        "end the job when something that makes starts fast fails before its ranks run; without it the ordinary "
+        "way is taken, and a line says so",
+        kind=None,
+    ),
     _ours("--quiet", "leave out bootrun's informational lines", kind=None),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,10 +62,12 @@ class ImageSpan(NamedTuple):
 class ImageEvents(NamedTuple):
     """What the node is told; each a callback."""
 
+    resolved: Callable[[str], object]  # the tree's digest, "" for a folder; before it can be used
     opened: Callable[[RankProgram], object]  # again after a keeper has failed
     failed: Callable[[str], object]
     noted: Callable[[ImageSpan], object]
     started: Callable[[Mapping[str, float]], object]  # figures, after the first step
+    fell_back: Callable[[str], object]  # why it is opened in another way than it could be
     said: Callable[[str], object]  # a line for people
 
 
@@ -96,6 +98,11 @@ class NodeImage:
         self._timer = Alarm(loop)
         self._showing: dict[int, tuple[list[str], Callable[[list[str]], object]]] = {}
         self._asked = 0
+        self._door: tuple[str, list[str]] | None = None  # mounts that are seen inside, and whose they are
+        self._on_shown_from: Callable[[str], object] = _ignore
+        self._is_showing_from = False  # the keeper owes the answer
+        self._was_used = False  # ranks of this job may run in it
+        self._reopened: RankProgram | None = None  # it is told of when these are seen again
         self._why = ""  # it is lost
         self._opened_s = 0.0
         self._digest = ""  # of the tree that ranks of this job have seen
@@ -132,9 +139,16 @@ class NodeImage:
             writable=options.writable,
             given=options.binds,
             environ=options.environ,
-            programs=[] if is_program else options.pythons,
+            programs=options.pythons if not is_program or self._makes_venv() else [],
             work=[_working_directory(), _script_folder(self._spec), os.environ.get("HOME", "")],
             own=[*self._own, *self._more_own()],
+            needs=[
+                need
+                for need, options in (("setup", self._spec.setup), ("caches", self._spec.caches))
+                if options is not None
+            ],
+            parents=[] if self._spec.setup is None else [*map(os.path.dirname, self._spec.setup.targets)],
+            cache_dirs=[] if self._spec.caches is None else [path for _, path in self._spec.caches.dirs],
             files={
                 f"{RANK_FOLDER}/inside.py": INSIDE,
                 f"{RANK_FOLDER}/preloaded.py": PRELOADED,
@@ -155,6 +169,10 @@ class NodeImage:
             found.append(path if os.path.isdir(path) else os.path.dirname(path))
         return [folder for folder in found if folder.startswith("/") and folder != "/"]
 
+    def _makes_venv(self) -> bool:
+        """Set-up makes one by the image's interpreter."""
+        return self._spec.setup is not None and not self._spec.setup.targets
+
     def _say_waiting(self) -> None:
         waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
         self._events.said(f"still opening the image, for {waited_s:.0f} s")
@@ -167,7 +185,7 @@ class NodeImage:
             return
         if self._state is State.OPENING:
             self._watchdog.set(OPEN_SILENCE_S, self._end_silent, OPEN_SILENCE_S)
-        elif self._state is State.OPEN and self._showing:
+        elif self._state is State.OPEN and (self._showing or self._is_showing_from):
             self._watchdog.set(SHOW_SILENCE_S, self._end_silent, SHOW_SILENCE_S)
 
     def _end_silent(self, limit_s: float) -> None:
@@ -191,15 +209,22 @@ class NodeImage:
         match answer["did"]:
             case "said":
                 self._events.said(answer["text"])
+            case "fell-back":
+                self._events.fell_back(answer["why"])
             case "origin":
                 if self._peers is not None:
                     self._peers.add_origin(answer["url"], answer["folders"])
+            case "resolved":
+                self._events.resolved(answer["digest"])
             case "ready":
                 self._on_ready(answer)
             case "failed":
                 self._fail(answer["why"])
+            case "shown-from":
+                self._take_shown_from(answer["door"], answer["why"])
             case "shown":
                 _, then = self._showing.pop(answer["number"])
+                self._was_used = True
                 then(answer["missing"])
             case "lost":
                 self._why = "it cannot be read any more, as the process that serves its files has ended"
@@ -219,7 +244,7 @@ class NodeImage:
         for note in answer["notes"]:
             self._events.said(note)
         program = RankProgram(
-            python=answer["program"],
+            python="" if self._spec.entry.mode == "program" else answer["program"],
             inside=f"{RANK_FOLDER}/inside.py",
             preloaded=f"{RANK_FOLDER}/preloaded.py",
             prefix=tuple(answer["prefix"]),
@@ -229,9 +254,13 @@ class NodeImage:
         )
         facts = {name: answer[name] for name in ("how", "digest", "source_s", "root_s")}
         self._events.noted(ImageSpan(self._began_ns, time.monotonic_ns(), facts, ""))
+        if self._door is not None:
+            self._reopened = program
+            self._ask_to_show_from()
         for number, (paths, _) in self._showing.items():
             self._ask_to_show(number, paths)  # the last keeper has not answered
-        self._events.opened(program)
+        if self._door is None:
+            self._events.opened(program)
 
     def _on_end(self, why: str) -> None:
         self._keeper = None
@@ -244,10 +273,11 @@ class NodeImage:
             return
         why, self._why = self._why or f"the process that holds it has failed: {why}", ""
         self._timer.cancel()
+        self._reopened, is_showing_from, self._is_showing_from = None, self._is_showing_from, False
         if self._state is State.OPEN and self._options.writable.startswith("/"):
             self._state = State.LOST
             self._hold_folder()
-            if not self._showing:
+            if self._was_used and not self._showing and not is_showing_from:
                 self._events.said(f"the image is opened anew before the next start of ranks: {why}")
                 return
         self._events.said(f"the image is opened anew: {why}")
@@ -294,7 +324,7 @@ class NodeImage:
     @property
     def is_open(self) -> bool:
         """Whether it can be asked to show something; one that was lost is opened then."""
-        return self._state in (State.OPEN, State.LOST)
+        return self._state in (State.OPEN, State.LOST) and self._reopened is None
 
     def show(self, paths: list[str], then: Callable[[list[str]], object]) -> None:
         """Has these paths of the node be seen inside; calls `then` with those that are not.
@@ -308,6 +338,37 @@ class NodeImage:
         elif self._state is State.OPEN:
             self._ask_to_show(self._asked, paths)
             self._watch()
+
+    def show_from(self, door: str, folders: Sequence[str], then: Callable[[str], object]) -> None:
+        """Has mounts over these folders, where a door leads (bootseer.mounts.holder), be seen inside.
+
+        Calls `then` with why they are not, "" if they are. One that is opened anew shows them again, and calls
+        `then` again.
+        """
+        self._door, self._on_shown_from = (door, list(folders)), then
+        if self._state is State.OPEN:
+            self._ask_to_show_from()
+            self._watch()
+        elif self._state is State.LOST:
+            self._reopen()
+
+    def _ask_to_show_from(self) -> None:
+        if self._keeper is not None and self._door is not None:
+            self._is_showing_from = True
+            self._keeper.ask("show-from", door=self._door[0], folders=self._door[1])
+
+    def _take_shown_from(self, door: str, why: str) -> None:
+        if self._door is None or self._door[0] != door:
+            return  # of mounts that have been made anew since
+        self._is_showing_from = False
+        program, self._reopened = self._reopened, None
+        if why:
+            self._door = None
+            self._on_shown_from(why)  # before it can be taken for complete
+        if program is not None:
+            self._events.opened(program)
+        if not why:
+            self._on_shown_from("")
 
     def _ask_to_show(self, number: int, paths: list[str]) -> None:
         if self._keeper is not None:
@@ -328,6 +389,10 @@ class NodeImage:
         for fd in self._locks.values():
             os.close(fd)
         self._locks.clear()
+
+
+def _ignore(_: str) -> None:
+    pass
 
 
 # ---- what ranks are told -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bootseer.errors import UsageError
-from bootseer.mounts.binds import Bind, Without, parse_bind
+from bootseer.mounts.binds import Bind, Without, is_within, parse_bind
 from bootseer.mounts.image_environ import parse_variable
 from launcher.ranks.environ import RANK_VARIABLES
 
@@ -26,6 +26,7 @@ class ImageOptions(NamedTuple):
     binds: tuple[Bind | Without, ...]
     pythons: tuple[str, ...]  # the first of these that is there
     environ: dict[str, str]
+    late_python: str = ""  # ranks' own, that set-up makes
 
 
 def read_options(
@@ -36,8 +37,9 @@ def read_options(
     python: str | None,
     environ: Sequence[str],
     absolute: Callable[[str], str],
+    targets: Sequence[str] = (),
 ) -> ImageOptions | None:
-    """None without --image. Raises: UsageError."""
+    """None without --image. Args: targets: of set-up, absolute. Raises: UsageError."""
     if url is None:
         for flag, value in (
             ("--image-name", name),
@@ -49,13 +51,16 @@ def read_options(
             if value:
                 raise UsageError(f"{flag} is without effect: give the image as well, by --image URL")
         return None
+    own = "" if python is None else _python(python)
+    is_late = any(is_within(own, target) for target in targets)
     return ImageOptions(
         _url(url, absolute),
         name or "",
         _writable(writable, absolute),
         tuple(_bind(text, absolute) for text in binds),
-        PYTHONS if python is None else (_python(python),),
+        PYTHONS if is_late or not own else (own,),
         dict(_variable(text) for text in environ),
+        own if is_late else "",
     )
 
 

@@ -382,9 +382,10 @@ class Job:
         """News about the environment of a node."""
         if self._phase is Phase.FINISHED:
             return
-        if news.what == "failed":
+        if news.what in ("failed", "strict"):
             where = f" on {node.join.host}" if self._rules.max_nodes > 1 else ""
-            self._finish(1, f"set-up failed{where}: {news.text}")
+            what = "set-up failed" if news.what == "failed" else "--strict: something failed"
+            self._finish(1, f"{what}{where}: {news.text}")
             return
         if self._setup is None:
             from launcher.setup_policy import JobSetup

@@ -20,24 +20,25 @@ from launcher.ranks.console import Console
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.port import HeldPort, hold_any, hold_given
 from launcher.ranks.preloader import Preloader, PreloadSpan
-from launcher.ranks.program import RankProgram, own_program
+from launcher.ranks.program import RankProgram
 from launcher.recorded_start import HelperSpan, RecordedStart
 from launcher.rendezvous.messages import Failure, Finish, SetupOrder, World
 from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
+from launcher.workplace import Workplace, WorkplaceEvents
 
 if TYPE_CHECKING:
     from bootseer.events import EventWriter
     from launcher.agent import Agent
-    from launcher.caches import CachesSpan, NodeCaches
+    from launcher.caches import CachesSpan
     from launcher.checkpoint import NodeCheckpoint
     from launcher.event_files import EventFile
-    from launcher.image import ImageSpan, NodeImage
+    from launcher.image import ImageSpan
     from launcher.peers import NodePeers
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
     from launcher.rendezvous.host import Resolve
-    from launcher.setup import NodeSetup, SetupSpan
+    from launcher.setup import SetupSpan
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
 TIDY_AFTER_S = 1.0
@@ -66,14 +67,9 @@ class Node:
         self.preloader = Preloader(loop, guard, spec, SECRET_VARIABLES, self._say_exec_instead, self._note_preload)
         self.recorded_start = RecordedStart(guard, spec, self._note_helper)
         self.checkpoint: NodeCheckpoint | None = None
-        self.image: NodeImage | None = None
-        self.setup: NodeSetup | None = None
-        self.caches: NodeCaches | None = None
         self.peers: NodePeers | None = None
-        # None: the image is not open yet, the environment not there
-        is_later = spec.image is not None or spec.setup is not None or spec.caches is not None
-        self._program = None if is_later else own_program(spec.python)
-        self._awaiting: list[Callable[[RankProgram], object]] = []
+        self.workplace = Workplace(loop, spec, SECRET_VARIABLES, self._workplace_events())
+        self._is_program_known = self.workplace.program is not None
         self._image_failure = ""
         self._has_ranks = False  # the attempt's ranks were started
         self._run_dir = ""
@@ -87,10 +83,41 @@ class Node:
         self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
 
+    def _workplace_events(self) -> WorkplaceEvents:
+        return WorkplaceEvents(
+            known=self._on_program,
+            image_failed=self._on_image_failed,
+            setup_failed=lambda news: self.agent.on_set_up_failed(news),  # noqa: PLW0108  there is no agent yet
+            setup_news=lambda news: self.agent.tell_setup(news),  # noqa: PLW0108
+            image_noted=self._note_image,
+            setup_noted=self._note_setup,
+            caches_noted=self._note_caches,
+            image_figures=self._note_image_figures,
+            fell_back=self.fell_back,
+            said=self.say,
+            setup_line=self._show_setup,
+            complained=self.complain,
+        )
+
     def say(self, text: str) -> None:
         """A line for people; --quiet leaves it out."""
         if not self._spec.quiet:
             self._console.say(text)
+
+    def fell_back(self, stage: str, why: str) -> None:
+        """Something that makes starts fast cannot be had: the ordinary way is taken, unless --strict forbids it.
+
+        Args: stage: "" for help that is of no stage.
+        """
+        self.say(why)
+        if self._events_dir:
+            from bootseer.events import Stage
+
+            writer = self._events()
+            writer.attempt = self._attempt
+            writer.instant(Stage(stage) if stage else None, "fell_back", error=why)
+        if self._spec.strict and not self._has_ranks:
+            self.agent.on_fell_back(why)
 
     def complain(self, text: str) -> None:
         """An error, in one line."""
@@ -128,29 +155,19 @@ class Node:
             from launcher.checkpoint import NodeCheckpoint
 
             self.checkpoint = NodeCheckpoint(
-                self._loop, self._guard, self._spec, SECRET_VARIABLES, self.say, self.peers
+                self._loop,
+                self._guard,
+                self._spec,
+                SECRET_VARIABLES,
+                self.say,
+                partial(self.fell_back, "checkpoint"),
+                self.peers,
             )
             self.checkpoint.begin()
-        if self._spec.setup is not None:
-            self._begin_setup()
-            return
-        if self._spec.caches is not None:
-            self._open_caches(own_program(self._spec.python))
-            return
-        if self._spec.image is None:
-            self.preloader.begin(os.environ, self._program)
-            return
-        from launcher.image import ImageEvents, NodeImage
-
-        events = ImageEvents(
-            opened=self._on_program,
-            failed=self._on_image_failed,
-            noted=self._note_image,
-            started=self._note_image_figures,
-            said=self.say,
-        )
-        self.image = NodeImage(self._loop, self._spec, SECRET_VARIABLES, events, self.peers)
-        self.image.begin(folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR)
+        own = [folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR]
+        self.workplace.begin(own, "" if self._run_dir == logs.NO_LOG_DIR else self._run_dir, self.peers)
+        if self.workplace.program is not None:
+            self.preloader.begin(os.environ, self.workplace.program)
 
     def _begin_peers(self, secret: bytes | None) -> None:
         """Nodes help each other where there are several, and strangers are kept out."""
@@ -161,69 +178,32 @@ class Node:
             return
         from launcher.peers import NodePeers
 
-        self.peers = NodePeers(self._loop, self._spec, secret, SECRET_VARIABLES, self.say)
+        self.peers = NodePeers(self._loop, self._spec, secret, SECRET_VARIABLES, partial(self.fell_back, ""))
         self.peers.begin()
 
     def when_program_known(self, then: Callable[[RankProgram], object]) -> None:
-        """Calls `then`, once, with what ranks are run by: now, or when the image is open. Never if it fails."""
-        is_open = self.image is None or self.image.is_open
-        if self._program is None or not is_open or (self.setup is not None and not self.setup.is_ready):
-            self._awaiting.append(then)
-        else:
-            then(self._program)
-
-    def _begin_setup(self) -> None:
-        """Has the environment looked for; ranks and all that runs as they do wait for it."""
-        from launcher.setup import NodeSetup, SetupEvents
-
-        events = SetupEvents(
-            ready=self._open_caches,
-            failed=self.agent.on_set_up_failed,
-            news=self.agent.tell_setup,
-            noted=self._note_setup,
-            said=self.say,
-            line=self._show_setup,
-            complained=self.complain,
-        )
-        self.setup = NodeSetup(self._loop, self._spec, SECRET_VARIABLES, events, self.peers)
-        self.setup.begin("" if self._run_dir == logs.NO_LOG_DIR else self._run_dir)
+        """Calls `then`, once, with what ranks are run by: now, or when it is there. Never if that fails."""
+        self.workplace.when_known(then)
 
     def set_up(self, order: SetupOrder) -> None:
         """An order of the coordinator for the ranks' environment."""
-        if self.setup is None:
-            return
-        self.setup.obey(order)
+        self.workplace.set_up(order)
 
     def _show_setup(self, line: str) -> None:
         """A line of a set-up command, as those of ranks."""
         if not self._spec.quiet:
             self._console.show(f"[setup]: {line}\n")
 
-    def _open_caches(self, program: RankProgram) -> None:
-        """The environment is there: what the first step needs comes next, if it is kept, then ranks."""
-        if self._spec.caches is None:
-            self._on_program(program)
-            return
-        if self.caches is None:
-            from launcher.caches import CachesEvents, NodeCaches
-
-            events = CachesEvents(said=self.say, noted=self._note_caches)
-            self.caches = NodeCaches(self._loop, self._spec, SECRET_VARIABLES, events, self.peers)
-        self.caches.open(program, self._on_program)
-
     def _on_program(self, program: RankProgram) -> None:
-        is_first, self._program = self._program is None, program
-        if is_first:
-            self.preloader.begin(os.environ, program)
-        else:
+        """What ranks are run by is there, or there anew."""
+        if self._is_program_known:
             self.preloader.move(program)
-        awaiting, self._awaiting = self._awaiting, []
-        for then in awaiting:
-            then(program)
+        else:
+            self._is_program_known = True
+            self.preloader.begin(os.environ, program)
 
     def _on_image_failed(self, why: str) -> None:
         """Ranks that run inside go on; there will be no others."""
-        self._awaiting.clear()
         self._image_failure = why
         if not self._has_ranks:
             self.agent.on_unusable(why)
@@ -265,13 +245,12 @@ class Node:
         self._copy_output(group)
 
         def start(checkpoint: dict[str, str], fork: bool) -> None:
+            program = self.workplace.program
             if group.is_stopping:
                 return
-            assert self._program is not None
+            assert program is not None
             try:
-                group.spawn(
-                    self._program, SECRET_VARIABLES, self._numa_prefix, self._visible_devices, checkpoint, fork
-                )
+                group.spawn(program, SECRET_VARIABLES, self._numa_prefix, self._visible_devices, checkpoint, fork)
             except (BootseerError, OSError) as error:
                 group.cannot_start(str(error))  # by now nobody may wait for `spawn` to return
 
@@ -279,20 +258,14 @@ class Node:
             if not group.is_stopping:
                 self.preloader.settle(group.world.attempt == 0, partial(start, checkpoint))
 
-        def seed(checkpoint: dict[str, str]) -> None:
-            """Before every attempt: what the last one has left half written must be gone."""
-            if self.caches is None or group.is_stopping:
-                settle(checkpoint)
-            else:
-                self.caches.seed(lambda: settle(checkpoint))
-
         def begin(checkpoint: dict[str, str]) -> None:
-            if self._spec.setup is not None or self._spec.caches is not None:
-                self.when_program_known(lambda _: seed(checkpoint))
-            elif self.image is None:
-                settle(checkpoint)
-            else:
-                self.when_program_known(lambda _: self._show_checkpoint(checkpoint, settle))
+            own = ""
+            if checkpoint:
+                from launcher.checkpoint import own_path
+
+                own = own_path(self._spec.load_checkpoint, checkpoint.get("BOOTSEER_CHECKPOINT_VERSION", ""))
+            if not group.is_stopping:
+                self.workplace.make_ready(checkpoint, own, settle)
 
         if self.checkpoint is not None:
             self.checkpoint.load(group.world, begin)
@@ -300,22 +273,6 @@ class Node:
         if group.world.checkpoint is not None:
             self.say("the job loads a checkpoint, but this node was started without --load-checkpoint")
         begin({})
-
-    def _show_checkpoint(self, checkpoint: dict[str, str], then: Callable[[dict[str, str]], object]) -> None:
-        """Has the checkpoint be seen inside the image; calls `then` with what ranks are told of it."""
-        from launcher.checkpoint import own_path
-        from launcher.image import checkpoint_paths, reachable
-
-        assert self.image is not None
-        own = own_path(self._spec.load_checkpoint, checkpoint.get("BOOTSEER_CHECKPOINT_VERSION", ""))
-
-        def shown(missing: list[str]) -> None:
-            found, line = reachable(checkpoint, own, missing)
-            if line:
-                self.say(line)
-            self.when_program_known(lambda _: then(found))
-
-        self.image.show(checkpoint_paths(checkpoint, own) if checkpoint else [], shown)
 
     def _rank_events_file(self, world: World, local_rank: int) -> str:
         if not self._events_dir:
@@ -358,7 +315,7 @@ class Node:
         from launcher.numa import numactl_prefix
 
         words = numactl_prefix(self._spec.numa_binding, local_rank)
-        if self.image is not None:  # PATH is the image's
+        if self.workplace.has_image:  # PATH is the image's
             from launcher.devices import find_program
 
             words[0] = find_program(words[0], os.environ) or words[0]
@@ -507,12 +464,7 @@ class Node:
         """All ranks of this node have made theirs; `rank` is local rank 0."""
         if self.checkpoint is not None:
             self.checkpoint.first_step_seen()
-        if self.image is not None:
-            self.image.first_step_seen()
-        if self.setup is not None:
-            self.setup.first_step_seen()
-        if self.caches is not None:
-            self.caches.first_step_seen()
+        self.workplace.first_step_seen()
         self.recorded_start.first_step_seen(rank)
         self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
@@ -564,8 +516,7 @@ class Node:
         self._has_ranks = False
         if self.checkpoint is not None:
             self.checkpoint.cancel()
-        if self.caches is not None:
-            self.caches.attempt_over()
+        self.workplace.attempt_over()
         self._make_record()
         if self._record is not None:
             self._finish_record()
@@ -632,12 +583,7 @@ class Node:
             self.checkpoint.close()
         if self.peers is not None:
             self.peers.close()
-        if self.image is not None:
-            self.image.close()
-        if self.setup is not None:
-            self.setup.close()
-        if self.caches is not None:
-            self.caches.close()
+        self.workplace.close()
         self._finish_record()
         if self._record is not None:
             self._record.finish()

@@ -36,13 +36,13 @@ class NodePeers:
         spec: LaunchSpec,
         secret: bytes,
         unset: tuple[str, ...],
-        say: Callable[[str], object],
+        fell_back: Callable[[str], object],
     ) -> None:
-        """Args: unset: variables that the process does not get; say: a line for people."""
+        """Args: unset: variables that the process does not get; fell_back: told why the store alone is read."""
         self._loop = loop
         self._spec = spec
         self._unset = unset
-        self._say = say
+        self._fell_back = fell_back
         from bootseer.peers import derive_key
 
         self._key = derive_key(secret, spec.run_id).hex()
@@ -120,7 +120,7 @@ class NodePeers:
         self._go_without(f"their process has failed: {why}")
 
     def _go_without(self, why: str) -> None:
-        self._say(f"this node neither helps other nodes nor is helped: {why}")
+        self._fell_back(f"this node neither helps other nodes nor is helped: {why}")
         was_serving, self._port = bool(self._port), 0
         if was_serving and self._tell is not None:
             self._tell(0)
@@ -145,7 +145,7 @@ class NodePeers:
         try:
             write_peers(self.path, peers)
         except (ConfigError, OSError) as error:
-            self._say(f"nodes do not help each other here: {error}")
+            self._fell_back(f"nodes do not help each other here: {error}")
 
     def _remove(self) -> None:
         folder, self._folder = self._folder, ""

@@ -2,8 +2,9 @@
 
 A process of its own, the keeper (bootseer/env/setup_keeper.py), does the work: the launch path imports no storage.
 In: --setup and its like, orders of the job's coordinator (setup_policy.py), by which all nodes take the same
-environment. Out: a RankProgram, news for the coordinator, lines. A set-up command that fails is the job's error;
+environment. Out: an Environment, news for the coordinator, lines. A set-up command that fails is the job's error;
 when the keeper fails another one is started that only runs set-up. A keeper that publishes outlives the job.
+In an image the keeper looks as soon as the image's digest is known, and runs set-up when it is open.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.loop import Alarm, EventLoop
-from launcher.ranks.program import RankProgram, own_program
+from launcher.ranks.program import RankProgram, inside_of
 from launcher.rendezvous.messages import SetupNews, SetupOrder
 from launcher.service import ServiceProcess
 from launcher.setup_options import SetupOptions
@@ -34,6 +35,7 @@ SILENCE_S = 300.0  # without a word, on top of what it was given for set-up or f
 SILENCE_SHARE = 1 / 3
 MOST_TAIL_LINES = 20
 LOG_NAME = "setup.log"
+EARLY = "--early"  # its first order comes later: what it will need is imported meanwhile
 
 
 class State(Enum):
@@ -52,13 +54,22 @@ class SetupSpan(NamedTuple):
     error: str
 
 
+class Environment(NamedTuple):
+    """What ranks need of it."""
+
+    prefix: tuple[str, ...]  # words before each command that bring it to where this is mounted; () where it lies
+    targets: tuple[str, ...]
+    python: str  # in an image: the interpreter that set-up made; "" for none
+
+
 class SetupEvents(NamedTuple):
     """What the node is told; each a callback."""
 
-    ready: Callable[[RankProgram], object]  # again when it was made anew, or mounted anew
+    ready: Callable[[Environment], object]  # again when it was made anew, or mounted anew
     failed: Callable[[SetupNews], object]
     news: Callable[[SetupNews], object]  # for the coordinator
     noted: Callable[[SetupSpan], object]
+    fell_back: Callable[[str], object]  # why what is kept is not used, or not as fast as it could be
     said: Callable[[str], object]  # a line for people
     line: Callable[[str], object]  # of the commands' output
     complained: Callable[[str], object]  # an error, said in any case
@@ -100,6 +111,11 @@ class NodeSetup:
         self._is_publishing = False
         self._ready_ns = 0
         self._why = ""  # a keeper has failed
+        self._order: dict[str, Any] | None = None  # the first one, until it is known what the image is
+        self._digest: str | None = None  # of the image
+        self._image: RankProgram | None = None  # once it is open
+        self._later: list[SetupOrder] = []  # they need it
+        self._may_mount = True
         self._lines = 0  # of set-up, that were shown
 
     # ---- the start -------------------------------------------------------------------------------------------
@@ -119,8 +135,11 @@ class NodeSetup:
         """`is_plain`: set-up is run. `is_bare`: without a look at anything that may hang."""
         self._state = State.WORKING
         self._keepers += 1
+        self._later.clear()  # orders for the last keeper: this one looks anew, and gets its own
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
         argv = [sys.executable, "-P", "-m", "bootseer.env.setup_keeper"]
+        if self._spec.image is not None:
+            argv.append(EARLY)
         try:
             self._keeper = ServiceProcess(self._loop, argv, environ, self._take, self._on_end)
         except OSError as error:
@@ -130,9 +149,9 @@ class NodeSetup:
             return
         options, entry = self._options, self._spec.entry
         is_program = entry.mode == "program"
-        self._keeper.ask(
-            "start",
-            spec={
+        ways = () if is_plain else options.ways
+        self._order = {
+            "spec": {
                 "commands": options.commands,
                 "inputs": options.inputs,
                 "targets": options.targets,
@@ -145,18 +164,51 @@ class NodeSetup:
                 "wait_s": options.wait_s,
                 "cwd": os.getcwd(),
             },
-            ways=() if is_plain else options.ways,
-            workload=(entry.target, "") if is_program else ("python3", entry.target),
-            log_path=self._log_path,
-            own=_own_files(self._run_dir),
-            is_plain=is_plain,
-            is_bare=is_bare,
-            why_plain=self._why,
-            peers="" if self._peers is None else self._peers.path,
-        )
+            "ways": ways if self._may_mount else tuple(way for way in ways if way != "mount"),
+            "workload": (entry.target, "") if is_program else ("python3", entry.target),
+            "log_path": self._log_path,
+            "own": _own_files(self._run_dir),
+            "is_plain": is_plain,
+            "is_bare": is_bare,
+            "why_plain": self._why,
+            "peers": "" if self._peers is None else self._peers.path,
+        }
         if not self._timer.is_set:
             self._timer.set(SAY_AFTER_S, self._say_waiting)
+        self._send_order()
+
+    def _send_order(self) -> None:
+        """The first one, as soon as it is known what the image is."""
+        order, image = self._order, self._spec.image
+        if order is None or self._keeper is None or (image is not None and self._digest is None):
+            return
+        self._order = None
+        if image is not None:
+            order["image"] = {"digest": self._digest, "python": image.pythons[0], "environ": image.environ}
+        self._keeper.ask("start", **order)
+        self._tell_image()
         self._give(0.0)
+
+    def image_resolved(self, digest: str) -> None:
+        """It is known what the image is: time zero of the environment. Args: digest: "" if nobody knows."""
+        if self._digest is None:
+            self._began_ns = time.monotonic_ns()
+        self._digest = digest
+        self._send_order()
+
+    def image_opened(self, program: RankProgram) -> None:
+        """Programs can be run in the image; again when it was opened anew."""
+        self._image = program
+        self._tell_image()
+        later, self._later = self._later, []
+        for order in later:
+            self.obey(order)
+
+    def _tell_image(self) -> None:
+        image = self._image
+        if image is None or self._keeper is None or self._order is not None:
+            return
+        self._keeper.ask("image", **inside_of(image))
 
     def _say_waiting(self) -> None:
         waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
@@ -193,7 +245,12 @@ class NodeSetup:
             self._has_waited = True
             self._events.said(f"{order.text}: waiting for it")
             return
-        if order.text and order.do != "build":
+        if order.do in ("build", "own", "again") and self._spec.image is not None and self._image is None:
+            self._later.append(order)  # set-up runs there
+            return
+        if order.text and order.do in ("own", "again"):
+            self._events.fell_back(order.text)
+        elif order.text and order.do != "build":
             self._events.said(order.text)
         if self._keeper is None or self._state is State.FAILED:
             return
@@ -218,6 +275,8 @@ class NodeSetup:
         match did:
             case "said":
                 self._events.said(answer["text"])
+            case "fell-back":
+                self._events.fell_back(answer["why"])
             case "line":
                 self._lines += 1
                 self._events.line(answer["text"])
@@ -285,7 +344,7 @@ class NodeSetup:
             self._fail(f"the environment that ranks of this job ran in cannot be had again: {why}", [])
             return
         if damaged:
-            self._events.said(f"the kept environment cannot be used: {why}")
+            self._events.fell_back(f"the kept environment cannot be used: {why}")
             self._tell("damaged", tree=damaged, text=why)
         else:
             self._tell("unfetched", text=why)  # what follows from it says why
@@ -311,9 +370,8 @@ class NodeSetup:
             facts |= {"setup_s": answer["setup_s"], "capture_s": answer["capture_s"]}
         self._events.noted(SetupSpan(self._began_ns, ended_ns, facts, ""))
         self._events.said(ready_line(how, (ended_ns - self._began_ns) / 1e9, facts))
-        program = own_program(self._spec.python)
         self._is_reopening = False
-        self._events.ready(program._replace(prefix=tuple(answer["prefix"])))
+        self._events.ready(Environment(tuple(answer["prefix"]), tuple(answer["targets"]), answer["python"]))
 
     def _on_failed(self, why: str, tail: list[str]) -> None:
         if self._state is State.WORKING:
@@ -351,13 +409,21 @@ class NodeSetup:
             self._is_reopening = False
             self._restart(why, is_plain=True, is_bare=was_silent)
 
+    def without_mount(self, why: str) -> None:
+        """It cannot be seen where ranks run: the same one is unpacked."""
+        self._events.fell_back(f"the environment is unpacked: {why}")
+        self._may_mount, self._is_reopening = False, True
+        self._drop_keeper()
+        self._keepers = 0
+        self._restart(why, is_plain=False)
+
     def _restart(self, why: str, *, is_plain: bool, is_bare: bool = False) -> None:
         self._why = f"the process that sees to the environment has failed: {why}"
         if self._keepers >= MOST_KEEPERS:
             self._fail(f"{self._why}, {self._keepers} times", [])
             return
         if is_plain:
-            self._events.said(f"{self._why}; set-up is run")
+            self._events.fell_back(f"{self._why}; set-up is run")
         self._start(is_plain=is_plain, is_bare=is_bare)
 
     def _drop_keeper(self) -> None:
@@ -367,7 +433,8 @@ class NodeSetup:
 
     def first_step_seen(self) -> None:
         """All ranks of this node have made theirs: what the start needs of the environment is known."""
-        if self._is_mounted:
+        has_own = self.is_ready and self._spec.image is not None and not self._options.targets
+        if self._is_mounted or has_own:  # of our own folders it takes away those that are old
             self._ask("first-step")
 
     def close(self) -> None:

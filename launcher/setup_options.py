@@ -10,10 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bootseer.errors import UsageError
+from bootseer.mounts.binds import why_not_by_default
 
 WAYS = ("there", "mount", "unpack")
 TIMEOUT_S = 3600.0
 WAIT_S = 600.0
+# What an image has of its own there would be hidden.
+_OF_IMAGE = ("", "/usr", "/usr/local", "/var/lib")
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
@@ -60,10 +63,14 @@ def read_setup(args: argparse.Namespace, absolute: Callable[[str], str]) -> Setu
             if value:
                 raise UsageError(f"{flag} is without effect: give the command as well, by --setup COMMAND")
         return None  # --env-store and --env-key may stand in a variable or a file for other jobs
-    if args.image is not None:
-        raise UsageError(
-            "--setup and --image cannot be used together yet: build the image with what set-up installs"
-        )
+    targets = _paths(args.setup_target, "--setup-target", absolute)
+    for target in targets if args.image is not None else ():
+        parent = target.rpartition("/")[0]
+        if parent in _OF_IMAGE or why_not_by_default(parent):
+            raise UsageError(
+                f"--setup-target {target}: with --image its parent folder is this node's, in the image too: give "
+                "a folder below one of your own, or none for a virtual environment on top of the image's"
+            )
     for command in args.setup:
         if not command.strip() or "\0" in command:
             raise UsageError("--setup: a command is empty, or has a NUL character in it")
@@ -73,7 +80,7 @@ def read_setup(args: argparse.Namespace, absolute: Callable[[str], str]) -> Setu
     return SetupOptions(
         commands=tuple(args.setup),
         inputs=_paths(args.setup_input, "--setup-input", absolute),
-        targets=_paths(args.setup_target, "--setup-target", absolute),
+        targets=targets,
         variables=tuple(args.setup_variable),
         timeout_s=_seconds(args.setup_timeout, "--setup-timeout", TIMEOUT_S),
         wait_s=_seconds(args.setup_wait, "--setup-wait", WAIT_S),
@@ -94,13 +101,11 @@ def read_caches(args: argparse.Namespace, absolute: Callable[[str], str]) -> Cac
     if args.no_keep_caches:
         return None
     if not args.keep_caches:
-        is_default = args.env_store is not None and args.image is None and not args.no_python
+        is_default = args.env_store is not None and not args.no_python
         if args.cache_dir and not is_default:
             raise UsageError("--cache-dir is without effect: give --keep-caches as well")
         if not is_default:
             return None
-    if args.image is not None:
-        raise UsageError("--keep-caches and --image cannot be used together yet: leave one of them out")
     dirs: dict[str, str] = {}
     for text in args.cache_dir:
         name, mark, path = text.partition("=")
@@ -109,6 +114,8 @@ def read_caches(args: argparse.Namespace, absolute: Callable[[str], str]) -> Cac
         if name in dirs:
             raise UsageError(f"--cache-dir {text[:200]!r}: {name} is given twice")
         dirs[name] = absolute(path)
+        if args.image is not None and (why := why_not_by_default(dirs[name])):
+            raise UsageError(f"--cache-dir {text[:200]!r}: {why}; give a folder of this node's own")
     return CachesOptions(_store(args.env_store, absolute), tuple(dirs.items()), args.env_key or "")
 
 

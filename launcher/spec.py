@@ -87,6 +87,7 @@ class LaunchSpec(NamedTuple):
     restart_backoff_s: float
     events_dir: str | None
     quiet: bool
+    strict: bool  # what fails before ranks run ends the job, also where there is another way
     join_timeout_s: float
     last_call_s: float
     keep_alive_interval_s: float
@@ -198,6 +199,7 @@ def build_spec(
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
         events_dir=args.events_dir,
         quiet=args.quiet,
+        strict=args.strict,
         join_timeout_s=timing.join_timeout_s,
         last_call_s=timing.last_call_s,
         keep_alive_interval_s=timing.keep_alive_interval_s,
@@ -365,6 +367,7 @@ def _image(args: argparse.Namespace, environ: Mapping[str, str], warnings: list[
         args.image_python,
         args.image_env,
         os.path.abspath,
+        tuple(map(os.path.abspath, args.setup_target or ())),
     )
 
 

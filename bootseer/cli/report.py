@@ -27,7 +27,9 @@ taken. With OTHER the two are compared, DIR being the one before.
 
 `bootseer report fleet DIR...` sums up many jobs.
 """
-EPILOG = "bootseer report /logs/run1 --html run1.html"
+EPILOG = (
+    "bootseer report /logs/run1 --html run1.html\n\nbootseer report /logs/before /logs/after --html compared.html"
+)
 
 app = new_app("report")
 
@@ -59,15 +61,15 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Report on one job, or compare two."""
-    if other and (html or trace or prometheus or otlp):
-        raise UsageError("--html, --trace, --prometheus and --otlp show one job: give one DIR")
+    if other and (trace or prometheus or otlp):
+        raise UsageError("--trace, --prometheus and --otlp show one job: give one DIR")
     job = report_job.load(folder)
     number = report_job.choose(job, attempt, folder)
     found, record = job.attempts[number], report_job.record_of(job, number)
     if other:
         second = report_job.load(other)
         newer = report_job.record_of(second, report_job.choose(second, attempt, other))
-        report_job.show_comparison(record, newer, as_json, out)
+        report_job.show_comparison(record, newer, as_json, out, html)
         return
     _write_files(found, record, html, trace, prometheus)
     report_job.show(record, as_json, out)

@@ -76,13 +76,17 @@ def show(record: Report, as_json: bool, out: str) -> None:
     put(encode(record) if as_json else report_text(record).encode("utf-8", "replace"), out)
 
 
-def show_comparison(before: Report, after: Report, as_json: bool, out: str) -> None:
-    """As text or JSON."""
+def show_comparison(before: Report, after: Report, as_json: bool, out: str, html: str = "") -> None:
+    """As text or JSON, and as a page where that is wanted."""
     from bootseer.startup.compare import compare
     from bootseer.startup.report import encode
     from bootseer.startup.text import comparison_text
 
     found = compare(before, after)
+    if html:
+        from bootseer.startup.compare_page import make_comparison_page
+
+        write(html, make_comparison_page(found))
     put(encode(found) if as_json else comparison_text(found).encode("utf-8", "replace"), out)
 
 

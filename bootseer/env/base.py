@@ -125,9 +125,14 @@ def _run(words: Sequence[str], environ: Mapping[str, str], cwd: str, mark: bytes
         process.wait()
 
 
-def of_image(digest: str) -> dict[str, str]:
-    """The base of set-up in an image: nothing else counts."""
-    return {"kind": "image", "image": digest}
+def of_image(digest: str, venv_of: str = "", states: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The base of set-up in an image.
+
+    Args: venv_of: set-up begins with a virtual environment of this interpreter. states: of targets that are not
+        empty, `restore_there.state_of` each.
+    """
+    base = {"kind": "image", "image": digest} | ({"venv_of": venv_of} if venv_of else {})
+    return base | {plain(f"{IN_TARGET}{target}"): state for target, state in (states or {}).items()}
 
 
 def of_node() -> dict[str, str]:

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from bootseer.env.inside import HERE, Inside
 from bootseer.env.walk import Entry, Walk
 from bootseer.errors import EnvError
 from bootseer.storage.os_errors import map_os_errors
@@ -53,11 +54,12 @@ def find_python(target: str, python: str) -> str:
     return own if os.access(own, os.X_OK) else python
 
 
-def probe(python: str) -> Interpreter | None:
+def probe(python: str, inside: Inside = HERE) -> Interpreter | None:
     """What its bytecode looks like; None where it cannot be asked, or keeps none."""
     try:
         done = subprocess.run(
-            [python, "-I", "-S", "-c", _PROBE],
+            inside.words([python, "-I", "-S", "-c", _PROBE]),
+            env=inside.environ(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -99,7 +101,13 @@ def is_valid(header: bytes, magic: bytes, source: Entry) -> bool:
 
 
 def compile_all(
-    jobs: Sequence[Job], interpreter: Interpreter, scratch: str, *, workers: int, on_wait: Callable[[], object]
+    jobs: Sequence[Job],
+    interpreter: Interpreter,
+    scratch: str,
+    *,
+    workers: int,
+    on_wait: Callable[[], object],
+    inside: Inside = HERE,
 ) -> None:
     """Compiles what compiles; who called looks at what there is.
 
@@ -113,7 +121,7 @@ def compile_all(
             with map_os_errors(scratch), open(os.path.join(scratch, f"list-{worker}"), "w+b") as file:
                 file.write(items)
                 file.seek(0)
-                running.append(_start(interpreter, scratch, file.fileno()))
+                running.append(_start(interpreter, scratch, file.fileno(), inside))
         for process in running:
             while True:
                 try:
@@ -128,12 +136,16 @@ def compile_all(
                 process.wait()
 
 
-def _start(interpreter: Interpreter, scratch: str, stdin: int) -> subprocess.Popen[bytes]:
+def _start(interpreter: Interpreter, scratch: str, stdin: int, inside: Inside) -> subprocess.Popen[bytes]:
     # Always the same order in the constants of sets: the same sources give the same tree.
-    environ = {"PYTHONHASHSEED": "0"} | _kept(os.environ)
+    environ = {"PYTHONHASHSEED": "0"} | _kept(inside.environ(os.environ))
+    program = [_SCRIPT]
+    if inside.prefix:  # where the file is not seen
+        with open(_SCRIPT, encoding="utf-8") as file:
+            program = ["-c", file.read()]
     try:
         return subprocess.Popen(
-            [interpreter.path, "-s", "-S", "-B", "-X", "utf8", _SCRIPT, scratch],
+            inside.words([interpreter.path, "-s", "-S", "-B", "-X", "utf8", *program, scratch]),
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

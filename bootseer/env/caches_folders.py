@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from typing import NamedTuple
 
-from bootseer.blocks.folder import locate, make_private, prepare
-from bootseer.blocks.locks import NO_LOCK_ERRNOS, try_lock, wait_lock
+from bootseer.blocks.folder import make_private
+from bootseer.env import used_folders
 from bootseer.env.caches_kinds import KINDS, NCCL, Kind
+from bootseer.env.used_folders import OLD_S, UsedFolder
 from bootseer.errors import ConfigError
+from bootseer.mounts.image_shared import first_step
 from bootseer.storage.os_errors import map_os_errors
 
-FOLDER = "first-step"  # in this user's cache
 KEY_LETTERS = 32  # of the key, in the folder's name: paths of caches get long
-LOCK, STAGING, GOING = ".bootseer-lock", ".bootseer-staging-", ".bootseer-going-"
-OLD_S = 30 * 86_400.0
+STAGING = ".bootseer-staging-"
 _MARK_S, _HOUR_S = 1_000_000, 3600  # times of access before the first are marks, and count hours
-_USE_BYTE = 0
-_LOCK_S = 5.0
 _OWN = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _DUMP, _TOPOLOGY = "NCCL_TOPO_DUMP_FILE", "NCCL_TOPO_FILE"
 
@@ -122,33 +117,12 @@ def _pairs(places: list[Place]) -> Iterator[tuple[Place, Place]]:
 # ---- the folder --------------------------------------------------------------------------------------------
 
 
-class KeyFolder:
+class KeyFolder(UsedFolder):
     """The folder of a key on this node, in use until it is closed, or its holder ends."""
 
     def __init__(self, key: str, environ: Mapping[str, str]) -> None:
         """Raises: ConfigError, StorageError when there is no place for it, or it is another user's."""
-        cache = prepare(locate(environ, os.geteuid()))
-        self.path = os.path.join(cache, FOLDER, key[:KEY_LETTERS])
-        with map_os_errors(self.path):
-            self._fd, self.has_locks = self._begin()
-            os.utime(self._fd)  # `remove_old` goes by it
-
-    def _begin(self) -> tuple[int, bool]:
-        """The open file of the lock, and whether it is locked. Raises: OSError."""
-        path = os.path.join(self.path, LOCK)
-        while True:
-            make_private(self.path)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                is_locked = wait_lock(fd, _USE_BYTE, timeout_s=_LOCK_S, is_shared=True)
-                if os.path.lexists(path) and os.path.samestat(os.lstat(path), os.fstat(fd)):
-                    return fd, is_locked
-            except OSError as error:
-                if error.errno in NO_LOCK_ERRNOS:
-                    return fd, False
-                os.close(fd)
-                raise
-            os.close(fd)  # `remove_old` was faster
+        super().__init__(os.path.join(first_step(environ), key[:KEY_LETTERS]))
 
     def make(self, places: list[Place]) -> None:
         """The folders of the caches. Raises: StorageError."""
@@ -156,58 +130,13 @@ class KeyFolder:
             with map_os_errors(place.path):
                 make_private(place.path)
 
-    @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Whether no other job uses the folder; as long as the block lasts none begins to."""
-        is_alone = self.has_locks and try_lock(self._fd, _USE_BYTE)
-        try:
-            yield is_alone
-        finally:
-            if is_alone:
-                try_lock(self._fd, _USE_BYTE, is_shared=True)  # makes it less: nobody can be in the way
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
 
 def remove_old(environ: Mapping[str, str], older_s: float = OLD_S) -> list[str]:
     """Takes away folders of keys that no job has used for so long; gives their paths.
 
     Raises: ConfigError, StorageError when there is no cache, or it is another user's.
     """
-    above = os.path.join(prepare(locate(environ, os.geteuid())), FOLDER)
-    try:
-        names = sorted(os.listdir(above))
-    except FileNotFoundError:
-        return []
-    gone = []
-    for name in names:
-        path = os.path.join(above, name)
-        if GOING in name:
-            shutil.rmtree(path, ignore_errors=True)  # somebody was killed at it
-        elif re.fullmatch(f"[0-9a-f]{{{KEY_LETTERS}}}", name) and _try_remove(path, older_s):
-            gone.append(path)
-    return gone
-
-
-def _try_remove(path: str, older_s: float) -> bool:
-    try:
-        fd = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        if time.time() - os.fstat(fd).st_mtime < older_s or not try_lock(fd, _USE_BYTE):
-            return False
-        going = f"{path}{GOING}{os.getpid()}"
-        os.rename(path, going)  # in one step: who comes now makes a new one
-        shutil.rmtree(going, ignore_errors=True)
-        return True
-    except OSError:
-        return False  # no locks, or somebody was faster
-    finally:
-        os.close(fd)
+    return used_folders.remove_old(first_step(environ), f"[0-9a-f]{{{KEY_LETTERS}}}", older_s)
 
 
 # ---- what is read ------------------------------------------------------------------------------------------

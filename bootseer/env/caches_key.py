@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from bootseer.env.inside import HERE, Inside
 from bootseer.errors import ConfigError
 
 FORMAT = "bootseer-caches-key/1"
@@ -96,15 +97,15 @@ def key_of(document: CachesDocument) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def make_key(python: str, environ: Mapping[str, str], salt: str = "") -> KeyedCaches:
-    """The key for ranks that run `python` (an absolute path) with these variables on this node.
+def make_key(python: str, environ: Mapping[str, str], salt: str = "", inside: Inside = HERE) -> KeyedCaches:
+    """The key for ranks that run `python` (an absolute path) with these variables on this node, or in an image.
 
     Raises: ConfigError when that interpreter cannot be run.
     """
     driver, accelerators = read_accelerators()
     document = CachesDocument(
-        software=probe(python, environ),
-        compilers=read_compilers(environ),
+        software=probe(python, environ, inside),
+        compilers=read_compilers(environ, inside),
         accelerators=accelerators,
         driver=driver,
         cpu=instructions(_read("/proc/cpuinfo")),
@@ -113,9 +114,9 @@ def make_key(python: str, environ: Mapping[str, str], salt: str = "") -> KeyedCa
     return KeyedCaches(document, key_of(document))
 
 
-def probe(python: str, environ: Mapping[str, str]) -> dict[str, str]:
+def probe(python: str, environ: Mapping[str, str], inside: Inside = HERE) -> dict[str, str]:
     """Versions of the interpreter and of the frameworks that it would import. Raises: ConfigError."""
-    words = [python, "-c", _PROBE, *_DISTRIBUTIONS]
+    words = inside.words([python, "-c", _PROBE, *_DISTRIBUTIONS])
     try:
         done = subprocess.run(
             words, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, check=False
@@ -138,18 +139,20 @@ def instructions(cpuinfo: str) -> list[str]:
     return sorted({flag for flag in found[1].split() if _NO_INSTRUCTIONS.fullmatch(flag) is None})
 
 
-def read_compilers(environ: Mapping[str, str]) -> dict[str, str]:
+def read_compilers(environ: Mapping[str, str], inside: Inside = HERE) -> dict[str, str]:
     """What the compilers are that extensions and inductor would run; those that are there."""
     found = {}
     home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH") or "/usr/local/cuda"
     for name, program in (("c++", environ.get("CXX") or "c++"), ("nvcc", os.path.join(home, "bin", "nvcc"))):
-        words = [program, "--version"]
+        words = inside.words([program, "--version"])
         try:
             done = subprocess.run(
                 words, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
             )
         except (OSError, subprocess.TimeoutExpired, ValueError):
             continue
+        if done.returncode:
+            continue  # it is not there, in an image
         lines = done.stdout.decode(errors="replace").strip().splitlines()
         if lines:
             found[name] = lines[-1 if name == "nvcc" else 0].strip()[:200]

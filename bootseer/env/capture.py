@@ -20,6 +20,7 @@ from typing import NamedTuple
 from bootseer.env import contents, outside, priority
 from bootseer.env.compiling import Compiler
 from bootseer.env.difference import Difference, compare
+from bootseer.env.inside import HERE, Inside
 from bootseer.env.leaving_out import check_links, find_left_out, show
 from bootseer.env.scratch import scratch
 from bootseer.env.source import EnvSource, Part, open_files
@@ -78,6 +79,7 @@ class Capture:
         python: the ranks' interpreter, for targets that have none of their own.
         cwd: where the commands run. `name`: stands in the tree's index.
         without: files that change outside the targets for reasons of ours, as the log.
+        inside: where the commands run.
     """
 
     def __init__(
@@ -90,12 +92,14 @@ class Capture:
         cwd: str = "/",
         name: str = "",
         without: Sequence[str] = (),
+        inside: Inside = HERE,
     ) -> None:
         self._targets = [os.path.normpath(target) for target in targets]
         _check_targets(self._targets)
         self._environ = dict(environ)
         self._inputs = list(inputs)
         self._python = python
+        self._inside = inside
         self._name = name
         self._caches = outside.cache_folders(environ)
         self._places = outside.places(environ, self._targets, cwd)
@@ -186,7 +190,7 @@ class Capture:
         parts = []
         with scratch(self._environ) as folder:
             workers = threads or len(os.sched_getaffinity(0))
-            compiler = Compiler(folder, self._python, workers, on_progress, notes)
+            compiler = Compiler(folder, self._python, workers, on_progress, notes, self._inside)
             for target, after, difference in zip(self._targets, self._after, self._differences, strict=True):
                 check_links(target, after, difference, self._caches, self._targets)
                 gone = find_left_out(target, after, difference)

@@ -14,23 +14,22 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.blocks.folder import locate, prepare
 from bootseer.blocks.locks import try_lock
 from bootseer.env.caches_document import number_of
-from bootseer.env.caches_folders import FOLDER as NODE_FOLDER
-from bootseer.env.caches_folders import KEY_LETTERS, LOCK, remove_old
+from bootseer.env.caches_folders import KEY_LETTERS, remove_old
 from bootseer.env.caches_store import FOLDER, CacheStore, open_caches
 from bootseer.env.commands import Say, opened
 from bootseer.env.links import refuse_links
 from bootseer.env.store import EnvStore
+from bootseer.env.used_folders import LOCK, USE_BYTE
 from bootseer.errors import BootseerError, ConfigError, NotFound, Untrusted
+from bootseer.mounts.image_shared import first_step
 from bootseer.storage import Entry, Store
 from bootseer.storage.paths import scheme_of
 from bootseer.tree.head import is_digest
 from bootseer.trust import Trust
 
 AT_ONCE = 8
-_USE_BYTE = 0  # of the lock: bootseer.env.caches_folders
 
 
 class StoredCaches(NamedTuple):
@@ -176,7 +175,7 @@ def is_old(caches: StoredCaches, now_s: float, unused_s: float) -> bool:
 
 def list_node(environ: Mapping[str, str]) -> list[NodeCaches]:
     """Folders of this user on this node, the one that was used last first. Raises: ConfigError, StorageError."""
-    above = os.path.join(prepare(locate(environ, os.geteuid())), NODE_FOLDER)
+    above = first_step(environ)
     try:
         names = sorted(os.listdir(above))
     except FileNotFoundError:
@@ -203,7 +202,7 @@ def _look_at(path: str) -> NodeCaches | None:
         return None  # it goes, or is not ours
     unused_s = max(0.0, time.time() - os.fstat(fd).st_mtime)
     try:
-        is_used = not try_lock(fd, _USE_BYTE)
+        is_used = not try_lock(fd, USE_BYTE)
     except OSError:
         is_used = True  # no locks: nobody knows
     finally:

@@ -111,7 +111,7 @@ def _put(
         environ=environ,
         wait_s=60.0,
     )
-    for line in done.notes:
+    for line in (*done.failures, *done.notes):
         say(line)
     aio.run_sync(envs.touch(found, time.time()))
     return Put(snapshot.key, found, targets, done.how, done.took_s, dict(done.skipped))

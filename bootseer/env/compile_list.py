@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 
-if sys.path and sys.path[0] == __file__.rpartition("/")[0]:
-    del sys.path[0]  # its files must not hide modules
+if sys.path and sys.path[0] == globals().get("__file__", "").rpartition("/")[0]:
+    del sys.path[0]  # its files must not hide modules; "" where it is run by its text, in an image
 
 import os
 import py_compile

@@ -10,6 +10,8 @@ import stat
 from collections.abc import Sequence
 
 from bootseer.env import bytecode
+from bootseer.env.image_target import python_of
+from bootseer.env.inside import HERE, Inside
 from bootseer.env.source import Compiled, open_files
 from bootseer.env.walk import Walk
 from bootseer.tree.building import Progress
@@ -18,12 +20,21 @@ from bootseer.tree.building import Progress
 class Compiler:
     """Bytecode for all targets, into one scratch folder."""
 
-    def __init__(self, scratch: str, python: str, workers: int, on_progress: Progress, notes: list[str]) -> None:
+    def __init__(
+        self,
+        scratch: str,
+        python: str,
+        workers: int,
+        on_progress: Progress,
+        notes: list[str],
+        inside: Inside = HERE,
+    ) -> None:
         self._scratch = scratch
         self._python = python
         self._workers = workers
         self._on_progress = on_progress
         self._notes = notes
+        self._inside = inside
         self._count = 0
 
     def compile(self, target: str, after: Walk, changed: Sequence[bytes]) -> dict[bytes, Compiled]:
@@ -31,8 +42,11 @@ class Compiler:
         sources = bytecode.sources_of(changed, after)
         if not sources:
             return {}
-        python = bytecode.find_python(target, self._python)
-        interpreter = bytecode.probe(python) if python else None
+        if self._inside.prefix:
+            python = python_of([target]) or self._inside.python
+        else:
+            python = bytecode.find_python(target, self._python)
+        interpreter = bytecode.probe(python, self._inside) if python else None
         if interpreter is None:
             self._notes.append(
                 f"{target}: {len(sources)} Python files are as they are: no interpreter could compile them"
@@ -48,6 +62,7 @@ class Compiler:
             interpreter,
             self._scratch,
             workers=self._workers,
+            inside=self._inside,
             on_wait=lambda: self._on_progress(0, 0),
         )
         made = {}

@@ -1,6 +1,6 @@
 """The key of an environment: collects all that decides what set-up makes, and says what the key cannot know.
 
-In: the spec, the job's environment, the image's digest. Out: `Keyed`. Files are hashed and the interpreter is
+In: the spec, the job's environment. Out: `Keyed`. Files are hashed and the interpreter is
 asked; nothing is changed. Run once a start, on one node: its key holds for all nodes of the job.
 """
 
@@ -17,9 +17,10 @@ from bootseer.env.document import KeyDocument, key_of, plain
 from bootseer.env.inputs import find_inputs
 from bootseer.env.redaction import redact_text, redact_variable, secret_values
 from bootseer.env.redaction_commands import looks_secret, redact_command
+from bootseer.env.restore_there import EMPTY, state_of
 from bootseer.env.spec import SetupSpec
 from bootseer.env.targets import local_store, resolve_targets
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, KeyUnknown
 
 UNPINNED_AGE_S = 7 * 24 * 3600.0
 
@@ -60,23 +61,27 @@ class Keyed(NamedTuple):
 def make_key(
     spec: SetupSpec,
     environ: Mapping[str, str],
-    image_digest: str = "",
     known_base: Mapping[str, str] | None = None,
 ) -> Keyed:
-    """`environ`: of the job. `image_digest`: of the image that ranks run in, "" for none.
+    """`environ`: of the job.
 
     `known_base`: `document.base` of the start that set up the targets, when they are unchanged since: so that a
     node that is set up has the key that it had before. What lies outside the targets is looked at all the same.
 
-    Raises: ConfigError for what cannot be keyed; LaunchError when the interpreter does not answer.
+    Raises: ConfigError for what cannot be keyed; KeyUnknown for what nobody can tell; LaunchError when the
+        interpreter does not answer.
     """
+    if spec.in_image and not spec.image:
+        raise KeyUnknown("the image is a folder of this node, and nothing says what is in it")
     asked = None
-    if spec.python and not image_digest and not _is_made_by_setup(spec):
+    if spec.python and not spec.in_image and not _is_made_by_setup(spec):
         asked = bases.ask_interpreter(spec.python, environ, spec.cwd)
     targets = resolve_targets(spec.targets, asked, spec.python, environ, spec.store)
     markers: Mapping[str, str] = {}
-    if image_digest:
-        base = bases.of_image(image_digest)
+    if spec.in_image:
+        # The folders are the node's: what is in them is not the image's.
+        states = {target: state for target in targets if (state := state_of(target)) != EMPTY}
+        base = bases.of_image(spec.image, spec.venv_of, states)
     elif asked is None:
         base = bases.of_node()
     else:
@@ -87,7 +92,7 @@ def make_key(
     excluded = [*targets, *filter(None, [local_store(spec.store)])]
     inputs = find_inputs(spec, environ, excluded, markers)
     if inputs.may_compile:
-        base = base | machine_facts(environ, in_image=bool(image_digest))
+        base = base | machine_facts(environ, in_image=spec.in_image)
     secrets = secret_values(environ, inputs.secret_variables)
     names = [*spec.variables, *inputs.variables]
     document = KeyDocument(

@@ -50,6 +50,11 @@ class MountedEnv:
         self.prefix = (sys.executable, "-I", "-S", enter_path(), self.address)
 
     @property
+    def pid(self) -> int:
+        """Of the process that sees it, and lets others in."""
+        return self._holder.pid
+
+    @property
     def digest(self) -> str:
         return self._tree.digest
 

@@ -44,8 +44,9 @@ class Restored(NamedTuple):
     how: str  # one of WAYS
     took_s: float
     prefix: tuple[str, ...]  # words before a rank's command; only of a mounted one
-    notes: tuple[str, ...]  # lines for people: what was tried and failed, what is not as it was
+    notes: tuple[str, ...]  # lines for people: what is not as it was
     mounted: MountedEnv | None = None  # to be closed when no rank is to be started any more
+    failures: tuple[str, ...] = ()  # lines for people: ways that were tried first
     skipped: Mapping[str, int] = {}  # attributes that this user or the file system cannot have, and how often
 
 
@@ -160,7 +161,7 @@ def _first_that_works(
                 raise ValueError(f"{way!r} is no way to restore an environment")
         except BootseerError as error:
             last = error
-            call.notes.append(f"the environment is not restored by {way}: {error}")
+            call.failures.append(f"the environment is not restored by {way}: {error}")
     raise last or ConfigError(f"no way to restore the environment is left: {', '.join(ways) or 'none was given'}")
 
 
@@ -171,6 +172,7 @@ def _done(call: Call, how: str, mounted: MountedEnv | None = None) -> Restored:
         mounted.prefix if mounted is not None else (),
         tuple(call.notes),
         mounted,
+        tuple(call.failures),
         dict(call.skipped),
     )
 

@@ -40,6 +40,7 @@ class Call:
         self.environ, self.wait_s = environ, wait_s
         self.before_move = before_move
         self.notes: list[str] = []  # lines for people
+        self.failures: list[str] = []  # the same, of ways that were tried
         self.skipped: dict[str, int] = {}  # attributes that this user or the file system cannot have
         self.began_s = time.monotonic()
 

@@ -9,6 +9,8 @@ from bootseer.env.markers import digest_of, open_markers
 from bootseer.env.subtree import Subtree
 from bootseer.env.walk import walk
 
+EMPTY = digest_of({})  # `state_of` a folder that is empty, or not there
+
 
 def is_there(targets: Sequence[str], key: str, tree: str, *, environ: Mapping[str, str] | None = None) -> bool:
     """Whether all targets have this environment, as their markers and a look at them say. Raises: StorageError."""

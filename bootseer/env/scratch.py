@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from bootseer.blocks.folder import locate, make_private, prepare
+from bootseer.blocks.folder import make_private
 from bootseer.blocks.locks import try_lock
 from bootseer.errors import BootseerError
+from bootseer.mounts import image_shared
 from bootseer.storage.os_errors import map_os_errors
 
-FOLDER = ("env", "scratch")
 OLD_S = 86_400.0  # where there are no locks
 _LOCK = ".lock"
 _BYTE = 0
@@ -62,7 +62,7 @@ def sweep(environ: Mapping[str, str]) -> None:
 def _folder(environ: Mapping[str, str]) -> str:
     """Of all of them, made; "" if there is no place for a cache."""
     try:
-        folder = os.path.join(prepare(locate(environ, os.geteuid())), *FOLDER)
+        folder = image_shared.scratch(environ)
         make_private(folder)
     except (BootseerError, OSError):
         return ""

@@ -9,8 +9,10 @@ built: that it finishes first, within PUBLISH_MOST_S.
     show   tree                            -> ready ...                      what was fetched is in its place
     build  is_urgent damaged (a tree)      -> ready ... then published tree, or unpublished why; or found tree
     own, again                             -> ready ...                      set-up was run, if it had to be
+    image  prefix set unset python                                           it is open: set-up can run there
     first-step                                                               what the start has read is known
-    any time:  origin url folders (of the store: the nodes of the job may give each other what is below)
+    any time:  fell-back why (what is kept cannot be used, or not as fast as it could be)
+               | origin url folders (of the store: the nodes of the job may give each other what is below)
                | said text | setup-began | line text (of set-up) | failed why tail | lost | alive (it gets on)
                | waiting, waited (for another process that is at the targets)
 """
@@ -105,6 +107,8 @@ def main() -> None:
     """The holder of mounts is forked first: it has to be while there is one thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # bootrun decides when a job ends
     connection = Connection(open_connection())
+    if "--early" in sys.argv:
+        import_module("bootseer.env.setup_keeper_work")
     order = connection.first()
     if order is None:
         return

@@ -97,7 +97,7 @@ class Builder:
     def _look_again(self) -> str:
         """Alone at the targets. Returns: why what set-up makes now is not what the key says; "" if it is."""
         before = self._job.known()
-        now = self._job.looked = look_again(before, self._job.spec, self._job.environ)
+        now = self._job.looked = look_again(before, self._job.spec, self._job.environ, self._job.use_folder())
         if now.keyed.key != before.keyed.key:
             return why_another(before.keyed.document, now.keyed.document)
         return now.unclean
@@ -105,7 +105,8 @@ class Builder:
     def _take_lease(self, looked: Looked, damaged: str) -> Ready[Found] | Lease | str:
         """Or why there is none. What is `damaged` does not count, but what somebody else has made of it since."""
         store, spec = looked.store, self._job.spec
-        assert store is not None
+        if store is None:
+            return "there is no environment store to keep it in"
         owner = f"{socket.gethostname()} (pid {os.getpid()})"
         leases = BuilderLease(store.store, owner=owner, say=self._job.say)
 

@@ -4,7 +4,8 @@ bootrun starts it where ranks run (in their mounted environment, if there is one
 input and hears answers on its standard output, JSON lines. Orders are carried out one after the other; it ends
 when there are no more and its input has ended, so that the last capture is finished after the job.
 
-    open     python store dirs salt peers -> origin url folders: of the store, what nodes may give each other
+    open     python store dirs salt peers inside (an `Inside` of inside.py, or null)
+                                        -> origin url folders: of the store, what nodes may give each other
                                         -> opened variables line files bytes is_cold took_s notes, or failed why
     seed                                -> seeded (the same fields); no rank of the job runs
     capture                             -> captured line files bytes took_s generation notes
@@ -25,8 +26,10 @@ from bootseer.env import priority
 from bootseer.env.caches import FirstStepCaches, Seeded
 from bootseer.env.caches_key import make_key, read_node_type
 from bootseer.env.caches_store import url_of
+from bootseer.env.inside import inside_of
 from bootseer.env.setup_keeper import MOST_LINE_BYTES, end_at_once, open_connection
 from bootseer.errors import BootseerError
+from bootseer.mounts.image_shared import of_node
 from bootseer.storage.near import near_folder_of
 from bootseer.tree.index import PACKS
 
@@ -83,11 +86,12 @@ class CachesKeeper:
                 )
 
     def _open(self, order: dict[str, Any]) -> None:
-        environ = dict(os.environ)
+        inside = inside_of(order.get("inside"))
+        environ = of_node(inside.environ(os.environ))
         python = order["python"]
-        if "/" not in python:
+        if "/" not in python and not inside.prefix:
             python = shutil.which(python) or python
-        keyed = make_key(os.path.abspath(python), environ, order["salt"])
+        keyed = make_key(os.path.abspath(python), environ, order["salt"], inside)
         url, peers = order["store"], order.get("peers", "")
         self._caches = FirstStepCaches(
             keyed.key, environ, url=url, own=order["dirs"], node_type=read_node_type(), peers=peers

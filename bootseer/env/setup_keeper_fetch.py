@@ -179,6 +179,8 @@ class Fetcher:
             self._job.tell("waiting")
             done = run(restore.WAIT_S)
         self._mounted = done.mounted
+        for failure in done.failures:
+            self._job.fell_back(failure)
         for note in done.notes:
             self._job.say(note)
         if not is_shown:
@@ -186,7 +188,8 @@ class Fetcher:
         if done.how == restore.UNPACK:
             self._date(snapshot.created_s)
         aio.run_sync(store.touch(found, time.time()))
-        self._job.ready(done.how, snapshot.tree, prefix=done.prefix)
+        seen_by = 0 if self._mounted is None else self._mounted.pid
+        self._job.ready(done.how, snapshot.tree, prefix=done.prefix, seen_by=seen_by)
 
     def _date(self, made_s: float) -> None:
         """What was restored is as old as its snapshot."""

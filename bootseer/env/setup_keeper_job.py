@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bootseer.env import restore
+from bootseer.env.image_target import folder_of, python_of, with_own_target
+from bootseer.env.inside import HERE, Inside, inside_of
 from bootseer.env.setup_keeper_look import Looked
 from bootseer.env.setup_keeper_mount import end_spares
+from bootseer.env.setup_run import setup_environ
 from bootseer.env.spec import SetupSpec
-from bootseer.errors import StorageTimeout
+from bootseer.env.used_folders import UsedFolder
+from bootseer.errors import BootseerError, StorageTimeout
+from bootseer.mounts.image_shared import of_node
 
 if TYPE_CHECKING:
     from bootseer.env.setup_keeper import Connection
@@ -26,7 +31,9 @@ class Job:
     """One job's environment on one node."""
 
     def __init__(self, order: Mapping[str, Any], connection: Connection) -> None:
-        self.environ = dict(os.environ)
+        image = order.get("image")
+        self.environ = of_node(dict(os.environ) | ({} if image is None else image["environ"]))
+        self._inside = HERE
         self.order = order
         self.is_plain: bool = order["is_plain"]  # set-up is run whatever is kept somewhere
         self.log_path: str = order["log_path"]
@@ -36,24 +43,44 @@ class Job:
         self.is_ready = False
         self.is_publishing = False
         self._connection = connection
+        self._used: UsedFolder | None = None  # a folder of ours that ranks use
+
+    @property
+    def inside(self) -> Inside:
+        """Where set-up commands run; of an image once it is open (`enter_image`)."""
+        return self._inside
+
+    def enter_image(self, order: Mapping[str, Any]) -> None:
+        """The image is open, or open anew."""
+        self._inside = inside_of({name: order[name] for name in Inside.__struct_fields__})
+
+    def setup_environ(self, targets: Sequence[str]) -> dict[str, str]:
+        """Of set-up commands."""
+        return setup_environ(self._inside.environ(self.environ), targets, makes_venv=bool(self.spec.venv_of))
 
     @cached_property
     def spec(self) -> SetupSpec:
         """Raises: ConfigError, to who asks first."""
-        given = self.order["spec"]
-        return SetupSpec(
+        given, image = self.order["spec"], self.order.get("image")
+        spec = SetupSpec(
             commands=tuple(given["commands"]),
             inputs=tuple(given["inputs"]),
             targets=tuple(given["targets"]),
             store="" if self.is_plain else given["store"],
-            python=_absolute(given["python"], self.environ),
+            python="" if image is not None else _absolute(given["python"], self.environ),
             variables=tuple(given["variables"]),
             salt=given["salt"],
             max_age_s=given["max_age_s"],
             timeout_s=given["timeout_s"],
             wait_s=given["wait_s"],
             cwd=given["cwd"],
+            in_image=image is not None,
+            image="" if image is None else image["digest"],
         )
+        if image is None or spec.targets:
+            return spec
+        # The log is this run's alone on this node, and the same for each keeper of it.
+        return with_own_target(spec, image["python"], self.environ, job=self.log_path)
 
     @property
     def most_wait_s(self) -> float:
@@ -110,22 +137,50 @@ class Job:
         except OSError:
             pass
 
+    def fell_back(self, why: str) -> None:
+        """A line for people as well: something is not done in the way that would be fastest."""
+        if self._connection.is_gone:
+            self.say(why)
+        else:
+            self.tell("fell-back", why=why)
+
     def ready(
-        self, how: str, tree: str, *, prefix: tuple[str, ...] = (), setup_s: float = 0.0, capture_s: float = 0.0
+        self,
+        how: str,
+        tree: str,
+        *,
+        prefix: tuple[str, ...] = (),
+        seen_by: int = 0,
+        setup_s: float = 0.0,
+        capture_s: float = 0.0,
     ) -> None:
-        """The environment is in its place."""
+        """The environment is in its place. Args: seen_by: pid of a process that sees it; 0: this one does."""
         end_spares()
+        targets = list(self.spec.targets if self.looked is None else self.looked.keyed.targets)
         self.is_ready = True
+        self.use_folder()
         self.tell(
             "ready",
             how=how,
             key="" if self.looked is None else self.looked.keyed.key,
             tree=tree,
             prefix=list(prefix),
+            targets=targets,
+            python=python_of(targets, seen_by) if self.spec.in_image else "",
             setup_s=setup_s,
             capture_s=capture_s,
             is_publishing=self.is_publishing,
         )
+
+    def use_folder(self) -> UsedFolder | None:
+        """One of ours stays as long as a job uses it: from before it looks, as a mount leaves no trace there."""
+        folder = folder_of(self.spec)
+        if folder and self._used is None:
+            try:
+                self._used = UsedFolder(folder)
+            except BootseerError as error:
+                self.say(f"{folder}: may be taken away while ranks use it: {error}")
+        return self._used
 
     def unpublished(self, why: str) -> None:
         """What set-up made is in no store."""

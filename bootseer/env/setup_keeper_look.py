@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
+from bootseer.env.image_target import clear
 from bootseer.env.keying import Keyed, make_key
 from bootseer.env.markers import Entry, Marker, Markers, is_clean, open_markers
 from bootseer.env.restore import recover
@@ -19,6 +20,7 @@ from bootseer.env.spec import SetupSpec
 from bootseer.env.store import EnvStore, Found
 from bootseer.env.subtree import subtree
 from bootseer.env.unclean import why_unclean
+from bootseer.env.used_folders import UsedFolder
 from bootseer.env.walk import walk
 from bootseer.errors import BootseerError, ConfigError, KeyUnknown, StorageTimeout
 from bootseer.storage import open_store
@@ -66,16 +68,20 @@ def look(
     say: Say,
     wait_s: float,
     on_wait: OnWait = lambda _: None,
+    fell_back: Say | None = None,
+    used: UsedFolder | None = None,
 ) -> Looked:
     """Args: wait_s: for another process that is at the targets. on_wait: told when that begins (True) and ends.
+    fell_back: told why what is kept cannot be used; by default `say` is. used: a folder of ours that the job has.
 
     Raises: KeyUnknown, LaunchError, StorageError when it cannot be told what there is; StorageTimeout when another
         process is at the targets; ConfigError: there can be no environment.
     """
     guessed = list(spec.targets) or default_targets(spec.python)
-    now = _keyed(spec, environ, guessed, say, wait_s, on_wait)
+    now = _keyed(spec, environ, guessed, say, wait_s, on_wait, used)
     if {os.path.realpath(each) for each in now.keyed.targets} != {os.path.realpath(each) for each in guessed}:
-        now = _keyed(spec, environ, now.keyed.targets, say, wait_s, on_wait)  # it has its environment elsewhere
+        # it has its environment elsewhere
+        now = _keyed(spec, environ, now.keyed.targets, say, wait_s, on_wait, used)
     keyed, there, expected, unclean = now
     for note in keyed.notes:
         say(note)
@@ -87,7 +93,7 @@ def look(
         store = open_env_store(spec.store, environ, say)
         found = aio.run_sync(store.find(keyed.key, time.time()))
     except BootseerError as error:
-        say(f"the environment store cannot be used: {error}")
+        (fell_back or say)(f"the environment store cannot be used: {error}")
         return Looked(keyed, None, None, there, str(error), expected, unclean)
     has_other = found is not None
     if found is not None and there is not None and there.tree != found.snapshot.tree:
@@ -113,12 +119,14 @@ def look(
     return Looked(keyed, store, found, there, cannot, expected, unclean)
 
 
-def look_again(looked: Looked, spec: SetupSpec, environ: Mapping[str, str]) -> Looked:
+def look_again(
+    looked: Looked, spec: SetupSpec, environ: Mapping[str, str], used: UsedFolder | None = None
+) -> Looked:
     """The same by who is alone at the targets now: another job may have been there, inputs may have changed.
 
     Raises: ConfigError, LaunchError, StorageError.
     """
-    now = _key_now(spec, environ, looked.keyed.targets)
+    now = _key_now(spec, environ, looked.keyed.targets, used)
     found = looked.found if now.keyed.key == looked.keyed.key else None
     return Looked(now.keyed, looked.store, found, now.there, looked.cannot, now.expected, now.unclean)
 
@@ -133,7 +141,13 @@ class _Now(NamedTuple):
 
 
 def _keyed(
-    spec: SetupSpec, environ: Mapping[str, str], targets: list[str], say: Say, wait_s: float, on_wait: OnWait
+    spec: SetupSpec,
+    environ: Mapping[str, str],
+    targets: list[str],
+    say: Say,
+    wait_s: float,
+    on_wait: OnWait,
+    used: UsedFolder | None,
 ) -> _Now:
     """What `_key_now` finds when no other process is at the targets any more."""
     try:
@@ -147,16 +161,19 @@ def _keyed(
         raise KeyUnknown(str(error)) from error  # nobody can be alone there
     for note in notes:
         say(note)
-    return _key_now(spec, environ, targets)
+    return _key_now(spec, environ, targets, used)
 
 
-def _key_now(spec: SetupSpec, environ: Mapping[str, str], targets: Sequence[str]) -> _Now:
+def _key_now(spec: SetupSpec, environ: Mapping[str, str], targets: Sequence[str], used: UsedFolder | None) -> _Now:
     """The key, and what is in place, if that has it: else the key is that of set-up on top of what is there."""
     there = find_there(targets, environ)
     if there is not None:
         keyed = make_key(spec, environ, known_base=there.base)
         if is_current(there, keyed, time.time()):
             return _Now(keyed, there, {}, "")
+    if spec.venv_of:
+        # Set-up begins with nothing; if another job uses what is there, the key is that of set-up on top.
+        clear(spec, used)
     # In this order: what changes while the key is made is seen by who compares later.
     expected = states_of(targets) if spec.store else {}
     return _Now(make_key(spec, environ), None, expected, why_unclean(targets, environ))

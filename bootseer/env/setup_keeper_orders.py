@@ -19,10 +19,10 @@ class AbandonedError(Exception):
 
 
 class Orders:
-    """Of one connection. An order that ends another one is the next."""
+    """Of one connection. An order that ends another one is the next; that the image is open ends none."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, on_image: Callable[[dict[str, Any]], object]) -> None:
+        self._connection, self._on_image = connection, on_image
         self._next: dict[str, Any] | None = None  # an order that came while another was carried out
         self._alive_s = 0.0  # when it was said last
 
@@ -35,9 +35,12 @@ class Orders:
         """One that comes now; meanwhile `on_pause` is called again and again. None: bootrun has gone."""
         while True:
             try:
-                return self._connection.orders.get(timeout=LOOK_S)
+                order = self._connection.orders.get(timeout=LOOK_S)
             except queue.Empty:
                 on_pause()
+                continue
+            if not self._is_of_image(order):
+                return order
 
     def check(self, *_: object) -> None:
         """In the middle of something. Raises: AbandonedError when there is another order."""
@@ -45,10 +48,18 @@ class Orders:
             self._alive_s = time.monotonic()
             self._connection.tell("alive")
         try:
-            self._next = self._connection.orders.get_nowait()
+            order = self._connection.orders.get_nowait()
         except queue.Empty:
             return
-        raise AbandonedError
+        if not self._is_of_image(order):
+            self._next = order
+            raise AbandonedError
+
+    def _is_of_image(self, order: dict[str, Any] | None) -> bool:
+        if order is None or order["do"] != "image":
+            return False
+        self._on_image(order)
+        return True
 
     def put_back(self, order: dict[str, Any] | None) -> None:
         """It is the next."""

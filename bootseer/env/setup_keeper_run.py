@@ -10,15 +10,17 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from bootseer.env.capture import Capture, Changes
+from bootseer.env.image_target import commands_of
 from bootseer.env.redaction import redact_text, secret_values
 from bootseer.env.settling import settle_later
 from bootseer.env.setup_keeper_job import Job
 from bootseer.env.setup_keeper_look import mark
 from bootseer.env.setup_keeper_mount import end_spares
 from bootseer.env.setup_keeper_plain import described, plain_targets
-from bootseer.env.setup_run import SetupResult, run_setup, setup_environ
+from bootseer.env.setup_run import SetupResult, run_setup
 from bootseer.env.unclean import begin_setup, end_setup, why_changed
 from bootseer.errors import BootseerError, StorageTimeout
+from bootseer.mounts.image_shared import of_node
 
 MOST_NAMED = 5
 
@@ -43,7 +45,7 @@ class Runner:
         job = self._job
         looked, spec = job.known(), job.spec
         keyed = looked.keyed
-        environ = setup_environ(job.environ, keyed.targets)
+        environ = job.setup_environ(keyed.targets)
         began_s = time.monotonic()
         capture = self._begin(environ)
         look_s = time.monotonic() - began_s
@@ -91,7 +93,7 @@ class Runner:
                 if described(error) not in job.why_no_key:
                     job.say(f"whether another process is at its folder cannot be told: {described(error)}")
             self._note_plain(targets, is_over=False)
-            done = self._run_commands(setup_environ(job.environ, targets))
+            done = self._run_commands(job.setup_environ(targets))
             self._note_plain(targets, is_over=True)
         job.ready("installed", "", setup_s=done.took_s)
 
@@ -103,11 +105,12 @@ class Runner:
             begin_setup(keyed.targets, job.environ)
             capture = Capture(
                 keyed.targets,
-                environ,
+                of_node(environ),
                 inputs=[*spec.inputs, *keyed.editables],
                 python=spec.python,
                 cwd=spec.cwd,
                 without=[job.log_path, *job.order["own"]],
+                inside=job.inside,
             )
             capture.begin()
         except BootseerError as error:
@@ -119,7 +122,8 @@ class Runner:
         job, spec = self._job, self._job.spec
         job.tell("setup-began")
         return run_setup(
-            spec.commands,
+            commands_of(spec),
+            prefix=job.inside.prefix,
             environ=environ,
             cwd=spec.cwd,
             log_path=job.log_path,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bootseer.env.image_target import remove_old
 from bootseer.env.setup_keeper_build import Builder
 from bootseer.env.setup_keeper_fetch import Fetcher
 from bootseer.env.setup_keeper_job import Job
@@ -28,7 +29,7 @@ class Work:
 
     def __init__(self, order: Mapping[str, Any], connection: Connection, holder: Holder | None) -> None:
         self._job = Job(order, connection)
-        self._orders = Orders(connection)
+        self._orders = Orders(connection, self._job.enter_image)
         self._fetcher = Fetcher(self._job, self._orders, holder)
         self._runner = Runner(self._job)
         self._builder = Builder(self._job, self._runner)
@@ -75,13 +76,15 @@ class Work:
             job.tell("looked", key="", tree="", why=job.order["why_plain"])
             return
         try:
-            job.looked = found = look(spec, job.environ, job.say, job.most_wait_s, job.on_wait)
+            job.looked = found = look(
+                spec, job.environ, job.say, job.most_wait_s, job.on_wait, job.fell_back, job.use_folder()
+            )
         except (BootseerError, OSError) as error:
             if ends_job(error):
                 raise
             plain_targets(spec, job.environ)  # there is something to be set up, or this says why not
             self._has_no_key, job.why_no_key = True, described(error)
-            job.say(f"{job.why_no_key}; set-up is run, and what it does is not kept")
+            job.fell_back(f"{job.why_no_key}; set-up is run, and what it does is not kept")
             job.tell("looked", key="", tree="", why=job.why_no_key)
             return
         why = job.order["why_plain"] if job.is_plain else found.cannot
@@ -89,6 +92,9 @@ class Work:
 
     def _obey(self, order: dict[str, Any]) -> None:
         self._job.is_ready = self._job.is_ready and order["do"] == "first-step"
+        if order["do"] == "first-step":
+            self._end_start()
+            return
         if self._has_no_key:
             self._go_on_without(order, "")
             return
@@ -100,8 +106,11 @@ class Work:
             case "own" | "again":
                 self._fetcher.unmount()
                 self._builder.own(is_again=order["do"] == "again")
-            case "first-step":
-                self._fetcher.end_start()
+
+    def _end_start(self) -> None:
+        self._fetcher.end_start()
+        if self._job.spec.venv_of:
+            remove_old(self._job.environ)
 
     def _go_on_without(self, order: Mapping[str, Any], why: str) -> None:
         """Without what keeps environments: an order is carried out as far as it can be. `why`: if it is not known.

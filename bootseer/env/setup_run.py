@@ -60,10 +60,12 @@ def run_setup(
     log_path: str,
     timeout_s: float,
     on_line: Callable[[str], object] | None = None,
+    prefix: Sequence[str] = (),
 ) -> SetupResult:
     """Runs the commands until the first that fails.
 
     Args:
+        prefix: words before each shell that bring it to where it runs (inside.py).
         environ: all of their environment; see `setup_environ`.
         log_path: a file that stdout and stderr are appended to; this user's alone if it is made.
         timeout_s: for all commands together.
@@ -95,7 +97,7 @@ def run_setup(
     try:
         with ours:
             followed = _Followed(commands, environ, ours, log, started_s + timeout_s)
-            left_running = followed.run(cwd)
+            left_running = followed.run(cwd, prefix)
     finally:
         _end(process)
         log.close()
@@ -103,8 +105,13 @@ def run_setup(
     return SetupResult(time.monotonic() - started_s, left_running)
 
 
-def setup_environ(environ: Mapping[str, str], targets: Sequence[str]) -> dict[str, str]:
-    """Of set-up commands, from that of the ranks: a bare `pip` is that of the first target that has a `bin`."""
+def setup_environ(
+    environ: Mapping[str, str], targets: Sequence[str], *, makes_venv: bool = False
+) -> dict[str, str]:
+    """Of set-up commands, from that of the ranks: a bare `pip` is that of the first target that has a `bin`.
+
+    Args: makes_venv: the first command makes a virtual environment in the first target.
+    """
     made = {
         name: value
         for name, value in environ.items()
@@ -112,10 +119,10 @@ def setup_environ(environ: Mapping[str, str], targets: Sequence[str]) -> dict[st
     }
     for target in targets:
         folder = os.path.join(target, "bin")
-        if not os.path.isdir(folder):
+        if not makes_venv and not os.path.isdir(folder):
             continue
         made["PATH"] = os.pathsep.join((folder, made.get("PATH") or os.defpath))
-        if os.path.isfile(os.path.join(target, "pyvenv.cfg")):
+        if makes_venv or os.path.isfile(os.path.join(target, "pyvenv.cfg")):
             made["VIRTUAL_ENV"] = target
             made.pop("PYTHONHOME", None)
         elif os.path.isdir(os.path.join(target, "conda-meta")):
@@ -144,10 +151,15 @@ class _Followed:
         self._status: int | None = None  # of the one that failed
         self._why_ended = ""  # by us
 
-    def run(self, cwd: str) -> list[str]:
+    def run(self, cwd: str, prefix: Sequence[str]) -> list[str]:
         """Until all is ended; what was left running."""
         received = bytearray()
-        order = {"commands": list(self._commands), "cwd": cwd, "environ": dict(self._environ)}
+        order = {
+            "commands": list(self._commands),
+            "cwd": cwd,
+            "environ": dict(self._environ),
+            "prefix": list(prefix),
+        }
         try:
             self._connection.sendall(json.dumps(order).encode() + b"\n")
         except OSError:

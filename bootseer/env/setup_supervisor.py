@@ -34,7 +34,7 @@ def main() -> None:
     order = json.loads(_read_line(connection))
     environ = {os.fsencode(name): os.fsencode(value) for name, value in order["environ"].items()}
     for number, command in enumerate(order["commands"]):
-        status = _run(connection, command, order["cwd"], environ)
+        status = _run(connection, [*order["prefix"], "/bin/sh", "-e", "-c", command], order["cwd"], environ)
         if status is None:
             break
         _say(connection, {"done": number, "status": status})
@@ -43,11 +43,11 @@ def main() -> None:
     _say(connection, {"ended": _end_all()})
 
 
-def _run(connection: socket.socket, command: str, cwd: str, environ: dict[bytes, bytes]) -> int | None:
+def _run(connection: socket.socket, words: list[str], cwd: str, environ: dict[bytes, bytes]) -> int | None:
     """Exit status of a command; None when everything is to end."""
     pid = os.fork()
     if not pid:
-        _become(command, cwd, environ)
+        _become(words, cwd, environ)
     pidfd = os.pidfd_open(pid)
     try:
         while True:
@@ -62,7 +62,7 @@ def _run(connection: socket.socket, command: str, cwd: str, environ: dict[bytes,
         os.close(pidfd)
 
 
-def _become(command: str, cwd: str, environ: dict[bytes, bytes]) -> None:
+def _become(words: list[str], cwd: str, environ: dict[bytes, bytes]) -> None:
     """In the child. Never returns."""
     try:
         os.setsid()  # no terminal that a password could be asked on
@@ -78,9 +78,9 @@ def _become(command: str, cwd: str, environ: dict[bytes, bytes]) -> None:
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0, inheritable=True)
         os.chdir(cwd)
-        os.execve("/bin/sh", [b"/bin/sh", b"-e", b"-c", os.fsencode(command)], environ)
+        os.execve(words[0], [os.fsencode(word) for word in words], environ)
     except OSError as error:
-        os.write(2, os.fsencode(f"{error.filename or '/bin/sh'}: {error.strerror}\n"))
+        os.write(2, os.fsencode(f"{error.filename or words[0]}: {error.strerror}\n"))
     finally:
         os._exit(127)
 

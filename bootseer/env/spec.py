@@ -31,6 +31,9 @@ class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 3600.0  # of all set-up commands
     wait_s: float = 600.0  # for another builder
     cwd: str = "/"  # where the commands run
+    in_image: bool = False  # the commands and ranks run in an image
+    image: str = ""  # digest of its tree; "" if nothing says what is in it
+    venv_of: str = ""  # set-up begins with a virtual environment of this interpreter of the image in its target
 
     def __post_init__(self) -> None:
         if not self.commands:

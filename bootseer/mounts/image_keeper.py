@@ -4,10 +4,13 @@ bootrun starts it, gives orders on its standard input and hears answers on its s
 come that way, never in argv. It is no process below bootrun's guard: what mounts a tree outlives the job, and is
 found again by the next one. It ends when its input does; what runs in the image goes on.
 
-    start       url ... (`Order`)  -> said text ..., then ready (`Ready`), or failed why
+    start       url ... (`Order`)  -> said text ..., resolved digest ("" for a folder), then ready (`Ready`), or
+                                      failed why
+                                   -> fell-back why: it is unpacked, and could not be mounted
                                    -> origin url folders: of a store, what the job's nodes may give each other
     first-step                     -> statistics (numbers by name)
     show        number paths       -> shown number missing: the paths that are not seen inside
+    show-from   door folders       -> shown-from door why ("": mounts of that namespace are seen inside)
                                    -> lost: it cannot be read any more; then the keeper ends
 """
 
@@ -27,6 +30,8 @@ from bootseer.mounts import namespaces
 from bootseer.mounts.binds import Bind, Without
 from bootseer.mounts.holder import Holder
 from bootseer.mounts.image_root import ImageRequest, OpenImage, open_image
+from bootseer.mounts.image_shared import CACHES, shared_folders
+from bootseer.mounts.image_source import ROOTFS
 
 MOST_LINE_BYTES = 16 << 20
 LOOK_S = 1.0  # between looks whether the image is still served
@@ -94,8 +99,28 @@ class Keeper:
                     except (BootseerError, OSError) as error:
                         self._tell("said", text=f"the image does not show {', '.join(missing)}: {error}")
                 self._tell("shown", number=order["number"], missing=missing)
+            case "show-from" if self._image is not None:
+                why = ""
+                try:
+                    self._image.show_from(order["door"], order["folders"])
+                except (BootseerError, OSError) as error:
+                    why = str(error)
+                self._tell("shown-from", door=order["door"], why=why)
 
     def _start(self, order: dict[str, Any]) -> None:
+        try:
+            needs = [need for need in order.get("needs", ()) if need != CACHES]
+            shared = shared_folders(needs, order.get("parents", ()), os.environ)
+        except BootseerError as error:
+            self._tell("failed", why=str(error))
+            return
+        if CACHES in order.get("needs", ()):
+            try:
+                shared += shared_folders([CACHES], order.get("cache_dirs", ()), os.environ)
+            except BootseerError as error:  # it costs a cold first step, no job
+                self._tell("fell-back", why=f"first-step caches are not seen inside: {error}")
+        if order["url"].startswith(ROOTFS):
+            self._tell("resolved", digest="")
         request = ImageRequest(
             url=order["url"],
             name=order["name"],
@@ -106,10 +131,12 @@ class Keeper:
             environ=order["environ"],
             programs=order["programs"],
             work=order["work"],
-            own=order["own"],
+            own=[*order["own"], *shared],
             files=order["files"],
             peers=order.get("peers", ""),
             on_origin=lambda url, folders: self._tell("origin", url=url, folders=folders),
+            on_digest=lambda digest: self._tell("resolved", digest=digest),
+            on_fall_back=lambda why: self._tell("fell-back", why=why),
         )
         try:
             image = open_image(request, self._holder, lambda text: self._tell("said", text=text))

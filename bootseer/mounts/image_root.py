@@ -15,6 +15,7 @@ from typing import NamedTuple
 from bootseer.errors import ConfigError
 from bootseer.mounts import enter, namespaces
 from bootseer.mounts.binds import Bind, Without, find_hiding, plan_binds
+from bootseer.mounts.carrying import carry_mounts
 from bootseer.mounts.cdi_files import LIBRARIES, read_devices
 from bootseer.mounts.holder import HeldRoot, Holder
 from bootseer.mounts.image_environ import Changes, image_environ
@@ -42,6 +43,8 @@ class ImageRequest(NamedTuple):
     reads_ahead: bool = True  # not if what the start reads is to be recorded in any case
     peers: str = ""  # path of the file of the job's peers, who are asked before the store
     on_origin: OnOrigin = lambda _url, _folders: None
+    on_digest: Callable[[str], object] = lambda _: None
+    on_fall_back: Callable[[str], object] | None = None
 
 
 class OpenImage:
@@ -83,6 +86,19 @@ class OpenImage:
                 os.close(fd)
         return self._holder.look(missing) if missing else []
 
+    def show_from(self, door: str, folders: Sequence[str]) -> None:
+        """Shows what is mounted over folders of the node where a door leads (holder.Holder.lay).
+
+        Raises: ConfigError, StorageError.
+        """
+        carried = carry_mounts(door, folders)
+        try:
+            for folder, fd in carried:
+                self._holder.attach(folder, fd)
+        finally:
+            for _, fd in carried:
+                os.close(fd)
+
     def close(self) -> None:
         self._holder.close()
         self.source.close()
@@ -109,6 +125,8 @@ def open_image(request: ImageRequest, holder: Holder, say: Callable[[str], objec
         reads_ahead=request.reads_ahead,
         peers=request.peers,
         on_origin=request.on_origin,
+        on_digest=request.on_digest,
+        on_fall_back=request.on_fall_back,
     )
     try:
         began_s = time.monotonic()

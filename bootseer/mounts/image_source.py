@@ -76,6 +76,8 @@ def open_source(
     reads_ahead: bool = True,
     peers: str = "",
     on_origin: OnOrigin = lambda _url, _folders: None,
+    on_digest: Callable[[str], object] = lambda _: None,
+    on_fall_back: Callable[[str], object] | None = None,
 ) -> Source:
     """Args:
         workload: program and script: which recording fits.
@@ -85,6 +87,8 @@ def open_source(
         reads_ahead: not if what the start reads is to be recorded in any case.
         peers: path of the file of the job's peers (bootseer.peers), who are asked before a store that is far.
         on_origin: is told which folders of which store are read through them.
+        on_digest: is told the tree's, before it can be used.
+        on_fall_back: is told why it is unpacked; by default `say` is.
     Raises: ConfigError, StorageError, IntegrityError.
     """
     if url.startswith(ROOTFS):
@@ -101,7 +105,9 @@ def open_source(
             peers = "" if near_folder_of(store_url) else peers
             if peers:
                 on_origin(store_url, [PACKS])
-        return _open_tree(url, workload, say, name, digest, reads_ahead, peers, began_s)
+        return _open_tree(
+            url, workload, say, name, digest, reads_ahead, peers, on_digest, on_fall_back or say, began_s
+        )
     finally:
         end_spare()
 
@@ -123,14 +129,18 @@ def _open_tree(
     digest: str,
     reads_ahead: bool,
     peers: str,
+    on_digest: Callable[[str], object],
+    on_fall_back: Callable[[str], object],
     began_s: float,
 ) -> Source:
     from bootseer.blocks.trace import workload_key
     from bootseer.mounts.tree_control import NotAnsweringError
-    from bootseer.mounts.tree_mount import TreeOptions, mount_tree, probe_mount
+    from bootseer.mounts.tree_mount import TreeOptions, mount_tree, probe_mount, resolve_tree
     from bootseer.trust import Trust
 
     trust, key = Trust.load(), workload_key(*workload)
+    digest = resolve_tree(url, trust, name, digest, TreeOptions(), _runtime())[1]
+    on_digest(digest)
     why = "" if may_mount() else "mounts need root (CAP_SYS_ADMIN)"
     if not why:
         try:
@@ -148,7 +158,7 @@ def _open_tree(
                 raise  # it is this tree, this URL or its store
         else:
             return MountedSource(tree, began_s)
-    say(f"the image is unpacked, as it cannot be mounted here: {why}")
+    on_fall_back(f"the image is unpacked, as it cannot be mounted here: {why}")
     return UnpackedSource(url, trust, name, digest, key, say, began_s, peers)
 
 

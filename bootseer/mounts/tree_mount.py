@@ -34,6 +34,7 @@ __all__ = [
     "list_trees",
     "mount_tree",
     "probe_mount",
+    "resolve_tree",
     "unmount_tree",
 ]
 
@@ -145,7 +146,7 @@ def mount_tree(
     end_s = time.monotonic() + options.ready_s
     runtime = locate(os.environ if environ is None else environ)
     try:
-        place_url, digest, trust = _resolve(url, trust, name, digest, options, runtime)
+        place_url, digest, trust = resolve_tree(url, trust, name, digest, options, runtime)
         place = Place(prepare(runtime), digest)
         return _find_or_start(place, place_url, trust, cache, workload, options, end_s, vetting)
     finally:
@@ -184,10 +185,13 @@ def _find_or_start(
         time.sleep(_POLL_S)
 
 
-def _resolve(
+def resolve_tree(
     url: str, trust: Trust | None, name: str, digest: str, options: TreeOptions, runtime: str
 ) -> tuple[str, str, Trust | None]:
-    """The URL without its pin, the digest, and the keys if they had to be read."""
+    """The URL without its pin, the digest, and the keys if they had to be read.
+
+    Args: as `mount_tree`; runtime: where daemons are. Raises: as `mount_tree`.
+    """
     from bootseer.tree.head import is_digest, split_pin, store_url_of
 
     bare, pin = store_url_of(url), split_pin(url)[1]

@@ -852,6 +852,7 @@
     lines([
       ...report.open.map((each) => span(each, "never ended")),
       ...report.failed.map((each) => span(each, each.error || "failed")),
+      ...report.fallbacks.map((line) => "fell back to the ordinary way: " + line),
     ], "troubles", "troubles-section");
     lines(report.notes, "notes", "notes-section");
     const amount = (each, value) => {

@@ -36,18 +36,18 @@ _HAS_STEP, _IS_SLOW, _HAS_FAILED = 1, 2, 4
 
 def make_page(found: Analysis, report: Report) -> bytes:
     """The page as UTF-8."""
-    script, style = _asset("page.js"), _asset("page.css")
+    script, style = asset("page.js"), asset("page.css")
     title = f"Start of {report.run_id or 'a job'}"
     if len(report.attempts) > 1 or report.attempt:
         title += f", attempt {report.attempt}"
-    text = Template(_asset("page.html")).substitute(
+    text = Template(asset("page.html")).substitute(
         TITLE=html.escape(title[:MOST_CHARS]),
         TEXT=html.escape(report_text(report)),
         DATA=_safe_json(_data(found, report, title)),
         STYLE=style,
-        STYLE_SUM=_sum(style),
+        STYLE_SUM=checksum(style),
         SCRIPT=script,
-        SCRIPT_SUM=_sum(script),
+        SCRIPT_SUM=checksum(script),
     )
     return text.encode("utf-8", "replace")
 
@@ -98,6 +98,7 @@ def _data(found: Analysis, report: Report, title: str) -> dict[str, Any]:
             "path": record["path"][:MOST_LIST],
             "open": record["open"][:MOST_LIST],
             "failed": record["failed"][:MOST_LIST],
+            "fallbacks": [each.line for each in report.fallbacks[:MOST_LIST]],
             "facts": record["facts"][:MOST_LIST],
             "ways": record["ways"][:MOST_LIST],
             "notes": notes[:MOST_LIST],
@@ -171,9 +172,11 @@ def _safe_json(record: dict[str, Any]) -> str:
     return text
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file beside this one, as text."""
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _sum(text: str) -> str:
+def checksum(text: str) -> str:
+    """As policies of pages have it."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -13,6 +13,7 @@ import msgspec
 
 from bootseer.startup.analysis import Analysis, Job
 from bootseer.startup.facts import gather
+from bootseer.startup.fallbacks import fallback_line, find_fallbacks, is_fallback
 from bootseer.startup.measures import StageMeasures
 from bootseer.startup.pieces import LABELS, node_times
 from bootseer.startup.slow_words import find_unfinished, slow_lines
@@ -94,6 +95,15 @@ class SpanRow(Record):
     error: str | None
 
 
+class FallbackRow(Record):
+    stage: str
+    why: str
+    nodes: list[str]
+    longest_s: float | None
+    others_s: float | None
+    line: str
+
+
 class FactRow(Record):
     stage: str
     name: str
@@ -153,6 +163,7 @@ class Report(Record):
     lost: LostRow
     open: list[SpanRow]
     failed: list[SpanRow]
+    fallbacks: list[FallbackRow]
     facts: list[FactRow]
     ways: list[WayRow]
     notes: list[str]
@@ -213,6 +224,17 @@ def make_report(job: Job, attempt: int) -> Report:
         ),
         open=[_span_row(*each) for each in find_unfinished(start)][:MOST_ROWS],
         failed=[_span_row(*each) for each in _failed(start)][:MOST_ROWS],
+        fallbacks=[
+            FallbackRow(
+                stage=each.stage,
+                why=each.why,
+                nodes=list(each.nodes),
+                longest_s=each.longest_s,
+                others_s=each.others_s,
+                line=fallback_line(each),
+            )
+            for each in find_fallbacks(start, found.stages)
+        ],
         facts=[
             FactRow(
                 stage=each.stage,
@@ -281,6 +303,8 @@ def make_notes(found: Analysis) -> list[str]:
         notes.append(f"no events of the agent: {_some(silent)}")
     seen: dict[str, int] = {}
     for event in start.instants:
+        if is_fallback(event):
+            continue
         line = f"{event.name}: {event.error}"
         if line in seen or len(seen) < MOST_SLOWEST:
             seen[line] = seen.get(line, 0) + 1

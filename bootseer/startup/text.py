@@ -32,6 +32,7 @@ def report_text(report: Report) -> str:
         _section("Attempts", _attempts(report)) if len(report.attempts) > 1 else "",
         _section("Open: begun and never ended", _spans(report, is_open=True)) if report.open else "",
         _section("Failed", _spans(report, is_open=False)) if report.failed else "",
+        _section("Fell back to the ordinary way", _fallbacks(report)) if report.fallbacks else "",
         _section("Reported by the nodes", _facts(report)) if report.facts or report.ways else "",
         _section("Not observed, left out", report.notes[:MOST_LINES]) if report.notes else "",
     ]
@@ -212,6 +213,12 @@ def _spans(report: Report, *, is_open: bool) -> list[str]:
     if len(spans) > MOST_LINES:
         lines.append(f"and {len(spans) - MOST_LINES:,} more")
     return lines
+
+
+def _fallbacks(report: Report) -> list[str]:
+    lines = [each.line for each in report.fallbacks[:MOST_LINES]]
+    more = len(report.fallbacks) - MOST_LINES
+    return [*lines, f"and {more:,} more"] if more > 0 else lines
 
 
 def _facts(report: Report) -> list[str]:

@@ -36,6 +36,16 @@ class RankProgram(NamedTuple):
         return {**{name: value for name, value in environ.items() if name not in self.unset}, **self.environ}
 
 
+def inside_of(program: RankProgram) -> dict[str, object]:
+    """PURE: what brings a command to where ranks run, for bootseer.env.inside."""
+    return {
+        "prefix": program.prefix,
+        "set": dict(program.environ),
+        "unset": program.unset,
+        "python": program.python,
+    }
+
+
 def own_program(python: str) -> RankProgram:
     """For ranks that see this node as it is."""
     return RankProgram(python, inside_path(python), preloaded_path(python))

@@ -74,7 +74,7 @@ class Environment(NamedTuple):
 class SetupNews(NamedTuple):
     """What came of looking for the ranks' environment, fetching or making it (setup_policy.py)."""
 
-    what: str  # waiting, looked, fetched, unfetched, damaged, published, found, unpublished, failed
+    what: str  # waiting, looked, fetched, unfetched, damaged, published, found, unpublished, failed, strict
     key: str  # of the environment, "" where it is not known
     tree: str  # that was found, or "" for none
     text: str  # why not, or why it failed

@@ -52,7 +52,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Options, arg
     Ends the process as argparse does when the command line is wrong (status 2) or asks for help.
     Raises: UsageError.
     """
-    args = _parser(environ).parse_args(argv)
+    args = make_parser(environ).parse_args(argv)
     has_job = args.training_script is not None
     if args.jobs is not None and has_job:
         raise UsageError("--jobs and a script: give one of them")
@@ -87,7 +87,8 @@ def is_named(script: str) -> bool:
     return script != _NO_SCRIPT
 
 
-def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+def make_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """bootrun's with the flags of warming; `environ` gives the defaults."""
     parser = get_args_parser(environ, "bootseer warm", needs_script=False)
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     own = parser.add_argument_group("warming (never abbreviated)")

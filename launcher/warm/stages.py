@@ -81,6 +81,8 @@ class Warmer:
         self._spec, self._limit, self._say, self._progress = spec, limit, say, progress
         self._mounted_env: tuple[str, str, list[str]] | None = None  # URL, digest, targets
         self._arena: NodeArena | None = None
+        self._digest: str | None = None  # of the image's tree
+        self._environ = dict(os.environ) | ({} if spec.image is None else spec.image.environ)  # of set-up
         self._holder = _holder(spec)
 
     def run(self, only: tuple[str, ...]) -> list[Warmed]:
@@ -108,7 +110,7 @@ class Warmer:
     def _warm_image(self) -> Warmed:
         from bootseer import aio
         from bootseer.blocks.trace import workload_key
-        from bootseer.image.commands import find_digest, opened_store, tree_url
+        from bootseer.image.commands import opened_store, tree_url
         from bootseer.image.commands_traces import hot_blocks, known_traces
         from bootseer.mounts.image_source import ROOTFS, may_mount, open_source
         from bootseer.trust import Trust
@@ -118,7 +120,7 @@ class Warmer:
         if options.url.startswith(ROOTFS):
             return Warmed(IMAGE, NOTHING, text="it is a folder of this node")
         url, trust = tree_url(options.url), Trust.load()
-        digest = find_digest(url, trust, name=options.name)
+        digest = self._image_digest()
         is_program = spec.entry.mode == "program"
         names = (spec.entry.target, "") if is_program else (options.pythons[0], spec.entry.target)
         if not may_mount():
@@ -141,6 +143,20 @@ class Warmer:
         )
         return Warmed(IMAGE, CACHED, digest, filled[1], filled[2], text=note)
 
+    def _image_digest(self) -> str:
+        """Of the image's tree; "" for a folder. Raises: as `find_digest`."""
+        from bootseer.image.commands import find_digest, tree_url
+        from bootseer.mounts.image_source import ROOTFS
+        from bootseer.trust import Trust
+
+        options = self._spec.image
+        assert options is not None
+        if self._digest is None:
+            is_folder = options.url.startswith(ROOTFS)
+            url = options.url if is_folder else tree_url(options.url)
+            self._digest = "" if is_folder else find_digest(url, Trust.load(), name=options.name)
+        return self._digest
+
     # ---- the environment -------------------------------------------------------------------------------------
 
     def _warm_env(self) -> Warmed:
@@ -153,7 +169,7 @@ class Warmer:
         setup = self._setup_spec()
         if not setup.store:
             return Warmed(ENV, NOTHING, text="without --env-store there is nowhere to take it from")
-        looked = look(setup, os.environ, self._say, wait_s=0.0)
+        looked = look(setup, self._environ, self._say, wait_s=0.0)
         targets = looked.keyed.targets
         there, found = looked.there, looked.found
         is_same = there is not None and (found is None or there.tree == found.snapshot.tree)
@@ -192,7 +208,7 @@ class Warmer:
             done += more
             self._progress(ENV, done, total)
 
-        put = restore_spec(setup, (), os.environ, say=self._say, count=count)
+        put = restore_spec(setup, (), self._environ, say=self._say, count=count)
         how = THERE if put.how == "there" else UNPACKED
         return Warmed(ENV, how, put.found.snapshot.tree, text=", ".join(looked.keyed.targets))
 
@@ -202,9 +218,10 @@ class Warmer:
 
         options = self._spec.setup
         assert options is not None
-        cwd = os.getcwd()
-        python = NO_PYTHON if self._spec.entry.mode == "program" else self._spec.python
-        return SetupSpec(
+        cwd, image = os.getcwd(), self._spec.image
+        has_python = image is None and self._spec.entry.mode != "program"
+        python = self._spec.python if has_python else NO_PYTHON
+        spec = SetupSpec(
             commands=options.commands,
             inputs=options.inputs,
             targets=options.targets,
@@ -216,7 +233,14 @@ class Warmer:
             wait_s=options.wait_s,
             python=find_python(python, os.environ, cwd),
             cwd=cwd,
+            in_image=image is not None,
+            image="" if image is None else self._image_digest(),
         )
+        if image is None or spec.targets:
+            return spec
+        from bootseer.env.image_target import with_own_target
+
+        return with_own_target(spec, image.pythons[0], self._environ)
 
     # ---- first-step caches -----------------------------------------------------------------------------------
 
@@ -226,6 +250,10 @@ class Warmer:
         assert options is not None
         if not options.store:
             return Warmed(CACHES, NOTHING, text="without --env-store they are kept on this node alone")
+        if self._spec.image is not None:
+            return Warmed(
+                CACHES, NOTHING, text="they belong to the image's frameworks, which are asked when it runs"
+            )
         if self._spec.setup is not None and self._mounted_env is None and not self._is_env_there():
             return Warmed(CACHES, NOTHING, text="they belong to the environment, which is not there yet")
         with ExitStack() as stack:
@@ -262,7 +290,7 @@ class Warmer:
     def _is_env_there(self) -> bool:
         from bootseer.env.setup_keeper_look import look
 
-        return look(self._setup_spec(), os.environ, lambda _: None, wait_s=0.0).there is not None
+        return look(self._setup_spec(), self._environ, lambda _: None, wait_s=0.0).there is not None
 
     # ---- the checkpoint --------------------------------------------------------------------------------------
 

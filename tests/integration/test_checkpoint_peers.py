@@ -87,7 +87,7 @@ def run_nodes(
 
 def test_each_byte_leaves_the_store_about_once(bootrun: support.Programs, stored: Stored, free_port: int) -> None:
     # What is the newest comes late: on a busy machine too the nodes know of each other by then.
-    stored.server.plan = [HttpFault(HttpKind.SLOW, "ckpt/LATEST", delay_s=3.0)]
+    stored.server.plan = [HttpFault(HttpKind.SLOW, "ckpt/LATEST", delay_s=8.0)]
     said = run_nodes(bootrun, stored, free_port, secret=SECRET)
     assert not [line for each in said for line in each.splitlines() if "help" in line], said
     assert stored.copies < 1.5, stored.copies

@@ -18,8 +18,8 @@ import pytest
 
 from bootseer.env import capture as capturing
 from bootseer.env.capture import Capture
-from bootseer.env.scratch import FOLDER as SCRATCH
 from bootseer.errors import CaptureRefused, ConfigError, EditableRefused, SourceChanged
+from bootseer.mounts.image_shared import SCRATCH
 from tests import support_trees
 from tests.integration.captured_envs import (
     Captured,

@@ -447,7 +447,7 @@ def test_two_nodes_with_one_volume_exclude_each_other(tmp_path: Path) -> None:
     with node(2, LOOK, "30") as third:
         assert third.communicate()[0] == "[]\n", "the lock went with its holder"
     wait_tidy(volume)
-    assert seen(volume) == before, "with its times"
+    wait_until(lambda: seen(volume) == before, 10, "its times: they are set when all else is gone")
 
 
 def refuse_folders(number: int) -> Any:

@@ -92,7 +92,7 @@ def test_ranks_see_the_environment_and_the_node_does_not(tmp_path: Path, job: Jo
     env = make_env(tmp_path, target)
     done = env.restore(mounting=job.mounting())
     try:
-        assert (done.how, done.notes) == ("mount", ())
+        assert (done.how, done.failures, done.notes) == ("mount", (), ())
         found = eval(
             run(
                 done.prefix, sys.executable, "-c", "from bootseer.testing.trees import Seen; " + LOOK, str(target)
@@ -248,7 +248,7 @@ def test_where_nothing_can_be_mounted_it_is_unpacked(
     monkeypatch.setattr("bootseer.env.mounted.may_mount", lambda: False)
     done = env.restore(mounting=job.mounting())
     assert done.how == "unpack"
-    assert done.notes == ("the environment is not restored by mount: mounts need root (CAP_SYS_ADMIN)",)
+    assert done.failures == ("the environment is not restored by mount: mounts need root (CAP_SYS_ADMIN)",)
     assert seen(target) == wanted(tmp_path, target)
     assert env.restore(mounting=job.mounting()).how == "there", "what is there needs no mount"
     wait_tidy(tmp_path)
@@ -259,7 +259,7 @@ def test_elsewhere_it_is_unpacked(tmp_path: Path, job: Job) -> None:
     env = Env(make_difference(tmp_path / "source"), tmp_path / "store", [target])
     done = env.restore(mounting=job.mounting(), targets=[os.fspath(tmp_path / "other")])
     assert done.how == "unpack"
-    assert "another path than its own" in done.notes[0]
+    assert "another path than its own" in done.failures[0]
     assert stat.S_ISDIR((tmp_path / "other").stat().st_mode)
     wait_tidy(tmp_path)
 

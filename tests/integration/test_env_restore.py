@@ -194,7 +194,7 @@ def test_a_target_that_does_not_exist(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "er" / "venv"
     env = Env(make_plain(tmp_path), tmp_path / "store", [target])
     done = env.restore()
-    assert (done.how, done.notes, done.prefix) == ("unpack", (), ())
+    assert (done.how, done.failures, done.notes, done.prefix) == ("unpack", (), (), ())
     assert seen(target) == seen(tmp_path / "plain" / "0")
     again = env.restore()
     assert (again.how, again.notes) == ("there", ())

@@ -47,7 +47,9 @@ def test_two_runs(run: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert "times faster" in capfd.readouterr().out
     assert report(run, other, "--json") == 0
     assert json.loads(capfd.readouterr().out)["format"] == "bootseer-comparison/1"
-    assert report(run, other, "--html", tmp_path / "x.html") == 2
+    assert report(run, other, "--html", tmp_path / "x.html") == 0
+    assert "times faster" in (tmp_path / "x.html").read_text()
+    assert report(run, other, "--trace", tmp_path / "x.json") == 2
     assert "show one job" in capfd.readouterr().err
 
 

@@ -50,7 +50,7 @@ class Bed:
         self.loaded: list[dict[str, str]] = []
         self.resolved: list[tuple[Pinned | None, str]] = []
         guard = cast(GuardClient, self.guard)
-        self.checkpoint = NodeCheckpoint(self.loop, guard, spec, (), self.said.append)
+        self.checkpoint = NodeCheckpoint(self.loop, guard, spec, (), self.said.append, self.said.append)
         self.checkpoint.begin()
         self.come()
 

@@ -86,6 +86,7 @@ def test_our_flags_and_their_defaults() -> None:
         "forward_signals": "SIGUSR1,SIGUSR2",
         "signal_scope": "job",
         "events_dir": None,
+        "strict": False,
         "quiet": False,
     }
     args = read("--rank-hooks=off", "--forward-signals", "", "--signal-scope", "node", "--quiet", "x.py")

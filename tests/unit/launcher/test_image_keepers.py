@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -38,8 +39,15 @@ for line in connection.makefile():
             json.dump({**order, "pid": os.getpid()}, file)
         os.rename(f"TOP/new{number}", f"TOP/order{number}")
         if plan["silent"] != "start":
+            tell("resolved", digest=plan["digest"])
             tell("ready", prefix=[str(number)], program="/p", set={}, unset=[], digest=plan["digest"],
                  lock=plan["lock"], how="mounted", source_s=0.0, root_s=0.0, has_user_namespace=False, notes=[])
+    elif order["do"] == "show-from":
+        with open(f"TOP/shown{number}", "w") as file:
+            json.dump(order, file)
+        if plan["silent"] == "show-from":
+            continue
+        tell("shown-from", door=order["door"], why=plan.get("hidden", ""))
     elif order["do"] == "show" and plan["silent"] != "show":
         tell("shown", number=order["number"], missing=[])
 """
@@ -53,8 +61,15 @@ class Bed(KeeperBed):
         self.opened: list[RankProgram] = []
         self.failed: list[str] = []
         self.said: list[str] = []
+        self.digests: list[str] = []
         events = ImageEvents(
-            self.opened.append, self.failed.append, lambda _: None, lambda _: None, self.said.append
+            self.digests.append,
+            self.opened.append,
+            self.failed.append,
+            lambda _: None,
+            lambda _: None,
+            self.said.append,
+            self.said.append,
         )
         spec = build_spec(parse(["--image", "/trees/x", *words, __file__], OMP), OMP)
         self.image = NodeImage(self.loop, spec, (), events)
@@ -114,6 +129,9 @@ def test_a_folder_that_is_written_to_is_not_below_two_roots(make_bed: Callable[.
     bed.begin({}, {})
     bed.until(lambda: bed.opened)
     assert is_free(folder), "it is the keeper's to hold"
+    first: list[list[str]] = []
+    bed.image.show([], first.append)
+    bed.until(lambda: first)  # ranks may be started
     other = os.open(folder, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)  # the end of what held it takes a moment
     bed.kill(0)
@@ -129,6 +147,54 @@ def test_a_folder_that_is_written_to_is_not_below_two_roots(make_bed: Callable[.
     bed.until(lambda: shown)
     assert shown == [[]] and [each.prefix for each in bed.opened] == [("0",), ("1",)]
     assert bed.order(1)["writable"] == os.fspath(folder) and is_free(folder)
+
+
+def test_a_folder_that_no_rank_has_used_is_opened_anew_at_once(
+    make_bed: Callable[..., Bed], tmp_path: Path
+) -> None:
+    folder = tmp_path / "upper"
+    folder.mkdir()
+    bed = make_bed("--image-writable", os.fspath(folder))
+    bed.begin({}, {})
+    bed.until(lambda: bed.opened)
+    bed.kill(0)
+    bed.until(lambda: len(bed.opened) == 2)
+
+
+def test_an_environment_is_shown_in_an_image_that_was_lost(make_bed: Callable[..., Bed], tmp_path: Path) -> None:
+    folder = tmp_path / "upper"
+    folder.mkdir()
+    bed = make_bed("--image-writable", os.fspath(folder))
+    bed.begin({}, {}, {})
+    bed.until(lambda: bed.opened)
+    shown: list[list[str]] = []
+    bed.image.show([], shown.append)
+    bed.until(lambda: shown)
+    bed.kill(0)
+    bed.until(lambda: bed.said)
+    found: list[tuple[str, int]] = []
+    bed.image.show_from("door", ["/t"], lambda why: found.append((why, len(bed.opened))))
+    bed.until(lambda: found)
+    assert found == [("", 2)], "of the image that is opened by then"
+    bed.kill(1)
+    bed.until(lambda: len(bed.said) == 2)
+    open_then: list[bool] = []
+    bed.image.show([], lambda _: open_then.append(bed.image.is_open and len(bed.opened) == 3))
+    bed.until(lambda: open_then)
+    assert open_then == [True], "the environment is shown first"
+
+
+def test_a_keeper_that_does_not_show_an_environment(
+    make_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image, "SHOW_SILENCE_S", 0.3)
+    bed = make_bed()
+    bed.begin({"silent": "show-from"}, {})
+    bed.until(lambda: bed.opened)
+    why: list[str] = []
+    bed.image.show_from("door", ["/t"], why.append)
+    bed.until(lambda: why)
+    assert why == [""] and len(bed.opened) == 2 and "said nothing for 0.3 s" in bed.said[0]
 
 
 def test_the_files_stay_while_no_keeper_holds_them(make_bed: Callable[..., Bed], tmp_path: Path) -> None:
@@ -168,3 +234,23 @@ def test_a_keeper_that_does_not_show(make_bed: Callable[..., Bed], monkeypatch: 
     bed.image.show(["/x"], shown.append)
     bed.until(lambda: shown)
     assert shown == [[]] and len(bed.opened) == 2 and "said nothing for 0.3 s" in bed.said[0]
+
+
+def test_mounts_are_shown_again_in_an_image_that_is_opened_anew(
+    make_bed: Callable[..., Bed], tmp_path: Path
+) -> None:
+    bed = make_bed()
+    bed.begin({}, {}, {"hidden": "no door"})
+    bed.until(lambda: bed.opened)
+    assert bed.digests == [FIRST], "before it is open"
+    why: list[str] = []
+    bed.image.show_from("door", ["/t"], why.append)
+    bed.until(lambda: why)
+    bed.kill(0)
+    bed.until(lambda: len(bed.opened) == 2)
+    wanted = {"do": "show-from", "door": "door", "folders": ["/t"]}
+    assert json.loads((tmp_path / "shown1").read_text()) == wanted, "before anybody is told that it is open"
+    assert why == ["", ""]
+    bed.kill(1)
+    bed.until(lambda: len(bed.opened) == 3)
+    assert why == ["", "", "no door"], "who mounted them is asked for another way"

@@ -46,6 +46,16 @@ def test_set_up_that_fails_on_one_node_ends_the_job() -> None:
         assert finish.reason == "set-up failed on node1: set-up command 1 of 1 (false) ended with status 1"
 
 
+def test_with_strict_what_fails_on_one_node_ends_the_job() -> None:
+    sim = Sim(RULES)
+    two(sim)
+    sim.say(1, SetupNews("strict", "", "", "first-step caches are not used: x"))
+    for node in range(2):
+        (finish,) = [each for each in sim.inbox[node] if isinstance(each, Finish)]
+        assert finish.status == 1
+        assert finish.reason == "--strict: something failed on node1: first-step caches are not used: x"
+
+
 def test_environments_that_differ_are_made_once_more_and_then_the_table_is_shown() -> None:
     sim = Sim(RULES)
     two(sim)

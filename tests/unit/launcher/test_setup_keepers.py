@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from launcher import setup
 from launcher.cli import parse
 from launcher.ranks.program import RankProgram
 from launcher.rendezvous.messages import SetupNews, SetupOrder
-from launcher.setup import NodeSetup, SetupEvents, SetupSpan
+from launcher.setup import Environment, NodeSetup, SetupEvents, SetupSpan
 from launcher.spec import build_spec
 from tests.support import is_running, wait_until
 from tests.unit.launcher.planned_keepers import KeeperBed, install
@@ -54,6 +55,8 @@ READY = {
     "key": "k",
     "tree": "",
     "prefix": [],
+    "targets": ["/t"],
+    "python": "",
     "setup_s": 1.0,
     "capture_s": 0.1,
     "is_publishing": False,
@@ -65,7 +68,7 @@ class Bed(KeeperBed):
 
     def __init__(self, top: Path, *words: str) -> None:
         super().__init__(top)
-        self.ready: list[RankProgram] = []
+        self.ready: list[Environment] = []
         self.failed: list[SetupNews] = []
         self.news: list[SetupNews] = []
         self.spans: list[SetupSpan] = []
@@ -76,6 +79,7 @@ class Bed(KeeperBed):
             self.failed.append,
             self.news.append,
             self.spans.append,
+            self.said.append,
             self.said.append,
             lambda _: None,
             self.complained.append,
@@ -262,3 +266,83 @@ def test_damage_is_news_of_its_own_and_the_builder_hears_of_it(bed: Callable[...
     made.setup.obey(SetupOrder("build", "t", ""))
     made.until(lambda: made.ready)
     assert '"damaged": "t"' in (made.top / "heard").read_text()
+
+
+IN_IMAGE = RankProgram(
+    "/usr/bin/python3", "inside", "preloaded", ("enter", "a"), {"OF": "image"}, ("GONE",), "d" * 64
+)
+
+
+def test_in_an_image_it_looks_when_the_digest_is_known_and_runs_set_up_when_it_is_open(
+    bed: Callable[..., Bed],
+) -> None:
+    made = bed("--image", "/trees/x", "--image-python", "/usr/bin/python3", "--image-env", "MINE=1")
+    made.begin({"start": [LOOKED], "build": [READY]})
+    made.setup.image_resolved("d" * 64)
+    made.until(lambda: made.news)
+    image = made.order(0)["image"]
+    assert image == {"digest": "d" * 64, "python": "/usr/bin/python3", "environ": {"MINE": "1"}}
+    made.setup.obey(SetupOrder("build", "", ""))
+    made.setup.image_opened(IN_IMAGE)
+    made.until(lambda: made.ready)
+    assert made.told() == ["start", "image", "build"], "set-up waited until it was open"
+    assert made.ready == [Environment((), ("/t",), "")]
+    heard = [json.loads(line) for line in (made.top / "heard").read_text().splitlines()]
+    assert heard[1] == {
+        "do": "image",
+        "prefix": ["enter", "a"],
+        "set": {"OF": "image"},
+        "unset": ["GONE"],
+        "python": "/usr/bin/python3",
+    }
+
+
+def test_what_is_kept_needs_no_open_image(bed: Callable[..., Bed]) -> None:
+    made = bed("--image", "/trees/x")
+    fetched = {"did": "fetched", "tree": "t"}
+    made.begin({"start": [{**LOOKED, "tree": "t"}], "use": [fetched], "show": [{**READY, "how": "unpack"}]})
+    made.setup.image_resolved("d" * 64)
+    made.until(lambda: made.news)
+    made.setup.obey(SetupOrder("use", "t", ""))
+    made.until(lambda: len(made.news) == 2)
+    made.setup.obey(SetupOrder("show", "t", ""))
+    made.until(lambda: made.ready)
+    assert made.told() == ["start", "use", "show"]
+
+
+@pytest.mark.parametrize("words", [(), ("--setup-target", "/opt/x/env")])
+def test_old_folders_of_ours_go_after_the_first_step_also_where_nothing_is_mounted(
+    bed: Callable[..., Bed], words: tuple[str, ...]
+) -> None:
+    made = bed("--image", "/trees/x", *words)
+    made.begin({"start": [{**LOOKED, "tree": "t"}], "show": [READY]})
+    made.setup.image_resolved("d" * 64)
+    made.until(lambda: made.news)
+    made.setup.first_step_seen()  # too early: it would end what the keeper is at
+    made.setup.obey(SetupOrder("show", "t", ""))
+    made.until(lambda: made.ready)
+    made.setup.first_step_seen()
+    made.setup.obey(SetupOrder("use", "t", ""))
+    made.until(lambda: "use" in made.told())
+    assert made.told() == ["start", "show", *(() if words else ("first-step",)), "use"]
+
+
+def test_one_that_cannot_be_seen_in_the_image_is_unpacked(bed: Callable[..., Bed]) -> None:
+    made = bed("--image", "/trees/x")
+    looked, fetched = {**LOOKED, "tree": "t"}, {"did": "fetched", "tree": "t"}
+    ready = {**READY, "how": "mount", "prefix": ["enter", "b"], "tree": "t"}
+    made.begin(
+        {"start": [looked], "use": [fetched], "show": [ready]},
+        {"start": [looked], "use": [fetched], "show": [{**READY, "how": "unpack", "tree": "t"}]},
+    )
+    made.setup.image_resolved("d" * 64)
+    made.until(lambda: made.news)
+    made.setup.obey(SetupOrder("use", "t", ""))
+    made.until(lambda: len(made.news) == 2)
+    made.setup.obey(SetupOrder("show", "t", ""))
+    made.until(lambda: made.ready)
+    assert "mount" in made.order(0)["ways"]
+    made.setup.without_mount("no door")
+    made.until(lambda: len(made.ready) == 2)
+    assert made.ready[1].prefix == ()
+    assert "mount" not in made.order(1)["ways"] and "the environment is unpacked: no door" in made.said

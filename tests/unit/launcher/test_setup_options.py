@@ -90,7 +90,7 @@ def test_caches(here: Path) -> None:
         (["--keep-caches"], True),
         (["--env-store", "/s", "--no-keep-caches"], False),
         (["--env-store", "/s", "--no-keep-caches", "--cache-dir", "a=b"], False),
-        (["--env-store", "/s", "--image", "/x"], False),
+        (["--env-store", "/s", "--image", "/x"], True),
         (["--env-store", "/s", "--no-python"], False),
         (["--env-store", "/s", "--no-python", "--keep-caches"], True),
     ],
@@ -113,7 +113,6 @@ def test_own_folders_need_no_other_flag_with_a_store(here: Path) -> None:
         (["--setup-input", "x"], "--setup-input"),
         (["--env-way", "mount"], "--env-way"),
         (["--cache-dir", "a=b"], "--keep-caches"),
-        (["--cache-dir", "a=b", "--env-store", "/s", "--image", "/x"], "--cache-dir"),
         (["--keep-caches", "--no-keep-caches"], "--no-keep-caches"),
         (["--keep-caches", "--cache-dir", "b"], "NAME=DIR"),
         (["--keep-caches", "--cache-dir", "a=x", "--cache-dir", "a=y"], "twice"),
@@ -124,8 +123,7 @@ def test_own_folders_need_no_other_flag_with_a_store(here: Path) -> None:
         (["--setup", "true", "--env-way", "copy"], "there, mount, unpack"),
         (["--setup", "true", "--setup-variable", "A=B"], "--setup-variable"),
         (["--setup", "true", "--env-store", ""], "--env-store"),
-        (["--setup", "true", "--image", "/x"], "--image"),
-        (["--keep-caches", "--image", "/x"], "--image"),
+        (["--setup", "true", "--image", "/x", "--setup-target", "/opt/env"], "--setup-target /opt/env"),
     ],
 )
 def test_what_cannot_be_is_one_line(words: list[str], culprit: str) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from bootseer.env import folder_digest
 from bootseer.env.base import Folder, Interpreter, of_image, of_interpreter, of_node, with_known
 from bootseer.env.folder_digest import digest_archives, digest_file, digest_folder, digest_project
+from bootseer.env.image_target import clear, commands_of, folder_of, remove_old, with_own_target
 from bootseer.env.keying import make_key
 from bootseer.env.spec import SetupSpec
 from bootseer.env.targets import check_target, resolve_targets
-from bootseer.errors import ConfigError
+from bootseer.env.used_folders import LOCK, UsedFolder
+from bootseer.errors import ConfigError, KeyUnknown
 from tests.made_wheels import make_wheel
 from tests.support import needs_program
 
@@ -198,6 +203,82 @@ def test_an_interpreter_in_a_target_is_the_targets(tmp_path: Path) -> None:
     assert of_interpreter(found, str(python), ["/elsewhere"])["conda:numpy"] == "1.0 py_0"
 
 
+def test_of_an_image_its_digest_counts_and_what_is_in_the_folder(tmp_path: Path) -> None:
+    target = tmp_path / "env"
+    spec = SetupSpec(
+        commands=("pip install a==1",), targets=(f"{target}",), in_image=True, image="1" * 64, venv_of="python3"
+    )
+    first = make_key(spec, ENVIRON)
+    assert first.document.base == {"kind": "image", "image": "1" * 64, "venv_of": "python3"}
+    others = [
+        structs.replace(spec, image="2" * 64),
+        structs.replace(spec, venv_of="python3.12"),
+        structs.replace(spec, commands=("pip install a==2",)),
+    ]
+    assert len({first.key, *(make_key(each, ENVIRON).key for each in others)}) == 4
+    target.mkdir()
+    assert make_key(spec, ENVIRON).key == first.key, "an empty folder is as none"
+    (target / "left").touch()
+    later = make_key(spec, ENVIRON)
+    assert later.key != first.key and later.document.base[f"target:{target}"]
+    assert make_key(spec, ENVIRON, known_base=first.document.base).key == first.key
+    with pytest.raises(KeyUnknown, match="nothing says what is in it"):
+        make_key(structs.replace(spec, image=""), ENVIRON)
+
+
+def test_the_folder_on_top_of_an_image_has_its_name_by_all_that_decides_it(tmp_path: Path) -> None:
+    environ = {**ENVIRON, "BOOTSEER_CACHE": f"{tmp_path}/cache"}
+    wanted = tmp_path / "requirements.txt"
+    wanted.write_text("a==1\n")
+    spec = SetupSpec(commands=(f"pip install -r {wanted}",), in_image=True, image="1" * 64)
+    first = with_own_target(spec, "python3", environ)
+    assert re.fullmatch(f"{tmp_path}/cache/image-envs/[0-9a-f]{{16}}/env", first.targets[0])
+    assert first == with_own_target(spec, "python3", environ)
+    venv, *others = commands_of(first)
+    assert others == list(spec.commands) and venv.startswith(
+        "python3 -m venv --system-site-packages --without-pip"
+    )
+    assert commands_of(spec) == spec.commands
+    wanted.write_text("a==2\n")
+    second = with_own_target(spec, "python3", environ)
+    unknown = with_own_target(structs.replace(spec, image=""), "python3", environ)
+    alone = [
+        with_own_target(structs.replace(spec, image=""), "python3", environ, job=job) for job in ("a", "b", "a")
+    ]
+    assert len({first.targets, second.targets, unknown.targets, *(each.targets for each in alone)}) == 5
+    assert alone[0] == alone[2], "of one job"
+    assert with_own_target(spec, "python3", environ, job="a") == second, "what has a key is for all jobs"
+
+
+def test_a_folder_of_ours_is_emptied_unless_a_job_uses_it(tmp_path: Path) -> None:
+    environ = {**ENVIRON, "BOOTSEER_CACHE": f"{tmp_path}/cache"}
+    spec = with_own_target(SetupSpec(commands=("true",), in_image=True, image="1" * 64), "python3", environ)
+    target = Path(spec.targets[0])
+    assert clear(spec), "there is nothing"
+    (target / "half" / "made").mkdir(parents=True)
+    used = UsedFolder(folder_of(spec))
+    assert not clear(spec) and (target / "half" / "made").exists()
+    waiting = UsedFolder(folder_of(spec))
+    assert not clear(spec, waiting) and (target / "half" / "made").exists(), "two jobs, and one looks"
+    waiting.close()
+    assert clear(spec, used) and not target.exists(), "its own use is in nobody's way"
+    (target / "half" / "made").mkdir(parents=True)
+    assert not clear(spec) and target.exists(), "it is in use still"
+    used.close()
+    assert clear(spec) and not target.exists()
+    old_s = time.time() - 40 * 86400
+    os.utime(target.parent / LOCK, (old_s, old_s))
+    assert remove_old(environ) == [f"{target.parent}"]
+    assert not target.parent.exists()
+    alone = with_own_target(SetupSpec(commands=("true",), in_image=True), "python3", environ, job="a")
+    used = UsedFolder(folder_of(alone))
+    old_s = time.time() - 2 * 86400
+    os.utime(f"{used.path}/{LOCK}", (old_s, old_s))
+    assert remove_old(environ) == []
+    used.close()
+    assert remove_old(environ) == [used.path], "a day after its job"
+
+
 def test_what_is_known_counts_for_the_target_only() -> None:
     before = {"kind": "python", "version": "3.11", "dist:o": "1", "target:dist:a": "1"}
     after = {"kind": "python", "version": "3.11", "dist:o": "1", "target:dist:a": "2", "target:dist:new": "1"}
@@ -375,12 +456,18 @@ def test_archives_are_known_by_their_ends(tmp_path: Path) -> None:
 
 
 def test_an_image_is_the_base_of_what_runs_in_it(tmp_path: Path) -> None:
-    spec = SetupSpec(commands=("true",), targets=(f"{tmp_path}/t",), python="/only/in/the/image/python")
-    keyed = make_key(spec, {}, "sha256:" + "0" * 64)
-    assert keyed.document.base == {"kind": "image", "image": "sha256:" + "0" * 64}
-    assert make_key(spec, {}, "sha256:" + "1" * 64).key != keyed.key
+    spec = SetupSpec(
+        commands=("true",),
+        targets=(f"{tmp_path}/t",),
+        python="/only/in/the/image/python",
+        in_image=True,
+        image="0" * 64,
+    )
+    keyed = make_key(spec, {})
+    assert keyed.document.base == {"kind": "image", "image": "0" * 64}
+    assert make_key(structs.replace(spec, image="1" * 64), {}).key != keyed.key
     with pytest.raises(ConfigError, match="--setup-target FOLDER"):
-        make_key(SetupSpec(commands=("true",), python="/x/python"), {}, "sha256:" + "0" * 64)
+        make_key(structs.replace(spec, targets=()), {})
 
 
 def test_an_interpreter_that_set_up_makes(tmp_path: Path) -> None:

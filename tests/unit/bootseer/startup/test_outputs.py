@@ -21,6 +21,7 @@ from bootseer.startup import page
 from bootseer.startup.analysis import analyse_job
 from bootseer.startup.chrome import trace_json
 from bootseer.startup.compare import compare
+from bootseer.startup.compare_page import make_comparison_page
 from bootseer.startup.fleet import FleetMaker, fleet_text
 from bootseer.startup.page import make_page
 from bootseer.startup.report import Report, encode, make_report
@@ -358,3 +359,28 @@ def test_a_collector_that_takes_nothing(capfd: pytest.CaptureFixture[str]) -> No
 
 def test_made_events_are_those_of_the_lines() -> None:
     assert all(to_event(line).run_id == "job-17" for line in make_lines(SLOW))
+
+
+def test_two_runs_as_a_page_that_needs_no_script() -> None:
+    before = make_report(job_of(SLOW._replace(run_id=ATTACK)), 0)
+    after = make_report(job_of(SLOW._replace(planted=())), 0)
+    found = compare(before, after)
+    text = make_comparison_page(found).decode()
+    parsed = Parsed(text)
+    names = [name for name, _ in parsed.tags]
+    assert not {"script", "img"} & set(names) and names.count("svg") == 1
+    assert not any({"style", "onerror"} & set(attrs) for _, attrs in parsed.tags)
+    (policy,) = [attrs["content"] or "" for name, attrs in parsed.tags if name == "meta" and "http-equiv" in attrs]
+    style = text.partition("<style>")[2].partition("</style>")[0]
+    assert f"style-src 'sha256-{page.checksum(style)}'" in policy and "default-src 'none'" in policy
+    widths = {
+        kind: [
+            float(attrs["width"] or 0) for name, attrs in parsed.tags if name == "rect" and attrs["class"] == kind
+        ]
+        for kind in ("then", "now")
+    }
+    assert len(widths["then"]) == len(widths["now"]) == 2 * len(found.stages)
+    env = [each.stage for each in found.stages].index("env")
+    assert widths["then"][2 * env + 1] == 620, "nothing took longer than the slow node"
+    assert widths["now"][2 * env + 1] < widths["then"][2 * env + 1]
+    assert page.html.escape(found.line) in text and "better" in text

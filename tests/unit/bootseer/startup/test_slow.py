@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from bench.report_job import Plan, Planted
 from bootseer.startup.analysis import analyse_job
+from bootseer.startup.report import make_report
 from bootseer.startup.slow_words import seconds, slow_lines
+from bootseer.startup.text import report_text
 from tests.unit.bootseer.startup.made_jobs import analysis_of, event, in_order, span, started
 
 
@@ -122,3 +124,20 @@ def test_seconds_for_people() -> None:
     assert [seconds(each) for each in (0, 0.0032, 0.42, 43.04, 999.9, 61_440)] == [
         "0 s", "3.2 ms", "0.42 s", "43.0 s", "999.9 s", "61,440 s",
     ]  # fmt: skip
+
+
+def test_what_fell_back_and_what_it_cost() -> None:
+    events = []
+    for number, node in enumerate("abc"):
+        took_s = 8.0 if node == "b" else 2.0
+        events += [*span("image", 0.0, took_s, node=node), *started(number, took_s, took_s, took_s + 1, node=node)]
+    why = "the image is unpacked, as it cannot be mounted here: no"
+    events.append(event(0.5, "image", "instant", "fell_back", node="b", error=why))
+    events.append(event(0.6, None, "instant", "fell_back", node="c", error="nodes do not help each other"))
+    report = make_report(analyse_job(in_order(events)), 0)
+    first, second = report.fallbacks
+    assert (first.stage, first.nodes, first.longest_s, first.others_s) == ("image", ["b"], 8.0, 2.0)
+    assert first.line == f"image: {why} (b); image took 8.0 s there, 2.0 s elsewhere"
+    assert second.line == "nodes do not help each other (c)"
+    assert not any("fell_back" in note for note in report.notes)
+    assert f"  {first.line}" in report_text(report) and "Fell back to the ordinary way" in report_text(report)

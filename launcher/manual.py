@@ -1,0 +1,131 @@
+"""Completion of shells, and man pages, made from the parsers themselves: `bootseer completion`, `make man`.
+
+Both come as text: completing needs no Python, so it costs no start of one at each key. Commands of the library are
+typer's, those of bootrun argparse's; here all are seen as argparse's, which shtab and argparse-manpage read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Any
+
+from bootseer.errors import UsageError
+from launcher.cli import get_args_parser
+from launcher.commands import EXAMPLES, GROUPS
+from launcher.warm.options import make_parser
+
+SHELLS = ("bash", "zsh", "tcsh")
+USAGE = """\
+examples:
+  bootseer completion bash > ~/.local/share/bash-completion/completions/bootrun
+  source <(bootseer completion bash)          in ~/.bashrc: bootrun and bootseer
+  bootseer completion zsh > ~/.zfunc/_bootrun with fpath+=~/.zfunc before compinit
+"""
+
+
+def main(argv: list[str]) -> int:
+    """`bootseer completion SHELL`; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="bootseer completion",
+        description="Writes what a shell needs to complete the words of bootrun and bootseer.",
+        epilog=USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=SHELLS, help="which one")
+    parser.add_argument("--program", choices=("bootrun", "bootseer"), help="only of this one")
+    args = parser.parse_args(argv)
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        print("bootseer: error: shtab is missing: pip install 'bootseer[completion]'", file=sys.stderr)
+        return 1
+    for name, made in parsers().items():
+        if args.program in (None, name):
+            sys.stdout.write(shtab.complete(made, shell=args.shell) + "\n")
+    return 0
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Of both programs, by name. What is not installed of the library is left out."""
+    bootrun = get_args_parser({}, "bootrun", needs_script=False)
+    bootseer = argparse.ArgumentParser(
+        prog="bootseer",
+        description="Start training jobs fast and keep them running.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bootseer.add_argument("--version", action="store_true", help="print the version and end")
+    groups = bootseer.add_subparsers(dest="group", metavar="COMMAND")
+    run = get_args_parser({}, "bootseer run", needs_script=False)
+    groups.add_parser("run", parents=[run], add_help=False, conflict_handler="resolve", help="the same as bootrun")
+    warm = make_parser({})
+    groups.add_parser("warm", parents=[warm], add_help=False, conflict_handler="resolve", help=warm.description)
+    for name, group in GROUPS.items():
+        try:
+            app = importlib.import_module(group.module).app
+        except ModuleNotFoundError:
+            continue
+        import typer.main
+
+        _add(groups, name, typer.main.get_command(app), group.help)
+    return {"bootrun": bootrun, "bootseer": bootseer}
+
+
+def _add(above: Any, name: str, command: Any, text: str) -> None:
+    """A command of typer's, with all below it, as argparse has them."""
+    epilog = (command.epilog or "").replace("\b", "")
+    parser = above.add_parser(
+        name,
+        help=text.replace("%", "%%"),
+        description=(command.help or text).replace("\b", "").replace("%", "%%"),
+        epilog=epilog.replace("%", "%%"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for each in command.params:
+        _add_parameter(parser, each)
+    below: dict[str, Any] = getattr(command, "commands", {})
+    if below:
+        commands = parser.add_subparsers(dest=f"{name}_command", metavar="COMMAND")
+        for other, each_command in below.items():
+            if not each_command.hidden:
+                _add(commands, other, each_command, each_command.get_short_help_str(100))
+
+
+def _add_parameter(parser: argparse.ArgumentParser, parameter: Any) -> None:
+    choices = getattr(parameter.type, "choices", None)
+    text = str(getattr(parameter, "help", None) or "").replace("%", "%%")
+    names = [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("-")]
+    if not names:
+        nargs = "*" if parameter.nargs < 0 else None if parameter.required else "?"
+        metavar = parameter.metavar or (parameter.name or "").upper()
+        parser.add_argument(parameter.name or "", nargs=nargs, choices=choices, metavar=metavar, help=text)
+    elif names != ["--help"]:
+        if getattr(parameter, "is_flag", False):
+            parser.add_argument(*names, dest=parameter.name, action="store_true", help=text)
+        else:
+            metavar = parameter.metavar or (parameter.name or "").upper()
+            parser.add_argument(*names, dest=parameter.name, choices=choices, metavar=metavar, help=text)
+
+
+def write_pages(folder: str) -> list[str]:
+    """Man pages, bootrun.1 and bootseer.1; their paths. Raises: UsageError without argparse-manpage."""
+    try:
+        from argparse_manpage.manpage import Manpage  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        raise UsageError("argparse-manpage is missing: pip install argparse-manpage") from None
+    os.makedirs(folder, exist_ok=True)
+    found = []
+    for name, parser in parsers().items():
+        path = os.path.join(folder, f"{name}.1")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(str(Manpage(parser)))
+        found.append(path)
+    return found
+
+
+if __name__ == "__main__":
+    for each in write_pages(sys.argv[1] if len(sys.argv) > 1 else "out/man"):
+        print(each)

@@ -1,0 +1,258 @@
+"""Where the ranks of a node run: in their image, with their environment and first-step caches, if they have them.
+
+    image --digest--> environment --ready--+
+      +-----------open--------------------+--> caches --> program
+
+Each begins as soon as it can: which environment belongs to a job is known when the image's digest is; set-up
+commands wait until the image is open. In: the job's options, orders of the coordinator. Out: a RankProgram, again
+when something was lost and is there anew. Without any of the three the program is known at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from launcher.loop import EventLoop
+from launcher.ranks.program import RankProgram, own_program
+from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.caches import CachesSpan, NodeCaches
+    from launcher.image import ImageSpan, NodeImage
+    from launcher.peers import NodePeers
+    from launcher.rendezvous.messages import SetupNews, SetupOrder
+    from launcher.setup import Environment, NodeSetup, SetupSpan
+
+
+class WorkplaceEvents(NamedTuple):
+    """What the node is told; each a callback."""
+
+    known: Callable[[RankProgram], object]  # by what ranks are run; again when that has changed
+    image_failed: Callable[[str], object]  # no more ranks can be started
+    setup_failed: Callable[[SetupNews], object]
+    setup_news: Callable[[SetupNews], object]  # for the coordinator
+    image_noted: Callable[[ImageSpan], object]
+    setup_noted: Callable[[SetupSpan], object]
+    caches_noted: Callable[[CachesSpan], object]
+    image_figures: Callable[[Mapping[str, float]], object]
+    fell_back: Callable[[str, str], object]  # stage, why: the ordinary way is taken
+    said: Callable[[str], object]
+    setup_line: Callable[[str], object]
+    complained: Callable[[str], object]
+
+
+class Workplace:
+    """See the module's docstring."""
+
+    def __init__(self, loop: EventLoop, spec: LaunchSpec, unset: tuple[str, ...], events: WorkplaceEvents) -> None:
+        """Args: unset: variables that no helper process gets."""
+        self._loop = loop
+        self._spec = spec
+        self._unset = unset
+        self._events = events
+        self._peers: NodePeers | None = None
+        self._image: NodeImage | None = None
+        self._setup: NodeSetup | None = None
+        self._caches: NodeCaches | None = None
+        self._in_image: RankProgram | None = None  # what the image alone says
+        self._environment: Environment | None = None
+        self._is_shown = True  # the environment, in the image
+        is_later = spec.image is not None or spec.setup is not None or spec.caches is not None
+        self.program = None if is_later else own_program(spec.python)
+        self._is_settled = not is_later  # what `program` says is so; not while something is made anew
+        self._awaiting: list[Callable[[RankProgram], object]] = []
+
+    def begin(self, own: Iterable[str], run_dir: str, peers: NodePeers | None) -> None:
+        """Time zero. Args: own: folders that ranks need in any case; run_dir: for logs, "" for none."""
+        self._peers = peers
+        if self._spec.image is not None:
+            self._begin_image(own)
+        if self._spec.setup is not None:
+            self._begin_setup(run_dir)
+        elif self._spec.image is None and self._spec.caches is not None:
+            self._open_caches(own_program(self._spec.python))
+
+    def _begin_image(self, own: Iterable[str]) -> None:
+        from launcher.image import ImageEvents, NodeImage
+
+        events = ImageEvents(
+            resolved=self._on_digest,
+            opened=self._on_image,
+            failed=self._on_image_failed,
+            noted=self._events.image_noted,
+            started=self._events.image_figures,
+            fell_back=partial(self._events.fell_back, "image"),
+            said=self._events.said,
+        )
+        self._image = NodeImage(self._loop, self._spec, self._unset, events, self._peers)
+        self._image.begin(own)
+
+    def _begin_setup(self, run_dir: str) -> None:
+        from launcher.setup import NodeSetup, SetupEvents
+
+        events = SetupEvents(
+            ready=self._on_environment,
+            failed=self._events.setup_failed,
+            news=self._events.setup_news,
+            noted=self._events.setup_noted,
+            fell_back=partial(self._events.fell_back, "env"),
+            said=self._events.said,
+            line=self._events.setup_line,
+            complained=self._events.complained,
+        )
+        self._setup = NodeSetup(self._loop, self._spec, self._unset, events, self._peers)
+        self._setup.begin(run_dir)
+
+    # ---- one after the other ---------------------------------------------------------------------------------
+
+    @property
+    def has_image(self) -> bool:
+        return self._image is not None
+
+    def when_known(self, then: Callable[[RankProgram], object]) -> None:
+        """Calls `then`, once, with what ranks are run by: now, or when all is there. Never if that fails."""
+        if self.program is not None and self._is_settled and self._is_there():
+            then(self.program)
+        else:
+            self._awaiting.append(then)
+
+    def _is_there(self) -> bool:
+        has_image = self._image is None or self._image.is_open
+        return has_image and (self._setup is None or (self._setup.is_ready and self._is_shown))
+
+    def set_up(self, order: SetupOrder) -> None:
+        """An order of the coordinator for the environment."""
+        if self._setup is not None:
+            self._setup.obey(order)
+
+    def _on_digest(self, digest: str) -> None:
+        if self._setup is not None:
+            self._setup.image_resolved(digest)
+
+    def _on_image(self, program: RankProgram) -> None:
+        self._in_image = program
+        if self._setup is not None:
+            self._setup.image_opened(program)
+        self._join()
+
+    def _on_image_failed(self, why: str) -> None:
+        self._awaiting.clear()
+        self._events.image_failed(why)
+
+    def _on_environment(self, found: Environment) -> None:
+        self._environment = found
+        if self._image is None:
+            self._open_caches(own_program(self._spec.python)._replace(prefix=found.prefix))
+        elif found.prefix:
+            self._is_shown = False
+            self._image.show_from(found.prefix[-1], found.targets, self._on_shown)
+        else:
+            self._join()
+
+    def _on_shown(self, why: str) -> None:
+        assert self._setup is not None
+        if why:
+            self._is_shown = False
+            self._setup.without_mount(why)
+            return
+        self._is_shown = True
+        self._join()
+
+    def _join(self) -> None:
+        """The image, with the environment in it."""
+        program = self._in_image
+        if program is None:
+            return
+        if self._setup is None:
+            self._open_caches(program)
+        elif self._environment is not None and self._is_there():
+            assert self._spec.setup is not None
+            assert self._spec.image is not None
+            own = self._environment.targets if not self._spec.setup.targets else ()
+            python = self._spec.image.late_python or self._environment.python
+            self._open_caches(in_environment(program, python, own))
+
+    def _open_caches(self, program: RankProgram) -> None:
+        """The environment is there: what the first step needs comes next, if it is kept, then ranks."""
+        self._is_settled = False
+        if self._spec.caches is None:
+            self._on_known(program)
+            return
+        if self._caches is None:
+            from launcher.caches import CachesEvents, NodeCaches
+
+            events = CachesEvents(
+                said=self._events.said,
+                fell_back=partial(self._events.fell_back, "caches"),
+                noted=self._events.caches_noted,
+            )
+            self._caches = NodeCaches(self._loop, self._spec, self._unset, events, self._peers)
+        self._caches.open(program, self._on_known)
+
+    def _on_known(self, program: RankProgram) -> None:
+        self.program, self._is_settled = program, True
+        self._events.known(program)
+        awaiting, self._awaiting = self._awaiting, []
+        for then in awaiting:
+            then(program)
+
+    # ---- attempts --------------------------------------------------------------------------------------------
+
+    def make_ready(
+        self, checkpoint: dict[str, str], own_checkpoint: str, then: Callable[[dict[str, str]], object]
+    ) -> None:
+        """Before an attempt: ranks can be started when `then` is called.
+
+        Args:
+            checkpoint: what ranks are told of the one that is loaded; `then` gets what of it is true in the image.
+            own_checkpoint: the version's own path, for an image in which the node's is not seen.
+        """
+        if self._image is None:
+            self.when_known(lambda _: self._seed(lambda: then(checkpoint)))
+            return
+        from launcher.image import checkpoint_paths, reachable
+
+        def shown(missing: list[str]) -> None:
+            found, line = reachable(checkpoint, own_checkpoint, missing)
+            if line:
+                self._events.fell_back("checkpoint", line)
+            self.when_known(lambda _: self._seed(lambda: then(found)))
+
+        paths = checkpoint_paths(checkpoint, own_checkpoint) if checkpoint else []
+        image = self._image
+        self.when_known(lambda _: image.show(paths, shown))
+
+    def _seed(self, then: Callable[[], object]) -> None:
+        """Before every attempt: what the last one has left half written in the caches must be gone."""
+        if self._caches is None:
+            then()
+        else:
+            self._caches.seed(then)
+
+    def attempt_over(self) -> None:
+        """No rank runs any more."""
+        if self._caches is not None:
+            self._caches.attempt_over()
+
+    def first_step_seen(self) -> None:
+        """All ranks of this node have made theirs."""
+        for part in (self._image, self._setup, self._caches):
+            if part is not None:
+                part.first_step_seen()
+
+    def close(self) -> None:
+        for part in (self._image, self._setup, self._caches):
+            if part is not None:
+                part.close()
+
+
+def in_environment(program: RankProgram, python: str, own: tuple[str, ...]) -> RankProgram:
+    """PURE: what ranks are run by in an image that has an environment. Args: own: folders that nobody named."""
+    environ = dict(program.environ)
+    if own:
+        path = environ.get("PATH") or os.defpath
+        environ |= {"PATH": f"{own[0]}/bin:{path}", "VIRTUAL_ENV": own[0]}
+    return program._replace(python=python or program.python, environ=environ)

@@ -1,0 +1,58 @@
+"""Completion and man pages: made from the parsers, so that no flag is missing; completed by a real shell."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher.flags import FLAGS
+from launcher.manual import main, parsers, write_pages
+from tests.support import needs_program
+
+ASK = """
+source "$1"
+shift
+COMP_WORDS=("$@")
+COMP_CWORD=$(($# - 1))
+function=$(complete -p "$1" | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+"$function" "$1" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@needs_program("bash")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("bootrun", "--ima"), {"--image", "--image-bind", "--image-env", "--image-name"}),
+        (("bootrun", "--fork-ranks", ""), {"auto", "restarts", "on", "off"}),
+        (("bootseer", ""), {"run", "warm", "ckpt", "image", "env", "keys", "report"}),
+        (("bootseer", "image", ""), {"build", "mount", "prefetch"}),
+        (("bootseer", "env", "caches", ""), {"list", "gc"}),
+        (("bootseer", "warm", "--ho"), {"--hold"}),
+    ],
+)
+def test_a_shell_completes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], found: set[str]
+) -> None:
+    assert main(["bash"]) == 0
+    script = tmp_path / "completion"
+    script.write_text(capsys.readouterr().out)
+    run = subprocess.run(["bash", "-c", ASK, "ask", script, *words], capture_output=True, text=True, timeout=60)
+    assert found <= set(run.stdout.split()), run.stderr
+
+
+def test_pages_have_every_flag(tmp_path: Path) -> None:
+    paths = write_pages(f"{tmp_path}")
+    assert [Path(path).name for path in paths] == ["bootrun.1", "bootseer.1"]
+    text = Path(paths[0]).read_text().replace("\\-", "-")
+    for flag in FLAGS:
+        assert flag.names[-1] in text
+    other = Path(paths[1]).read_text().replace("\\-", "-")
+    assert all(f"bootseer {name}" in other for name in ("warm", "image", "env", "ckpt"))
+
+
+def test_both_programs_have_parsers() -> None:
+    assert set(parsers()) == {"bootrun", "bootseer"}
