@@ -31,6 +31,7 @@ BENCHES = {
     "peers": "six nodes start at once, with and without each other's help; one lying, slow, killed (root)",
     "report": "a report on 1,000 nodes with 8 ranks each: time, memory, size of the page",
     "pressure": "do ranks wait when their output is under pressure (root)",
+    "start": "one job from launch to first step: image, environment, checkpoint, ranks; 1 and 3 nodes (root)",
     "zero": "starts with nothing configured, from a cold page cache: disk and FUSE store, first and second (root)",
 }
 

@@ -33,7 +33,15 @@ BURST_S = 0.01  # what late wake-ups lost may be made up for
 READY_S = 10.0
 PROBE_BYTES = 96 << 20
 PROBES = 8  # connections at once, as many as need be to fill the link
-_LINES = {200: "OK", 206: "Partial Content", 404: "Not Found", 412: "Precondition Failed", 416: "Bad Range"}
+_LINES = {
+    200: "OK",
+    204: "No Content",
+    206: "Partial Content",
+    400: "Bad Request",
+    404: "Not Found",
+    412: "Precondition Failed",
+    416: "Bad Range",
+}
 
 
 class Served(NamedTuple):
@@ -184,7 +192,7 @@ class Server:
                     head = text.decode("latin-1").split("\r\n")
                     method, target, _ = head[0].split(" ", 2)
                     if target == SERVED:
-                        await _send(connection, 200, json.dumps([self._requests, self._sent_bytes]).encode())
+                        await send_answer(connection, 200, json.dumps([self._requests, self._sent_bytes]).encode())
                         continue
                     self._requests += 1
                     await asyncio.sleep(LATENCY_S)
@@ -199,24 +207,26 @@ class Server:
     async def _answer(self, connection: socket.socket, method: str, target: str, headers: dict[str, str]) -> None:
         path = os.path.realpath(os.path.join(self._folder, unquote(urlsplit(target).path).lstrip("/")))
         if not path.startswith(self._folder + os.sep) or not os.path.isfile(path):
-            await _send(connection, 404, b"")
+            await send_answer(connection, 404, b"")
             return
         with open(path, "rb", buffering=0) as file:
             about = os.fstat(file.fileno())
             tag = f'"{about.st_mtime_ns:x}-{about.st_size:x}"'
             if headers.get("if-match", tag) not in (tag, "*"):
-                await _send(connection, 412, b"")
+                await send_answer(connection, 412, b"")
                 return
             asked = headers.get("range")
             start, end = to_span(asked, about.st_size)
             if start >= end and about.st_size:
-                await _send(connection, 416, b"")
+                await send_answer(connection, 416, b"")
                 return
             more = f"ETag: {tag}\r\nLast-Modified: {formatdate(about.st_mtime, usegmt=True)}\r\n"
             more += "Accept-Ranges: bytes\r\n"
+            if path.endswith(".html"):
+                more += "Content-Type: text/html\r\n"
             if asked is not None:
                 more += f"Content-Range: bytes {start}-{end - 1}/{about.st_size}\r\n"
-            head = _head(200 if asked is None else 206, end - start, more)
+            head = answer_head(200 if asked is None else 206, end - start, more)
             await asyncio.get_running_loop().sock_sendall(connection, head)
             while method == "GET" and start < end:
                 count = min(SLICE_BYTES, end - start)
@@ -229,12 +239,14 @@ class Server:
                 start += count
 
 
-def _head(status: int, length: int, more: str = "") -> bytes:
+def answer_head(status: int, length: int, more: str = "") -> bytes:
+    """The first bytes of an answer. Args: more: further lines."""
     return f"HTTP/1.1 {status} {_LINES[status]}\r\nContent-Length: {length}\r\n{more}\r\n".encode("latin-1")
 
 
-async def _send(connection: socket.socket, status: int, body: bytes) -> None:
-    await asyncio.get_running_loop().sock_sendall(connection, _head(status, len(body)) + body)
+async def send_answer(connection: socket.socket, status: int, body: bytes) -> None:
+    """A whole answer."""
+    await asyncio.get_running_loop().sock_sendall(connection, answer_head(status, len(body)) + body)
 
 
 async def _send_file(connection: socket.socket, fd: int, start: int, end: int) -> None:

@@ -1,0 +1,178 @@
+"""`python -m bench start`: one job from its launch to its first step, with and without Bootseer (root).
+
+The job is real: a Debian as image, an environment with torch, a checkpoint of 0.3 GB, a language model whose
+adapters are trained (start_train.py), one rank a node. Nodes and store are network namespaces (start_ways.py):
+200 MB/s a node, 400 MB/s out of the store, 5 ms a request. All share the processors of this machine. In each
+round all ways take turns; `second` and `restart` follow `cold`, `torchrun_restart` follows `plain`; ratios are
+formed within rounds. What is made of Debian's and pip's packages stays in --folder for the next run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from bench import netns
+from bench.ckpt_pages import check_disk
+from bench.image_kept import default_folder
+from bench.record import BenchError, Figures, Target, note
+from bench.start_made import Made, prepare
+from bench.start_ways import WAYS, Bench, Sample, shape
+from bootseer.mounts.tree_mount import probe_mount
+
+ROUNDS = 5
+NODES = (1, 3)
+NEEDED_BYTES = 40_000_000_000
+TARGETS = {
+    "start.first_overhead": Target(at_most=1.1, samples=ROUNDS),
+    "start.cold_ratio": Target(at_least=5, samples=ROUNDS),
+    "start.cold_tuned_ratio": Target(at_least=1.5, samples=ROUNDS),
+    "start.second_ratio": Target(at_least=10, samples=ROUNDS),
+    "start.restart_ratio": Target(at_least=10, samples=ROUNDS),
+}
+_RATIOS = {
+    "first_overhead": ("first", "plain"),
+    "cold_ratio": ("plain", "cold"),
+    "cold_tuned_ratio": ("tuned", "cold"),
+    "second_ratio": ("plain", "second"),
+    "restart_ratio": ("torchrun_restart", "restart"),
+}
+_GROUPS = (("plain", "torchrun_restart"), ("tuned",), ("first",), ("cold", "second", "restart"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this bench."""
+    parser.add_argument("--nodes", type=int, nargs="+", default=list(NODES), help="of a job (default: 1 and 3)")
+    parser.add_argument("--way", choices=WAYS, action="append", help="only this one (may be repeated)")
+    parser.add_argument("--folder", default="", help="where all lies, on a real disk (default: the cache's)")
+
+
+def run(args: argparse.Namespace) -> Figures:
+    """Measures and returns the figures."""
+    check_machine()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    folder = os.path.abspath(args.folder or os.path.join(os.path.dirname(default_folder()), "start"))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    check_disk(folder, NEEDED_BYTES)
+    made = prepare(folder)
+    for name, value in made.facts.items():
+        note(f"{name}: {value:,.0f}")
+    taken: dict[int, dict[str, list[Sample]]] = {}
+    for count in args.nodes:
+        taken[count] = measure(made, count, args.way or WAYS, args.rounds, folder)
+    return to_figures(made, taken)
+
+
+def check_machine() -> None:
+    """Raises: BenchError where such nodes cannot be made."""
+    reason = netns.why_not() or probe_mount()
+    if reason:
+        raise BenchError(reason)
+    missing = [name for name in ("tar", "zstd", "chroot", "setpriv", "pgrep") if shutil.which(name) is None]
+    if missing:
+        raise BenchError(f"not installed here: {', '.join(missing)}")
+
+
+def measure(made: Made, count: int, ways: Sequence[str], rounds: int, above: str) -> dict[str, list[Sample]]:
+    """All rounds on so many nodes."""
+    taken: dict[str, list[Sample]] = {way: [] for way in ways}
+    folder = tempfile.mkdtemp(prefix="nodes-", dir=above)
+    try:
+        with netns.Hosts(count + 1) as hosts:
+            shape(hosts.hosts[:count])
+            bench = Bench(made, hosts, count, folder)
+            if {"cold", "second", "restart"} & set(ways):
+                note(f"{count} nodes: a first job, whose recordings later ones find")
+                bench.set_store(known=False)
+                bench.run("first")
+                bench.keep_store()
+            for number in range(rounds):
+                groups = _GROUPS if number % 2 == 0 else _GROUPS[::-1]
+                for group in groups:
+                    bench.clear()
+                    for way in group:
+                        # What the others of a group need is made all the same.
+                        if way in ways or (way == group[0] and set(group) & set(ways)):
+                            bench.set_store(known=group[0] == "cold")
+                            sample = bench.run(way)
+                            note(f"{count} nodes, round {number + 1} of {rounds}: {way} {describe(sample)}")
+                            if way in ways:
+                                taken[way].append(sample)
+                check_same({way: samples[-1] for way, samples in taken.items() if samples})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return taken
+
+
+def describe(sample: Sample) -> str:
+    """A line for who watches."""
+    stages: dict[str, float] = {}
+    for node in sample.stages:
+        for name, began_s, ended_s in node:
+            stages[name] = max(stages.get(name, 0.0), ended_s - began_s)
+    parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in stages.items())
+    return f"{sample.seconds:.2f} s ({parts}; {sample.cpu_s:.1f} CPU s, {sample.sent_bytes / 1e6:.0f} MB)"
+
+
+def check_same(samples: Mapping[str, Sample]) -> None:
+    """All ways have to have trained the same. Raises: BenchError."""
+    first: tuple[str, list[float]] | None = None
+    for way, sample in samples.items():
+        losses = [round(loss, 3) for loss in sorted(sample.losses)]
+        if first is None:
+            first = way, losses
+        elif losses != first[1]:
+            raise BenchError(f"{way} and {first[0]} have not trained the same: {losses[:3]}, {first[1][:3]}")
+
+
+# ---- figures -------------------------------------------------------------------------------------------------
+
+
+def to_figures(made: Made, taken: Mapping[int, Mapping[str, Sequence[Sample]]]) -> Figures:
+    """Ratios first, of the most nodes without their number; then what they are made of."""
+    figures = Figures()
+    for count in sorted(taken, reverse=True):
+        ways = {way: [sample.seconds for sample in samples] for way, samples in taken[count].items() if samples}
+        prefix = "start." if count == max(taken) else f"start.nodes{count}_"
+        for name, (above, below) in _RATIOS.items():
+            if above in ways and below in ways:
+                figures.add_ratio(f"{prefix}{name}", ways[above], ways[below])
+    for count, by_way in taken.items():
+        for way, samples in by_way.items():
+            if not samples:
+                continue
+            name = f"start.nodes{count}_{way}"
+            figures.add(f"{name}_s", "s", [each.seconds for each in samples])
+            figures.add(f"{name}_cpu_s", "CPU s", [each.cpu_s for each in samples])
+            figures.add(f"{name}_mb", "MB out of the store", [each.sent_bytes / 1e6 for each in samples])
+            figures.add(f"{name}_requests", "requests", [each.requests for each in samples])
+            figures.add(
+                f"{name}_spread_s",
+                "s between the first and the last node",
+                [
+                    max(n["first_step"] for n in each.nodes) - min(n["first_step"] for n in each.nodes)
+                    for each in samples
+                ],
+            )
+            for stage in sorted({name for each in samples for node in each.stages for name, _, _ in node}):
+                figures.add(
+                    f"{name}_{stage}_s", "s on the slowest node", [longest(each, stage) for each in samples]
+                )
+            figures.add(f"{name}_step_ms", "ms a step", [each.step_s * 1e3 for each in samples])
+    for name, value in made.facts.items():
+        figures.add(f"start.{name}", "bytes" if name.endswith("bytes") else "files", [value])
+    figures.add("start.packages", "packages", [len(made.packages)])
+    return figures
+
+
+def longest(sample: Sample, stage: str) -> float:
+    """Seconds of a stage on the slowest node."""
+    return max(
+        (ended_s - began_s for node in sample.stages for name, began_s, ended_s in node if name == stage),
+        default=0.0,
+    )

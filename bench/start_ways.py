@@ -1,0 +1,305 @@
+"""One start of `bench start`: nodes in network namespaces, a store behind them, launch to first step on all.
+
+    plain, tuned      without Bootseer (start_node.py), from nothing
+    first             bootrun, nothing known anywhere: set-up runs, everything is recorded and published
+    cold              the store has what an earlier job left; these nodes have nothing
+    second            the same nodes once more, nothing in memory
+    restart           on nodes that have everything a rank is killed: from its death to the next first step
+    torchrun_restart  the same with torchrun, on nodes that `plain` has set up
+
+A node has folders of its own at paths that all have in common, a link of RATE_BYTES_PER_S (tc tbf) in both
+directions; STORE_BYTES_PER_S go out of the store to all together, and each request is LATENCY_S late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from bench import ckpt_pages, netns
+from bench.ckpt_run import BOOTSEER, BOUND, ROOT, make_environ, programs, python
+from bench.ckpt_server import SERVED, fetch
+from bench.env_packages import clean_environ
+from bench.image_tree import regular_files
+from bench.image_ways import NAME
+from bench.peers import cpu_s, inside
+from bench.record import BenchError
+from bench.start_made import INDEX, LOCK, PYTHON, Made
+
+RATE_BYTES_PER_S = 200e6
+STORE_BYTES_PER_S = 400e6
+PORT, RENDEZVOUS_PORT = 7000, 29400
+STEPS, DIE_AT_STEP = 30, 20
+MOST_STEP_S = 0.05
+DEADLINE_S = 900.0
+WAYS = ("plain", "tuned", "first", "cold", "second", "restart", "torchrun_restart")
+DROP = "/proc/sys/vm/drop_caches"
+_TBF = ("burst", "1mb", "latency", "50ms")
+_ENTER = 'mount --bind "$0" "$1" && mount --bind "$3" /etc/hosts && cd "$2" && shift 3 && {}'
+_RUN = 'exec "$@"'
+# What publishes goes on after the job's end; the node's first process has to outlive it.
+_RUN_AND_PUBLISH = '"$@"; done=$?; while pgrep -f "[b]ootseer.env.setup_keeper"; do sleep 0.1; done; exit $done'
+
+Stages = list[tuple[str, int, int]]  # name, begin and end by the monotonic clock
+
+
+class Sample(NamedTuple):
+    """One start."""
+
+    seconds: float  # from the launch, or a rank's death, to the first step on the last node
+    nodes: list[dict[str, float]]  # of each: seconds until a moment of its script
+    stages: list[list[tuple[str, float, float]]]  # of each: name, begin and end, from the launch
+    sent_bytes: int
+    requests: int
+    cpu_s: float
+    step_s: float
+    losses: list[float]
+
+
+class Bench:
+    """Nodes, their store, and the folders of both."""
+
+    def __init__(self, made: Made, hosts: netns.Hosts, count: int, folder: str) -> None:
+        self._made, self._folder = made, folder
+        self.nodes = hosts.hosts[:count]
+        self._store = hosts.hosts[count]
+        self._place = os.path.join(folder, "node")  # where each node sees a folder of its own
+        os.makedirs(self._place)
+        self._served = os.path.join(folder, "served")
+        self._known = os.path.join(folder, "known")  # what the store has after a first job
+        self._names = os.path.join(folder, "hosts")  # each node's /etc/hosts
+        with open(self._names, "w", encoding="ascii") as file:
+            file.writelines(f"{host.address} {host.name}\n" for host in hosts.hosts)
+            file.write("127.0.0.1 localhost\n")
+        self._secret = os.path.join(folder, "secret")
+        with open(self._secret, "w", encoding="ascii") as file:
+            file.write(os.urandom(32).hex())
+        os.chmod(self._secret, 0o600)
+
+    # ---- the store -------------------------------------------------------------------------------------------
+
+    def set_store(self, *, known: bool) -> None:
+        """The store's folder: with what a first job has left, or without."""
+        shutil.rmtree(self._served, ignore_errors=True)
+        subprocess.run(["cp", "-al", self._known if known else self._made.data, self._served], check=True)
+        os.makedirs(os.path.join(self._served, "env"), exist_ok=True)
+
+    def keep_store(self) -> None:
+        """What the store has now is what later jobs find: also the recording, once the first node gives it."""
+        own = self._own(self.nodes[0])
+        kept = {"BOOTSEER_CACHE": os.path.join(own, "cache"), "BOOTSEER_KEYS": os.path.join(own, "keys")}
+        words = [BOOTSEER, "image", "hot", "merge", os.path.join(self._served, "image", "tree"), "--name", NAME]
+        subprocess.run(words, env=make_environ(**kept), check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+        shutil.rmtree(self._known, ignore_errors=True)
+        subprocess.run(["cp", "-al", self._served, self._known], check=True)
+
+    @contextlib.contextmanager
+    def _store_runs(self) -> Iterator[str]:
+        argv = python("bench.s3_store", self._served, self._store.address, str(PORT), str(STORE_BYTES_PER_S))
+        with programs([(inside(self._store, argv), make_environ())]) as (server,):
+            server.listen(lambda line: line == "ready\n", 30.0)
+            yield f"http://{self._store.address}:{PORT}"
+
+    # ---- one start -------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Nodes that have nothing."""
+        for host in self.nodes:
+            shutil.rmtree(self._own(host), ignore_errors=True)
+
+    def run(self, way: str, features: Sequence[str] = ()) -> Sample:
+        """One start. Args: features: further flags of bootrun. Raises: BenchError."""
+        self._prepare(way)
+        kills = way.endswith("restart")
+        with self._store_runs() as url:
+            self._forget_memory()
+            before = json.loads(fetch(f"{url}{SERVED}"))
+            cpu_before, began_ns = cpu_s(), time.monotonic_ns()
+            running = [self._start(way, host, url, kills, features) for host in self.nodes]
+            try:
+                self._wait(running)
+            finally:
+                for host in self.nodes:
+                    host.kill()
+            cpu, after = cpu_s() - cpu_before, json.loads(fetch(f"{url}{SERVED}"))
+        return self._sample(way, began_ns, kills, after[0] - before[0], after[1] - before[1], cpu)
+
+    def _prepare(self, way: str) -> None:
+        for host in self.nodes:
+            own = self._own(host)
+            work = os.path.join(own, "work")
+            for name in ("work", "run", "tmp", "home"):
+                os.makedirs(os.path.join(own, name), mode=0o700, exist_ok=True)
+            for each in ("out", "logs"):
+                shutil.rmtree(os.path.join(work, each), ignore_errors=True)
+                os.makedirs(os.path.join(work, each))
+            shutil.copy2(os.path.join(ROOT, "bench", "start_train.py"), work)
+            shutil.copy2(self._made.lock, work)
+            if not os.path.isdir(os.path.join(own, "keys")):
+                shutil.copytree(self._made.keys, os.path.join(own, "keys"))
+            if way == "tuned" and not os.path.isdir(os.path.join(work, "uv-cache")):
+                self._warm_uv(os.path.join(work, "uv-cache"))
+
+    def _warm_uv(self, cache: str) -> None:
+        """As another job has left it on this node."""
+        target = os.path.join(self._folder, "uv-warming")
+        environ = clean_environ(UV_CACHE_DIR=cache, UV_LINK_MODE="copy")
+        words = [os.path.join(self._made.root, "usr/local/bin/uv"), "pip", "install", "-q", "--target", target]
+        words += ["--python", os.path.realpath(sys.executable), "--no-index", "--find-links"]
+        words += [os.path.join(self._made.data, "wheels"), "-r", self._made.lock]
+        subprocess.run(words, env=environ, check=True, stdin=subprocess.DEVNULL)
+        shutil.rmtree(target)
+
+    def _forget_memory(self) -> None:
+        os.sync()
+        with open(DROP, "w", encoding="ascii") as file:
+            file.write("3")
+        # The store has it in memory, and our own code and interpreter are the machine's, not the job's.
+        folders = (self._served, os.path.join(ROOT, "bootseer"), os.path.join(ROOT, "launcher"))
+        ckpt_pages.make_warm(
+            [path for folder in folders for path in regular_files(folder) if os.path.getsize(path)]
+        )
+        subprocess.run([sys.executable, "-m", "launcher", "--version"], capture_output=True, cwd=ROOT)
+
+    def _own(self, host: netns.Host) -> str:
+        return os.path.join(self._folder, host.name)
+
+    def _start(
+        self, way: str, host: netns.Host, url: str, kills: bool, features: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        endpoint = f"{self.nodes[0].address}:{RENDEZVOUS_PORT}"
+        flags = ["--nnodes", str(len(self.nodes)), "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+        flags += ["--rdzv-endpoint", endpoint, "--rdzv-id", "start", "--max-restarts", "1" if kills else "0"]
+        words = [str(STEPS), *([str(DIE_AT_STEP)] if kills else [])]
+        network = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
+        if way in ("plain", "tuned", "torchrun_restart"):
+            order = {
+                "way": "again" if way == "torchrun_restart" else way,
+                "url": url,
+                "folder": self._place,
+                "stages": os.path.join(self._place, "work", "out", "stages.json"),
+                "flags": flags,
+                "words": ["/work/out", *words],
+                "environ": network,
+                "checkpoint_bytes": int(self._made.facts["checkpoint_bytes"]),
+            }
+            argv = [sys.executable, "-m", "bench.start_node", json.dumps(order)]
+            environ = clean_environ(PYTHONPATH=ROOT)
+        else:
+            argv = [sys.executable, "-m", "launcher", *flags, *self._features(url), *features]
+            argv += ["--log-dir", "logs", "start_train.py", "out", *words]
+            environ = clean_environ(
+                PYTHONPATH=ROOT,
+                BOOTSEER_CACHE=os.path.join(self._place, "cache"),
+                BOOTSEER_RUNTIME=os.path.join(self._place, "run"),
+                BOOTSEER_KEYS=os.path.join(self._place, "keys"),
+                BOOTSEER_SECRET_FILE=self._secret,
+                HOME=os.path.join(self._place, "home"),
+                AWS_ENDPOINT=url,
+                AWS_ALLOW_HTTP="true",
+                AWS_REGION="us-east-1",
+                AWS_ACCESS_KEY_ID="x",
+                AWS_SECRET_ACCESS_KEY="x",
+                **network,
+            )
+        script = _ENTER.format(_RUN_AND_PUBLISH if way == "first" else _RUN)
+        enter = [*BOUND, "bash", "-c", script, self._own(host), self._place]
+        enter += [os.path.join(self._place, "work"), self._names]
+        return host.start([*enter, *argv], environ, os.path.join(self._own(host), "work", "out", "output"))
+
+    def _features(self, url: str) -> list[str]:
+        pip = f"pip install -q --no-index --disable-pip-version-check --find-links {url}/{INDEX}"
+        return [
+            *("--image", "s3://image/tree", "--image-name", NAME, "--image-python", PYTHON),
+            *("--setup", f"{pip} --trusted-host {self._store.address} -r {LOCK}", "--setup-input", LOCK),
+            *("--env-store", "s3://env/store", "--load-checkpoint", "s3://ckpt/striped", "--keep-arena"),
+        ]
+
+    def _wait(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+        end_s = time.monotonic() + DEADLINE_S
+        for host, program in zip(self.nodes, running, strict=True):
+            try:
+                status = program.wait(max(0.0, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise BenchError(
+                    f"{host.name} has not ended after {DEADLINE_S:g} s:\n{self._said(host)}"
+                ) from None
+            if status:
+                raise BenchError(f"{host.name} ended with status {status}:\n{self._said(host)}")
+
+    def _said(self, host: netns.Host) -> str:
+        path = os.path.join(self._own(host), "work", "out", "output")
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()[-6000:]
+
+    # ---- what it was -----------------------------------------------------------------------------------------
+
+    def _sample(self, way: str, began_ns: int, kills: bool, requests: int, sent_bytes: int, cpu: float) -> Sample:
+        found, stages = [], []
+        for host in self.nodes:
+            out = os.path.join(self._own(host), "work", "out")
+            (path,) = glob.glob(os.path.join(out, f"moments-*-{int(kills)}.json"))
+            with open(path, encoding="utf-8") as file:
+                found.append(json.load(file))
+            stages.append(read_stages(out))
+        if kills:
+            began_ns = self._died()
+        nodes = [{name: (at_ns - began_ns) / 1e9 for name, at_ns in each["moments"].items()} for each in found]
+        step_s = max(each["step_s"] for each in found)
+        if step_s > MOST_STEP_S:
+            raise BenchError(
+                f"{way}: a step takes {step_s * 1e3:.0f} ms, less than {MOST_STEP_S * 1e3:g} is meant"
+            )
+        shifted = [
+            [(name, (low - began_ns) / 1e9, (high - began_ns) / 1e9) for name, low, high in each]
+            for each in stages
+        ]
+        losses = [loss for each in found for loss in each["losses"]]
+        seconds = max(each["first_step"] for each in nodes)
+        return Sample(seconds, nodes, shifted, sent_bytes, requests, cpu, step_s, losses)
+
+    def _died(self) -> int:
+        for host in self.nodes:
+            for path in glob.glob(os.path.join(self._own(host), "work", "out", "moments-*-0.json")):
+                with open(path, encoding="utf-8") as file:
+                    moments: dict[str, int] = json.load(file)["moments"]
+                if "died" in moments:
+                    return moments["died"]
+        raise BenchError("no rank was killed")
+
+
+def read_stages(out: str) -> Stages:
+    """What a node did when: as start_node.py wrote it, else the spans of bootrun's events."""
+    try:
+        with open(os.path.join(out, "stages.json"), encoding="utf-8") as file:
+            return [(name, low, high) for name, low, high in json.load(file)]
+    except FileNotFoundError:
+        pass
+    begun: dict[str, dict[str, Any]] = {}
+    found = []
+    logs = os.path.join(os.path.dirname(out), "logs")
+    for path in glob.glob(os.path.join(logs, "*", "events", "agent-*.jsonl")):
+        with open(path, encoding="utf-8") as file:
+            for event in map(json.loads, file):
+                if event.get("stage") and event["kind"] == "begin":
+                    begun[event["span"]] = event
+                elif event.get("stage") and event["kind"] == "end" and event["span"] in begun:
+                    found.append((event["name"], begun.pop(event["span"])["mono_ns"], event["mono_ns"]))
+    return found
+
+
+def shape(hosts: Sequence[netns.Host]) -> None:
+    """Each end shapes what it sends: the bridge's what the node receives, the node's what it sends."""
+    rate = ("rate", f"{RATE_BYTES_PER_S * 8 / 1e6:g}mbit")
+    for host in hosts:
+        for at, device in (([], host.link), (["-n", host.namespace], "eth0")):
+            argv = ["tc", *at, "qdisc", "add", "dev", device, "root", "tbf", *rate, *_TBF]
+            subprocess.run(argv, check=True, capture_output=True, text=True)
