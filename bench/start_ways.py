@@ -254,10 +254,10 @@ class Bench:
             began_ns = self._died()
         nodes = [{name: (at_ns - began_ns) / 1e9 for name, at_ns in each["moments"].items()} for each in found]
         step_s = max(each["step_s"] for each in found)
-        if step_s > MOST_STEP_S:
-            raise BenchError(
-                f"{way}: a step takes {step_s * 1e3:.0f} ms, less than {MOST_STEP_S * 1e3:g} is meant"
-            )
+        # All nodes share this machine's processors; beside `first`, the environment is being published.
+        most_s = MOST_STEP_S * max(1.0, len(self.nodes) / (os.cpu_count() or 1))
+        if step_s > most_s and way != "first":
+            raise BenchError(f"{way}: a step takes {step_s * 1e3:.0f} ms, at most {most_s * 1e3:.0f} is meant")
         shifted = [
             [(name, (low - began_ns) / 1e9, (high - began_ns) / 1e9) for name, low, high in each]
             for each in stages
