@@ -111,5 +111,14 @@ class Hosts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def shape(hosts: Sequence[Host], bytes_per_s: float, burst: str) -> None:
+    """Each end shapes what it sends: the bridge's what the node receives, the node's what it sends."""
+    limits = ("rate", f"{bytes_per_s * 8 / 1e6:g}mbit", "burst", burst, "latency", "50ms")
+    for host in hosts:
+        for at, device in (([], host.link), (["-n", host.namespace], "eth0")):
+            argv = ["tc", *at, "qdisc", "add", "dev", device, "root", "tbf", *limits]
+            subprocess.run(argv, check=True, capture_output=True, text=True)
+
+
 def _ip(*args: str) -> None:
     subprocess.run(["ip", *args], check=True, capture_output=True, text=True)

@@ -22,7 +22,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -51,7 +50,7 @@ KILLED_S = 1.5
 SLOW_BYTES_PER_S = 200_000
 WAYS = ("plain", "peers", "lying", "slow", "killed")
 BAD = NODES - 1  # which node's peer is the bad one
-_TBF = ("burst", "512kb", "latency", "50ms")
+_BURST = "512kb"
 TARGETS = {
     "peers.origin_copies": Target(at_most=1.15, samples=ROUNDS),
     "peers.vs_store": Target(at_least=1.5, samples=ROUNDS),
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> Figures:
     try:
         made = make(os.path.join(folder, "data"))
         with netns.Hosts(NODES + 1) as hosts:
-            shape(hosts.hosts[:NODES])
+            netns.shape(hosts.hosts[:NODES], RATE_BYTES_PER_S, _BURST)
             with store(folder, hosts.hosts[NODES]) as url:
                 sums: list[str] = []
                 for number in range(args.rounds):
@@ -169,15 +168,6 @@ def make(data: str) -> Made:
 
 
 # ---- hosts ---------------------------------------------------------------------------------------------------
-
-
-def shape(hosts: Sequence[netns.Host]) -> None:
-    """Each end shapes what it sends: the bridge's what the node receives, the node's what it sends."""
-    rate = ("rate", f"{RATE_BYTES_PER_S * 8 / 1e6:g}mbit")
-    for host in hosts:
-        for at, device in (([], host.link), (["-n", host.namespace], "eth0")):
-            argv = ["tc", *at, "qdisc", "add", "dev", device, "root", "tbf", *rate, *_TBF]
-            subprocess.run(argv, check=True, capture_output=True, text=True)
 
 
 def inside(host: netns.Host, argv: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from bench.ckpt_pages import check_disk
 from bench.image_kept import default_folder
 from bench.record import BenchError, Figures, Target, note
 from bench.start_made import Made, prepare
-from bench.start_ways import WAYS, Bench, Sample, shape
+from bench.start_ways import RATE_BYTES_PER_S, WAYS, Bench, Sample
 from bootseer.mounts.tree_mount import probe_mount
 
 ROUNDS = 5
@@ -84,7 +84,7 @@ def measure(made: Made, count: int, ways: Sequence[str], rounds: int, above: str
     folder = tempfile.mkdtemp(prefix="nodes-", dir=above)
     try:
         with netns.Hosts(count + 1) as hosts:
-            shape(hosts.hosts[:count])
+            netns.shape(hosts.hosts[:count], RATE_BYTES_PER_S, "1mb")
             bench = Bench(made, hosts, count, folder)
             if {"cold", "second", "restart"} & set(ways):
                 note(f"{count} nodes: a first job, whose recordings later ones find")

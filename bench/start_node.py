@@ -30,7 +30,7 @@ from bench.start_made import INDEX, LOCK, PYTHON
 from bootseer.mounts import kernel, namespaces
 
 ENV = "/opt/env"  # in the root
-WORK = "/work"
+WORK = "/job"  # in the root: the node's own folder
 RANGE_BYTES = 16 << 20
 READERS = 8
 _BOUND = ("/proc", "/dev", "/sys", "/etc/hosts")

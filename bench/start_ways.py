@@ -33,6 +33,7 @@ from bench.image_ways import NAME
 from bench.peers import cpu_s, inside
 from bench.record import BenchError
 from bench.start_made import INDEX, LOCK, PYTHON, Made
+from bench.start_node import WORK
 
 RATE_BYTES_PER_S = 200e6
 STORE_BYTES_PER_S = 400e6
@@ -42,7 +43,6 @@ MOST_STEP_S = 0.05
 DEADLINE_S = 900.0
 WAYS = ("plain", "tuned", "first", "cold", "second", "restart", "torchrun_restart")
 DROP = "/proc/sys/vm/drop_caches"
-_TBF = ("burst", "1mb", "latency", "50ms")
 _ENTER = 'mount --bind "$0" "$1" && mount --bind "$3" /etc/hosts && cd "$2" && shift 3 && {}'
 _RUN = 'exec "$@"'
 # What publishes goes on after the job's end; the node's first process has to outlive it.
@@ -187,7 +187,7 @@ class Bench:
                 "folder": self._place,
                 "stages": os.path.join(self._place, "work", "out", "stages.json"),
                 "flags": flags,
-                "words": ["/work/out", *words],
+                "words": [f"{WORK}/out", *words],
                 "environ": network,
                 "checkpoint_bytes": int(self._made.facts["checkpoint_bytes"]),
             }
@@ -294,12 +294,3 @@ def read_stages(out: str) -> Stages:
                 elif event.get("stage") and event["kind"] == "end" and event["span"] in begun:
                     found.append((event["name"], begun.pop(event["span"])["mono_ns"], event["mono_ns"]))
     return found
-
-
-def shape(hosts: Sequence[netns.Host]) -> None:
-    """Each end shapes what it sends: the bridge's what the node receives, the node's what it sends."""
-    rate = ("rate", f"{RATE_BYTES_PER_S * 8 / 1e6:g}mbit")
-    for host in hosts:
-        for at, device in (([], host.link), (["-n", host.namespace], "eth0")):
-            argv = ["tc", *at, "qdisc", "add", "dev", device, "root", "tbf", *rate, *_TBF]
-            subprocess.run(argv, check=True, capture_output=True, text=True)
