@@ -129,7 +129,7 @@ class NodePeers:
     # ---- the file --------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        if not self._port or self._known is None or not self._origins:
+        if not self._port or self._known is None:
             return
         from bootseer.errors import ConfigError
         from bootseer.peers import JobPeers, Node, write_peers

@@ -34,6 +34,7 @@ class HttpKind(Enum):
     RESET = "reset"  # the same, but by a reset
     DRIP = "drip"  # the body comes in pieces of `drip_bytes`, `delay_s` apart
     SLOW = "slow"  # the answer begins after `delay_s`
+    HELD = "held"  # the answer begins when `let_go` is set
     FULL = "full"  # Range is ignored: 200 and the whole file
     OTHER_RANGE = "other_range"  # 206 with the bytes one further on, said so in Content-Range
     LESS = "less"  # 206 with `keep_bytes` only, said so in Content-Range and Content-Length
@@ -45,6 +46,7 @@ class HttpKind(Enum):
 # Their bodies come as announced.
 _WHOLE = {
     HttpKind.SLOW,
+    HttpKind.HELD,
     HttpKind.FULL,
     HttpKind.OTHER_RANGE,
     HttpKind.LESS,
@@ -101,6 +103,7 @@ class FaultyHttpServer:
         self.served_bytes: Counter[str] = Counter()
         self.connections = 0  # ever
         self.closing = threading.Event()
+        self.let_go = threading.Event()
         self._lock = threading.Lock()
         self._hits: dict[int, tuple[HttpFault, int]] = {}  # by identity: the same fault may be planned twice
         self._versions: Counter[str] = Counter()
@@ -141,6 +144,7 @@ class FaultyHttpServer:
         if self.closing.is_set():
             return
         self.closing.set()
+        self.let_go.set()
         self._server.shutdown()
         self._thread.join()
         self.drop_connections()
@@ -257,6 +261,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
             if kind is HttpKind.SLOW:
                 self.owner.closing.wait(fault.delay_s)
+            if kind is HttpKind.HELD:
+                self.owner.let_go.wait()
             if kind is HttpKind.CHANGED:
                 self.owner.change(name)
         if name not in self.owner.files:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bootseer.peers import JobPeers, Node, Origin, derive_key, write_peers
+from bootseer.peers.membership import read_peers
+from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.support import find_free_port
 
 SECRET = "a secret of this test"
@@ -45,3 +48,29 @@ def _serving(file: Path, port: int, words: tuple[str, ...]) -> Iterator[None]:
         assert json.loads(process.stdout.readline()) == {"port": port}
         yield
         process.stdin.close()
+
+
+@contextmanager
+def held_until_met(server: FaultyHttpServer, folder: Path, nodes: int) -> Iterator[None]:
+    """What `server` holds back goes out when all nodes of the job that begins know of each other.
+
+    Args: folder: the job's TMPDIR, where the private file of each node is.
+    """
+    is_over = threading.Event()
+
+    def have_met() -> bool:
+        found = [read_peers(str(path)) for path in folder.glob("bootseer-peers-*/peers.json")]
+        return sum(each is not None and len(each.nodes) == nodes for each in found) == nodes
+
+    def look() -> None:
+        while not is_over.is_set() and not have_met():
+            is_over.wait(0.02)
+        server.let_go.set()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

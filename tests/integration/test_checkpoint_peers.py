@@ -18,7 +18,7 @@ from bootseer.storage.local import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests import support
 from tests.integration.keeper_driver import Start, keepers
-from tests.integration.peer_processes import HONEST, LIAR, SECRET, peer_processes
+from tests.integration.peer_processes import HONEST, LIAR, SECRET, held_until_met, peer_processes
 from tests.integration.test_load_checkpoint import loaded, reads
 
 SIZE = 48 << 20  # enough for a load to wait until its nodes know of each other
@@ -86,9 +86,9 @@ def run_nodes(
 
 
 def test_each_byte_leaves_the_store_about_once(bootrun: support.Programs, stored: Stored, free_port: int) -> None:
-    # What is the newest comes late: on a busy machine too the nodes know of each other by then.
-    stored.server.plan = [HttpFault(HttpKind.SLOW, "ckpt/LATEST", delay_s=8.0)]
-    said = run_nodes(bootrun, stored, free_port, secret=SECRET)
+    stored.server.plan = [HttpFault(HttpKind.HELD, "ckpt/LATEST")]
+    with held_until_met(stored.server, Path(bootrun.dir, "tmp"), NODES):
+        said = run_nodes(bootrun, stored, free_port, secret=SECRET)
     assert not [line for each in said for line in each.splitlines() if "help" in line], said
     assert stored.copies < 1.5, stored.copies
 

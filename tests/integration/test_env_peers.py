@@ -14,14 +14,13 @@ import pytest
 
 from bench import netns
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
-from tests.integration.peer_processes import SECRET
+from tests.integration.peer_processes import SECRET, held_until_met
 from tests.integration.test_setup_nodes import Nodes, two_hosts
 
 __all__ = ["two_hosts"]  # a fixture
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(240)]
 
 SIZE = 40 << 20  # enough for nodes to wait until they know of each other
-INDEX_S = 3.0
 MOST_COPIES = 1.7  # of 2: on a busy machine a node is bypassed now and then
 SCRIPT = """
 import hashlib, os, sys, small
@@ -51,13 +50,16 @@ def nodes(two_hosts: netns.Hosts, tmp_path: Path) -> Nodes:
 def start(nodes: Nodes, *flags: str, secret: str = "") -> tuple[float, str]:
     """How often the packs have left the store, and what both nodes have said.
 
-    The index comes late: on a busy machine too the nodes know of each other by then.
+    With a secret the index is held until the nodes know of each other.
     """
     host = nodes.hosts.hosts[0].address.rpartition(".")[0] + ".254"
     nodes.machine.environ["BOOTSEER_SECRET"] = secret or None
     files = nodes.stored()
-    late = [HttpFault(HttpKind.SLOW, "store/trees/*/index/*", delay_s=INDEX_S)]
-    with FaultyHttpServer({f"store/{name}": data for name, data in files.items()}, late, host=host) as server:
+    held = [HttpFault(HttpKind.HELD, "store/trees/*/index/*")] if secret and "--peers" not in flags else []
+    with (
+        FaultyHttpServer({f"store/{name}": data for name, data in files.items()}, held, host=host) as server,
+        held_until_met(server, nodes.machine.folder / "tmp", 2),
+    ):
         statuses, outputs = nodes.run((f"{server.url}/store", f"{server.url}/store"), *flags)
         sent = sum(count for name, count in server.served_bytes.items() if "/packs/" in name)
     both = "\n".join(outputs)

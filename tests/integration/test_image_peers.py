@@ -23,7 +23,7 @@ from bootseer.tree.index import PACKS
 from tests import support
 from tests.integration.image_roots import make_root
 from tests.integration.mounted_trees import Built, need_mounts
-from tests.integration.peer_processes import HONEST, LIAR, SECRET, peer_processes
+from tests.integration.peer_processes import HONEST, LIAR, SECRET, held_until_met, peer_processes
 
 pytestmark = pytest.mark.system
 
@@ -182,9 +182,9 @@ def test_nodes_of_a_job_give_each_other_what_their_ranks_read(
     make_root(os.fspath(root))
     built = Built(root)
     Path(bootrun.dir, "reads.py").write_text(READS)
-    # The index comes late: on a busy machine too the nodes know of each other by then.
-    late = [HttpFault(HttpKind.SLOW, "index/*", delay_s=3.0)]
-    with FaultyHttpServer(built.files, late) as server, ExitStack() as stack:
+    held = [HttpFault(HttpKind.HELD, "index/*")]
+    with FaultyHttpServer(built.files, held) as server, ExitStack() as stack:
+        stack.enter_context(held_until_met(server, Path(bootrun.dir, "tmp"), 2))
         programs = []
         for number in range(2):
             environ = {

@@ -1,4 +1,4 @@
-"""bootrun's side of peers: the private file is there when there is something to share, and gone with the job."""
+"""bootrun's side of peers: the private file is there when nodes know of each other, and gone with the job."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_the_file_is_written_when_all_is_known_and_goes_with_the_job(tmp_path: P
     bed.peers.connect(bed.told.append)
     assert bed.told == [7001]
     bed.peers.meet(NODES)
-    assert not os.path.exists(path)  # nothing is shared yet
+    found = read_peers(path)
+    assert found is not None and found.origins == []  # nothing is shared yet
     bed.peers.add_origin("http://store/x", ["ckpt/v-1"])
     bed.peers.add_origin("http://store/x", ["ckpt/v-2"])
     bed.peers.add_origin("http://store/x", ["ckpt/v-2"])
