@@ -101,6 +101,7 @@ class NodeImage:
         self._door: tuple[str, list[str]] | None = None  # mounts that are seen inside, and whose they are
         self._on_shown_from: Callable[[str], object] = _ignore
         self._is_showing_from = False  # the keeper owes the answer
+        self._hiding: list[Callable[[], object]] = []  # one for each answer that it owes
         self._was_used = False  # ranks of this job may run in it
         self._reopened: RankProgram | None = None  # it is told of when these are seen again
         self._why = ""  # it is lost
@@ -185,19 +186,27 @@ class NodeImage:
             return
         if self._state is State.OPENING:
             self._watchdog.set(OPEN_SILENCE_S, self._end_silent, OPEN_SILENCE_S)
-        elif self._state is State.OPEN and (self._showing or self._is_showing_from):
+        elif self._state is State.OPEN and (self._showing or self._is_showing_from or self._hiding):
             self._watchdog.set(SHOW_SILENCE_S, self._end_silent, SHOW_SILENCE_S)
 
     def _end_silent(self, limit_s: float) -> None:
         """It hangs, or is stopped. What an opening hangs on, the next one would hang on too."""
+        why = f"the process that opens it has said nothing for {limit_s:g} s"
+        if self._state is State.OPENING:
+            self._kill_keeper()
+            self._fail(f"{why}: does a file system of this node hang, of the cache or of the network?")
+        else:
+            self._end_keeper(why)
+
+    def _kill_keeper(self) -> None:
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.kill()
-        why = f"the process that opens it has said nothing for {limit_s:g} s"
-        if self._state is State.OPENING:
-            self._fail(f"{why}: does a file system of this node hang, of the cache or of the network?")
-        else:
-            self._on_end(why)
+
+    def _end_keeper(self, why: str) -> None:
+        """One that is of no use is followed by another one."""
+        self._kill_keeper()
+        self._on_end(why)
 
     # ---- what the keeper says --------------------------------------------------------------------------------
 
@@ -222,6 +231,8 @@ class NodeImage:
                 self._fail(answer["why"])
             case "shown-from":
                 self._take_shown_from(answer["door"], answer["why"])
+            case "hidden":
+                self._take_hidden(answer["why"])
             case "shown":
                 _, then = self._showing.pop(answer["number"])
                 self._was_used = True
@@ -274,14 +285,17 @@ class NodeImage:
         why, self._why = self._why or f"the process that holds it has failed: {why}", ""
         self._timer.cancel()
         self._reopened, is_showing_from, self._is_showing_from = None, self._is_showing_from, False
+        hiding, self._hiding = self._hiding, []
         if self._state is State.OPEN and self._options.writable.startswith("/"):
             self._state = State.LOST
             self._hold_folder()
-            if self._was_used and not self._showing and not is_showing_from:
-                self._events.said(f"the image is opened anew before the next start of ranks: {why}")
-                return
-        self._events.said(f"the image is opened anew: {why}")
-        self._reopen()
+        if self._state is State.LOST and self._was_used and not self._showing and not is_showing_from:
+            self._events.said(f"the image is opened anew before the next start of ranks: {why}")
+        else:
+            self._events.said(f"the image is opened anew: {why}")
+            self._reopen()
+        for then in hiding:
+            then()  # with the image it has gone
 
     def _reopen(self) -> None:
         if self._options.writable in self._locks:
@@ -369,6 +383,27 @@ class NodeImage:
             self._events.opened(program)
         if not why:
             self._on_shown_from("")
+
+    def hide(self, then: Callable[[], object]) -> None:
+        """Has nothing of what `show_from` has shown be seen inside any more, now or later; then calls `then`."""
+        door, self._door = self._door, None
+        if self._keeper is None or self._state is not State.OPEN or not (door or self._hiding):
+            then()  # what is opened later shows nothing
+            return
+        self._is_showing_from = False  # that answer is of no use
+        self._hiding.append(then)
+        self._keeper.ask("hide", folders=[] if door is None else door[1])
+        self._watch()
+
+    def _take_hidden(self, why: str) -> None:
+        if why:
+            self._end_keeper(f"it shows an environment that is no longer the job's: {why}")
+            return
+        then = self._hiding.pop(0)
+        if self._door is None and self._reopened is not None:
+            program, self._reopened = self._reopened, None
+            self._events.opened(program)  # it does not wait any more for what was to be shown
+        then()
 
     def _ask_to_show(self, number: int, paths: list[str]) -> None:
         if self._keeper is not None:

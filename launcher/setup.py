@@ -35,6 +35,7 @@ SILENCE_S = 300.0  # without a word, on top of what it was given for set-up or f
 SILENCE_SHARE = 1 / 3
 MOST_TAIL_LINES = 20
 LOG_NAME = "setup.log"
+RUNS_SET_UP = ("build", "own", "again")  # orders
 EARLY = "--early"  # its first order comes later: what it will need is imported meanwhile
 
 
@@ -245,7 +246,7 @@ class NodeSetup:
             self._has_waited = True
             self._events.said(f"{order.text}: waiting for it")
             return
-        if order.do in ("build", "own", "again") and self._spec.image is not None and self._image is None:
+        if order.do in RUNS_SET_UP and self._spec.image is not None and self._image is None:
             self._later.append(order)  # set-up runs there
             return
         if order.text and order.do in ("own", "again"):

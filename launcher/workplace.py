@@ -125,8 +125,15 @@ class Workplace:
 
     def set_up(self, order: SetupOrder) -> None:
         """An order of the coordinator for the environment."""
-        if self._setup is not None:
-            self._setup.obey(order)
+        setup, image = self._setup, self._image
+        if setup is None:
+            return
+        from launcher.setup import RUNS_SET_UP
+
+        if image is not None and order.do in RUNS_SET_UP:
+            image.hide(lambda: setup.obey(order))  # else it would write into what is shown there of another one
+        else:
+            setup.obey(order)
 
     def _on_digest(self, digest: str) -> None:
         if self._setup is not None:
@@ -146,10 +153,16 @@ class Workplace:
         self._environment = found
         if self._image is None:
             self._open_caches(own_program(self._spec.python)._replace(prefix=found.prefix))
-        elif found.prefix:
-            self._is_shown = False
+            return
+        self._is_shown = False
+        if found.prefix:
             self._image.show_from(found.prefix[-1], found.targets, self._on_shown)
         else:
+            self._image.hide(partial(self._on_hidden, found))  # one that was mounted may lie above it
+
+    def _on_hidden(self, found: Environment) -> None:
+        if found is self._environment:
+            self._is_shown = True
             self._join()
 
     def _on_shown(self, why: str) -> None:

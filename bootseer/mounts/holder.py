@@ -6,6 +6,7 @@ which could be exchanged, and no pid, which could be another's by then. It ends 
 goes on.
 
     in      {"do": "make", ...}  {"do": "look", "paths": [[path, device, inode]]}  {"do": "attach", "folder": path}
+            {"do": "detach", "folder": path}
             {"do": "lay", ...}: no root of its own, folders over those of the node (layers.py)
     out     {"ok": {...}}  {"error": line, "kind": class}
 """
@@ -108,6 +109,10 @@ class Holder:
         """Shows the copy of a mount (namespaces.copy_mount) inside. Raises: StorageError, ConfigError."""
         self._ask({"do": "attach", "folder": folder}, fd)
 
+    def detach(self, folder: str) -> None:
+        """Takes away what was attached there, if anything was: what is below it is seen. Raises: as `attach`."""
+        self._ask({"do": "detach", "folder": folder})
+
     def close(self) -> None:
         """Ends it and waits for its end, by force if it must be; one that the kernel holds up is left to it."""
         self._connection.close()
@@ -182,6 +187,7 @@ class _Process:
         self._selector = selectors.DefaultSelector()
         self._received = b""
         self._given: list[int] = []  # descriptors that came with requests
+        self._attached: set[str] = set()  # folders: what else is mounted there belongs to the root
 
     def run(self) -> None:
         """Until the parent is gone."""
@@ -222,11 +228,22 @@ class _Process:
             case "attach":
                 fd = self._given.pop()
                 try:
-                    _attach(fd, request["folder"])
+                    self._detach(request["folder"])  # of an earlier attempt; its server is gone
+                    namespaces.attach(fd, request["folder"])
+                    self._attached.add(request["folder"])
                 finally:
                     os.close(fd)
                 return {}
+            case "detach":
+                self._detach(request["folder"])
+                return {}
         raise StorageError(f"{request['do']} is not known")
+
+    def _detach(self, folder: str) -> None:
+        """Who has files of it open goes on with them."""
+        if folder in self._attached:
+            kernel.unmount(folder, kernel.DETACH)
+            self._attached.remove(folder)
 
     def _make(self, request: dict[str, Any]) -> dict[str, Any]:
         lowers, writable, binds, links, users, groups = request["spec"]
@@ -309,13 +326,6 @@ def _is_seen(path: str, place: tuple[int, int]) -> bool:
     except OSError:
         return False
     return True
-
-
-def _attach(fd: int, folder: str) -> None:
-    for each in kernel.mounts():
-        if each.target == folder:
-            kernel.unmount_anyway(folder, kernel.DETACH)  # of an earlier attempt; its server is gone
-    namespaces.attach(fd, folder)
 
 
 def _let_go(streams: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ found again by the next one. It ends when its input does; what runs in the image
     first-step                     -> statistics (numbers by name)
     show        number paths       -> shown number missing: the paths that are not seen inside
     show-from   door folders       -> shown-from door why ("": mounts of that namespace are seen inside)
+    hide        folders            -> hidden why ("": nothing that was shown there is seen any more)
                                    -> lost: it cannot be read any more; then the keeper ends
 """
 
@@ -106,6 +107,13 @@ class Keeper:
                 except (BootseerError, OSError) as error:
                     why = str(error)
                 self._tell("shown-from", door=order["door"], why=why)
+            case "hide" if self._image is not None:
+                why = ""
+                try:
+                    self._image.hide(order["folders"])
+                except (BootseerError, OSError) as error:
+                    why = str(error)
+                self._tell("hidden", why=why)
 
     def _start(self, order: dict[str, Any]) -> None:
         try:

@@ -10,9 +10,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
-from bootseer.errors import ConfigError
+from bootseer.errors import BootseerError, ConfigError
 from bootseer.mounts import enter, namespaces
 from bootseer.mounts.binds import Bind, Without, find_hiding, plan_binds
 from bootseer.mounts.carrying import carry_mounts
@@ -87,17 +88,27 @@ class OpenImage:
         return self._holder.look(missing) if missing else []
 
     def show_from(self, door: str, folders: Sequence[str]) -> None:
-        """Shows what is mounted over folders of the node where a door leads (holder.Holder.lay).
+        """Shows what is mounted over folders of the node where a door leads (holder.Holder.lay): all, or nothing.
 
         Raises: ConfigError, StorageError.
         """
-        carried = carry_mounts(door, folders)
         try:
-            for folder, fd in carried:
-                self._holder.attach(folder, fd)
-        finally:
-            for _, fd in carried:
-                os.close(fd)
+            carried = carry_mounts(door, folders)
+            try:
+                for folder, fd in carried:
+                    self._holder.attach(folder, fd)
+            finally:
+                for _, fd in carried:
+                    os.close(fd)
+        except (BootseerError, OSError):
+            with suppress(BootseerError):
+                self.hide(folders)
+            raise
+
+    def hide(self, folders: Sequence[str]) -> None:
+        """Takes away what `show_from` has shown there. Raises: ConfigError, StorageError."""
+        for folder in folders:
+            self._holder.detach(folder)
 
     def close(self) -> None:
         self._holder.close()

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -18,8 +19,11 @@ from bootseer.errors import BootseerError, ConfigError, StorageError, StorageTim
 from bootseer.mounts.binds import Bind, plan_binds
 from bootseer.mounts.cdi_files import LIBRARIES
 from bootseer.mounts.holder import HeldRoot, Holder
-from bootseer.mounts.image_root import ImageRequest, enter_path
+from bootseer.mounts.image_environ import Changes
+from bootseer.mounts.image_root import ImageRequest, OpenImage, enter_path
 from bootseer.mounts.image_run import run_in_image
+from bootseer.mounts.image_source import Source
+from bootseer.mounts.layers import Layer, LayersSpec
 from bootseer.mounts.root import RootSpec
 from bootseer.mounts.tree_mount import mount_tree, unmount_tree
 from bootseer.testing.faulty_http import FaultyHttpServer
@@ -297,6 +301,58 @@ def test_mounts_that_come_later(holder: Holder, root: str, tmp_path: Path) -> No
     assert holder.look(
         [str(tmp_path), "/etc/machine-id" if os.path.exists("/etc/machine-id") else "/etc/hostname"]
     )
+
+
+def lay(holder: Holder, text: str, *folders: Path) -> str:
+    """The door to where a file `new` with this text lies over each of the folders."""
+    scratch = folders[0].parent.parent / text
+    found = []
+    for folder in folders:
+        (scratch / folder.name).mkdir(parents=True)
+        (scratch / folder.name / "new").write_text(text)
+        found.append(Layer(os.fspath(scratch / folder.name), os.fspath(folder)))
+    return holder.lay(LayersSpec(found, os.fspath(scratch)))
+
+
+def test_an_environment_is_shown_as_a_whole_and_taken_away(holder: Holder, root: str, tmp_path: Path) -> None:
+    """Below it is what was there before, also where the folder itself is the node's."""
+    seen, own, unseen = tmp_path / "seen/env", tmp_path / "seen/own", tmp_path / "unseen/other"
+    for folder in (seen, own, unseen):
+        folder.mkdir(parents=True)
+        (folder / "old").write_text("old")
+    held = make(holder, root, Bind(f"{tmp_path}/seen", f"{tmp_path}/seen"), Bind(str(own), str(own)))
+    image = OpenImage(holder, cast("Source", None), held, Changes({}, (), {}), [], 0.0)
+    folders = [f"{seen}", f"{own}"]
+
+    def found() -> list[list[str]]:
+        return json.loads(python(held, f"import json, os; print(json.dumps([os.listdir(p) for p in {folders}]))"))
+
+    doors = [Holder() for _ in range(3)]
+    try:
+        image.show_from(lay(doors[0], "one", seen, own), folders)
+        assert [sorted(names) for names in found()] == [["new", "old"]] * 2
+        image.show_from(lay(doors[1], "two", seen, own), folders)
+        assert inside(held, "cat", f"{seen}/new").stdout == "two"
+        image.hide(folders)
+        assert found() == [["old"]] * 2
+        assert inside(held, "sh", "-c", f"echo set up > {own}/made").returncode == 0
+        assert (own / "made").read_text() == "set up\n"
+        (own / "made").unlink()
+        image.hide(folders)
+        assert found() == [["old"]] * 2, "what is the root's own stays"
+
+        third = lay(doors[2], "three", seen, unseen)
+        with pytest.raises(StorageError, match=f"{unseen}: cannot be shown inside the image"):
+            image.show_from(third, [f"{seen}", f"{unseen}"])
+        assert found() == [["old"]] * 2, "all of it is seen, or nothing"
+        image.show_from(third, [f"{seen}"])
+        doors[2].close()
+        with pytest.raises(StorageError, match="the environment is not seen in the image"):
+            image.show_from(third, [f"{seen}"])
+        assert found() == [["old"]] * 2
+    finally:
+        for each in doors:
+            each.close()
 
 
 # ---- what is written -------------------------------------------------------------------------------------------

@@ -48,6 +48,11 @@ for line in connection.makefile():
         if plan["silent"] == "show-from":
             continue
         tell("shown-from", door=order["door"], why=plan.get("hidden", ""))
+    elif order["do"] == "hide":
+        with open(f"TOP/hidden{number}", "w") as file:
+            json.dump(order, file)
+        if plan["silent"] != "hide":
+            tell("hidden", why=plan.get("stays", ""))
     elif order["do"] == "show" and plan["silent"] != "show":
         tell("shown", number=order["number"], missing=[])
 """
@@ -254,3 +259,51 @@ def test_mounts_are_shown_again_in_an_image_that_is_opened_anew(
     bed.kill(1)
     bed.until(lambda: len(bed.opened) == 3)
     assert why == ["", "", "no door"], "who mounted them is asked for another way"
+
+
+def test_what_is_hidden_is_not_shown_again(make_bed: Callable[..., Bed], tmp_path: Path) -> None:
+    bed = make_bed()
+    bed.begin({}, {})
+    bed.until(lambda: bed.opened)
+    done: list[str] = []
+    bed.image.hide(lambda: done.append("nothing was shown"))
+    assert done == ["nothing was shown"], "at once"
+    bed.image.show_from("door", ["/t"], done.append)
+    bed.until(lambda: len(done) == 2)
+    bed.image.hide(lambda: done.append("hidden"))
+    assert len(done) == 2, "when it is so"
+    bed.until(lambda: len(done) == 3)
+    assert json.loads((tmp_path / "hidden0").read_text()) == {"do": "hide", "folders": ["/t"]}
+    bed.kill(0)
+    bed.until(lambda: len(bed.opened) == 2)
+    run_for(bed.loop, 0.2)
+    assert done == ["nothing was shown", "", "hidden"] and not (tmp_path / "shown1").exists()
+
+
+@pytest.mark.parametrize("plan", [{"stays": "busy"}, {"silent": "hide"}])
+def test_an_image_that_cannot_hide_something_is_opened_anew(
+    make_bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch, plan: dict[str, str]
+) -> None:
+    monkeypatch.setattr(image, "SHOW_SILENCE_S", 0.3)
+    bed = make_bed()
+    bed.begin(plan, {})
+    bed.until(lambda: bed.opened)
+    bed.image.show_from("door", ["/t"], lambda _: None)
+    done: list[int] = []
+    bed.image.hide(lambda: done.append(len(bed.opened)))
+    bed.until(lambda: done and len(bed.opened) == 2)
+    assert done == [1] and len(bed.said) == 1
+
+
+def test_one_that_is_opened_anew_does_not_wait_for_what_is_hidden(make_bed: Callable[..., Bed]) -> None:
+    bed = make_bed()
+    bed.begin({}, {"silent": "show-from"})
+    bed.until(lambda: bed.opened)
+    bed.image.show_from("door", ["/t"], lambda _: None)
+    bed.kill(0)
+    bed.until((bed.top / "shown1").exists)
+    assert len(bed.opened) == 1
+    done: list[int] = []
+    bed.image.hide(lambda: done.append(len(bed.opened)))
+    bed.until(lambda: done)
+    assert done == [2] and bed.image.is_open
