@@ -64,6 +64,7 @@ class ImageEvents(NamedTuple):
 
     resolved: Callable[[str], object]  # the tree's digest, "" for a folder; before it can be used
     opened: Callable[[RankProgram], object]  # again after a keeper has failed
+    lost: Callable[[], object]  # nothing more can be started in it, until it is opened anew
     failed: Callable[[str], object]
     noted: Callable[[ImageSpan], object]
     started: Callable[[Mapping[str, float]], object]  # figures, after the first step
@@ -239,6 +240,7 @@ class NodeImage:
                 then(answer["missing"])
             case "lost":
                 self._why = "it cannot be read any more, as the process that serves its files has ended"
+                self._events.lost()  # what is started in it fails from now on, before its keeper has ended
             case "statistics":
                 self._events.started(answer["found"])
 
@@ -294,6 +296,7 @@ class NodeImage:
         else:
             self._events.said(f"the image is opened anew: {why}")
             self._reopen()
+        self._events.lost()
         for then in hiding:
             then()  # with the image it has gone
 
@@ -301,6 +304,11 @@ class NodeImage:
         if self._options.writable in self._locks:
             os.close(self._locks.pop(self._options.writable))  # the next keeper takes it
         self._open()
+
+    def open_again(self) -> None:
+        """No rank runs, and something else needs it: one that was lost does not wait for their next start."""
+        if self._state is State.LOST:
+            self._reopen()
 
     def _hold_folder(self) -> None:
         """No other job may have it while ranks still write to it; the keeper's end gives it free in a moment."""

@@ -4,7 +4,8 @@ A process of its own, the keeper (bootseer/env/setup_keeper.py), does the work: 
 In: --setup and its like, orders of the job's coordinator (setup_policy.py), by which all nodes take the same
 environment. Out: an Environment, news for the coordinator, lines. A set-up command that fails is the job's error;
 when the keeper fails another one is started that only runs set-up. A keeper that publishes outlives the job.
-In an image the keeper looks as soon as the image's digest is known, and runs set-up when it is open.
+In an image the keeper looks as soon as the image's digest is known, and runs set-up when it is open; where the
+image was lost meanwhile, another keeper runs it in the next one, once.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ class NodeSetup:
         self._why = ""  # a keeper has failed
         self._order: dict[str, Any] | None = None  # the first one, until it is known what the image is
         self._digest: str | None = None  # of the image
-        self._image: RankProgram | None = None  # once it is open
+        self._image: RankProgram | None = None  # while it is open
+        self._has_lost_image = False  # since set-up was ordered
+        self._has_run_again = False  # as its image was lost
         self._later: list[SetupOrder] = []  # they need it
         self._may_mount = True
         self._lines = 0  # of set-up, that were shown
@@ -205,6 +208,15 @@ class NodeSetup:
         for order in later:
             self.obey(order)
 
+    def image_lost(self) -> None:
+        """No program can be started in it any more: what needs it waits for the next one."""
+        self._image, self._has_lost_image = None, True
+
+    @property
+    def wants_image(self) -> bool:
+        """Something waits for it."""
+        return bool(self._later)
+
     def _tell_image(self) -> None:
         image = self._image
         if image is None or self._keeper is None or self._order is not None:
@@ -260,6 +272,8 @@ class NodeSetup:
             self._began_ns = time.monotonic_ns()
         if order.do in ("own", "again"):
             self._has_waited = False
+        if order.do in RUNS_SET_UP:
+            self._has_lost_image = False
         if order.do == "build":
             self._keeper.ask("build", is_urgent=order.text == "others", damaged=order.tree)
         else:
@@ -322,7 +336,7 @@ class NodeSetup:
                 self._on_end(self._why)
                 return
             case "failed":
-                self._on_failed(answer["why"], answer["tail"])
+                self._on_failed(answer["why"], answer["tail"], could_enter=answer.get("could_enter", True))
         self._watch()  # whoever speaks lives
 
     def _ask(self, do: str, tree: str = "") -> None:
@@ -374,9 +388,18 @@ class NodeSetup:
         self._is_reopening = False
         self._events.ready(Environment(tuple(answer["prefix"]), tuple(answer["targets"]), answer["python"]))
 
-    def _on_failed(self, why: str, tail: list[str]) -> None:
-        if self._state is State.WORKING:
+    def _on_failed(self, why: str, tail: list[str], *, could_enter: bool) -> None:
+        if self._state is not State.WORKING:
+            return
+        if could_enter or not self._has_lost_image or self._has_run_again:
             self._fail(why, tail)
+            return
+        self._has_run_again = True
+        self._why = "its image was lost while set-up ran"
+        self._events.said(f"set-up is run once more when the image is open again: {self._why}")
+        self._drop_keeper()
+        self._keepers -= 1  # it has done what it could
+        self._start(is_plain=True)
 
     def _fail(self, why: str, tail: list[str]) -> None:
         self._stop_waiting()

@@ -60,6 +60,7 @@ class Workplace:
         self._in_image: RankProgram | None = None  # what the image alone says
         self._environment: Environment | None = None
         self._is_shown = True  # the environment, in the image
+        self._has_ranks = False  # they write where an image that is opened anew would write
         is_later = spec.image is not None or spec.setup is not None or spec.caches is not None
         self.program = None if is_later else own_program(spec.python)
         self._is_settled = not is_later  # what `program` says is so; not while something is made anew
@@ -81,6 +82,7 @@ class Workplace:
         events = ImageEvents(
             resolved=self._on_digest,
             opened=self._on_image,
+            lost=self._on_image_lost,
             failed=self._on_image_failed,
             noted=self._events.image_noted,
             started=self._events.image_figures,
@@ -131,9 +133,19 @@ class Workplace:
         from launcher.setup import RUNS_SET_UP
 
         if image is not None and order.do in RUNS_SET_UP:
-            image.hide(lambda: setup.obey(order))  # else it would write into what is shown there of another one
+            image.hide(
+                lambda: self._run_set_up(setup, order)
+            )  # what is shown of another one lies above its folder
         else:
             setup.obey(order)
+
+    def _run_set_up(self, setup: NodeSetup, order: SetupOrder) -> None:
+        setup.obey(order)
+        self._open_for_set_up()
+
+    def _open_for_set_up(self) -> None:
+        if self._image is not None and self._setup is not None and self._setup.wants_image and not self._has_ranks:
+            self._image.open_again()
 
     def _on_digest(self, digest: str) -> None:
         if self._setup is not None:
@@ -144,6 +156,11 @@ class Workplace:
         if self._setup is not None:
             self._setup.image_opened(program)
         self._join()
+
+    def _on_image_lost(self) -> None:
+        if self._setup is not None:
+            self._setup.image_lost()
+            self._open_for_set_up()
 
     def _on_image_failed(self, why: str) -> None:
         self._awaiting.clear()
@@ -232,8 +249,14 @@ class Workplace:
             found, line = reachable(checkpoint, own_checkpoint, missing)
             if line:
                 self._events.fell_back("checkpoint", line)
-            self.when_known(lambda _: self._seed(lambda: then(found)))
+            self.when_known(lambda _: self._seed(lambda: start(found)))
 
+        def start(found: dict[str, str]) -> None:
+            self._has_ranks = True
+            then(found)
+
+        self._has_ranks = False
+        self._open_for_set_up()
         paths = checkpoint_paths(checkpoint, own_checkpoint) if checkpoint else []
         image = self._image
         self.when_known(lambda _: image.show(paths, shown))
@@ -247,6 +270,8 @@ class Workplace:
 
     def attempt_over(self) -> None:
         """No rank runs any more."""
+        self._has_ranks = False
+        self._open_for_set_up()
         if self._caches is not None:
             self._caches.attempt_over()
 

@@ -13,7 +13,8 @@ built: that it finishes first, within PUBLISH_MOST_S.
     first-step                                                               what the start has read is known
     any time:  fell-back why (what is kept cannot be used, or not as fast as it could be)
                | origin url folders (of the store: the nodes of the job may give each other what is below)
-               | said text | setup-began | line text (of set-up) | failed why tail | lost | alive (it gets on)
+               | said text | setup-began | line text (of set-up) | lost | alive (it gets on)
+               | failed why tail could_enter (false: a command of set-up was not begun in the image, so it seems)
                | waiting, waited (for another process that is at the targets)
 """
 

@@ -21,6 +21,7 @@ from bootseer.env.setup_run import setup_environ
 from bootseer.env.spec import SetupSpec
 from bootseer.env.used_folders import UsedFolder
 from bootseer.errors import BootseerError, StorageTimeout
+from bootseer.mounts.enter import CANNOT_ENTER
 from bootseer.mounts.image_shared import of_node
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class Job:
     def enter_image(self, order: Mapping[str, Any]) -> None:
         """The image is open, or open anew."""
         self._inside = inside_of({name: order[name] for name in Inside.__struct_fields__})
+
+    def could_enter(self, status: int | None) -> bool:
+        """Whether a set-up command that failed was at least begun, as far as its status tells."""
+        return not self._inside.prefix or status != CANNOT_ENTER
 
     def setup_environ(self, targets: Sequence[str]) -> dict[str, str]:
         """Of set-up commands."""

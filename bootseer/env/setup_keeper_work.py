@@ -58,7 +58,7 @@ class Work:
                         raise
                     self._go_on_without(order, described(error))
         except SetupFailed as error:
-            self._fail(str(error), error.tail)
+            self._fail(str(error), error.tail, could_enter=self._job.could_enter(error.status))
         except (BootseerError, OSError) as error:
             self._fail(described(error))
         finally:
@@ -130,5 +130,5 @@ class Work:
             self._fetcher.unmount()
             self._job.tell("unfetched", why=why or "it cannot be told which one it is")
 
-    def _fail(self, why: str, tail: tuple[str, ...] = ()) -> None:
-        self._job.tell("failed", why=why, tail=list(tail))
+    def _fail(self, why: str, tail: tuple[str, ...] = (), *, could_enter: bool = True) -> None:
+        self._job.tell("failed", why=why, tail=list(tail), could_enter=could_enter)

@@ -289,6 +289,30 @@ def test_an_image_that_is_lost_shows_its_environment_again(job: Job) -> None:
     assert told(run)["version"] == "1.0"
 
 
+def test_an_image_that_is_lost_while_set_up_runs(job: Job) -> None:
+    """What is left of set-up runs in the image that was opened anew, from its beginning."""
+    there, go = job.folder / "there", job.folder / "go"
+    install, job.setup = job.setup, f"echo x >> {there}; while [ ! -e {go} ]; do :; done"
+    job.count += 1
+    words = ["--standalone", "--image", job.url, "--setup", job.setup, "--setup", install]
+    words += ["--image-bind", f"{job.folder}", "--no-keep-caches", "--log-dir", f"{job.logs}", f"{job.script}"]
+    program = job.bootrun.start(*words, env=job.environ)
+    support.wait_until(there.exists, DEADLINE_S)
+    (keeper,) = [
+        each
+        for each in support.marked_processes(os.environ[support.MARK])
+        if "bootseer.mounts.image_keeper" in each.command and each.ppid == program.pid
+    ]
+    os.kill(keeper.pid, 9)
+    support.wait_until(lambda: "opened anew" in program.stderr, DEADLINE_S)
+    go.touch()
+    run = program.wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert told(run)["version"] == "1.0" and job.installs() == 1
+    assert run.stderr.count("set-up is run once more") == 1
+    assert len(there.read_text().splitlines()) == 2
+
+
 def test_no_set_up_into_folders_that_images_have(job: Job) -> None:
     run = job.start("--setup-target", "/opt/env", status=2)
     assert "--setup-target /opt/env" in run.stderr and "below one of your own" in run.stderr

@@ -67,9 +67,11 @@ class Bed(KeeperBed):
         self.failed: list[str] = []
         self.said: list[str] = []
         self.digests: list[str] = []
+        self.lost: list[int] = []  # how often it had been opened by then
         events = ImageEvents(
             self.digests.append,
             self.opened.append,
+            lambda: self.lost.append(len(self.opened)),
             self.failed.append,
             lambda _: None,
             lambda _: None,
@@ -146,6 +148,7 @@ def test_a_folder_that_is_written_to_is_not_below_two_roots(make_bed: Callable[.
     bed.until(lambda: not is_free(folder))
     run_for(bed.loop, 0.3)
     assert not (tmp_path / "order1").exists() and not is_free(folder), "ranks still write to it"
+    assert bed.lost == [1]
     shown: list[list[str]] = []
     bed.image.show([], shown.append)
     assert not bed.image.is_open
@@ -163,6 +166,24 @@ def test_a_folder_that_no_rank_has_used_is_opened_anew_at_once(
     bed.begin({}, {})
     bed.until(lambda: bed.opened)
     bed.kill(0)
+    bed.until(lambda: len(bed.opened) == 2)
+    assert bed.lost == [1]
+
+
+def test_one_that_waits_for_ranks_is_opened_for_others_as_well(
+    make_bed: Callable[..., Bed], tmp_path: Path
+) -> None:
+    folder = tmp_path / "upper"
+    folder.mkdir()
+    bed = make_bed("--image-writable", os.fspath(folder))
+    bed.begin({}, {})
+    bed.until(lambda: bed.opened)
+    bed.image.show([], lambda _: None)
+    bed.image.open_again()  # it is open
+    bed.until(lambda: not bed.image._showing)
+    bed.kill(0)
+    bed.until(lambda: bed.lost)
+    bed.image.open_again()
     bed.until(lambda: len(bed.opened) == 2)
 
 

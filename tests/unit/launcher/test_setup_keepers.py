@@ -19,6 +19,7 @@ from launcher.setup import Environment, NodeSetup, SetupEvents, SetupSpan
 from launcher.spec import build_spec
 from tests.support import is_running, wait_until
 from tests.unit.launcher.planned_keepers import KeeperBed, install
+from tests.unit.launcher.ranks.looping import run_for
 
 OMP = {"OMP_NUM_THREADS": "1"}
 # Answers each order by the lines of the plan; notes what it is told to do. Lives on after its input's end if told.
@@ -295,6 +296,88 @@ def test_in_an_image_it_looks_when_the_digest_is_known_and_runs_set_up_when_it_i
         "unset": ["GONE"],
         "python": "/usr/bin/python3",
     }
+
+
+FAILED = {"did": "failed", "why": "ended with status 126", "tail": [], "could_enter": False}
+
+
+def in_image(made: Bed, *plan: dict[str, Any]) -> None:
+    """Until set-up runs there."""
+    made.begin(*plan)
+    made.setup.image_resolved("d" * 64)
+    made.setup.image_opened(IN_IMAGE)
+    made.until(lambda: made.news)
+    made.setup.obey(SetupOrder("build", "", ""))
+
+
+def test_set_up_whose_image_was_lost_is_run_once_more_in_the_next_one(bed: Callable[..., Bed]) -> None:
+    made = bed("--image", "/trees/x")
+    in_image(
+        made,
+        {"start": [LOOKED], "build": [{"did": "setup-began"}, {"pause_s": 0.3}, FAILED]},
+        {"start": [LOOKED], "own": [READY]},
+    )
+    made.setup.image_lost()
+    made.until(lambda: len(made.news) == 2)
+    assert made.order(1)["is_plain"] is True and made.failed == []
+    assert [line for line in made.said if "once more" in line] == [
+        "set-up is run once more when the image is open again: its image was lost while set-up ran"
+    ]
+    assert not made.setup.wants_image
+    made.setup.obey(SetupOrder("own", "", ""))
+    assert made.setup.wants_image
+    run_for(made.loop, 0.2)
+    assert made.told()[-1] == "start", "it waits for the next image"
+    made.setup.image_opened(IN_IMAGE._replace(prefix=("enter", "b")))
+    made.until(lambda: made.ready)
+    assert made.told()[-2:] == ["image", "own"] and not made.setup.wants_image
+    assert '["enter", "b"]' in (made.top / "heard").read_text()
+
+
+def test_set_up_is_run_again_only_once(bed: Callable[..., Bed]) -> None:
+    made = bed("--image", "/trees/x")
+    again = {"start": [LOOKED], "own": [{"pause_s": 0.3}, FAILED]}
+    in_image(made, {"start": [LOOKED], "build": [{"pause_s": 0.3}, FAILED]}, again, again)
+    made.setup.image_lost()
+    made.setup.image_opened(IN_IMAGE)
+    made.until(lambda: len(made.news) == 2)
+    made.setup.obey(SetupOrder("own", "", ""))
+    made.setup.image_lost()
+    made.setup.image_opened(IN_IMAGE)
+    made.until(lambda: made.failed)
+    assert [each.text for each in made.failed] == ["ended with status 126"]
+    assert not (made.top / "order2").exists()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_set_up_that_fails_by_itself_is_not_run_again(bed: Callable[..., Bed], is_lost: bool) -> None:
+    made = bed("--image", "/trees/x")
+    made.begin({"start": [LOOKED], "build": [{"pause_s": 0.3}, {**FAILED, "could_enter": is_lost}]})
+    made.setup.image_resolved("d" * 64)
+    made.setup.image_opened(IN_IMAGE)
+    made.setup.image_lost()  # before set-up was to run
+    made.setup.image_opened(IN_IMAGE)
+    made.until(lambda: made.news)
+    made.setup.obey(SetupOrder("build", "", ""))
+    if is_lost:
+        made.setup.image_lost()
+    made.until(lambda: made.failed)
+    assert not (made.top / "order1").exists()
+
+
+def test_set_up_waits_for_the_next_image(bed: Callable[..., Bed]) -> None:
+    made = bed("--image", "/trees/x")
+    made.begin({"start": [LOOKED], "build": [READY]})
+    made.setup.image_resolved("d" * 64)
+    made.setup.image_opened(IN_IMAGE)
+    made.until(lambda: made.news)
+    made.setup.image_lost()
+    made.setup.obey(SetupOrder("build", "", ""))
+    run_for(made.loop, 0.2)
+    assert made.told() == ["start", "image"]
+    made.setup.image_opened(IN_IMAGE)
+    made.until(lambda: made.ready)
+    assert made.told() == ["start", "image", "image", "build"]
 
 
 def test_what_is_kept_needs_no_open_image(bed: Callable[..., Bed]) -> None:

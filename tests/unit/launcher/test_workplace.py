@@ -16,6 +16,7 @@ from launcher.rendezvous.messages import SetupNews, SetupOrder
 from launcher.spec import build_spec
 from launcher.workplace import Workplace, WorkplaceEvents
 from tests.unit.launcher.planned_keepers import KeeperBed, install
+from tests.unit.launcher.ranks.looping import run_for
 
 OMP = {"OMP_NUM_THREADS": "1"}
 DIGEST = "1" * 64
@@ -176,4 +177,32 @@ def test_set_up_waits_for_an_image_that_is_lost_while_it_hides(make_bed: Callabl
     bed.order("again")
     bed.until(lambda: len(bed.known) == 2)
     assert bed.known[1].prefix == ("enter", "1")
-    assert not any(line.startswith("image1 show-from") for line in bed.told())
+    told = bed.told()
+    assert not any(line.startswith("image1 show-from") for line in told)
+    assert told[told.index("image1 start") :] == ["image1 start", "setup0 image", "setup0 again"]
+
+
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_set_up_has_an_image_opened_that_would_wait_for_ranks(
+    make_bed: Callable[..., Bed], tmp_path: Path, has_ranks: bool
+) -> None:
+    """Unless ranks run: they write to the same folder."""
+    folder = tmp_path / "upper"
+    folder.mkdir()
+    bed = make_bed("--image-writable", os.fspath(folder))
+    bed.begin()
+    bed.show()
+    started: list[dict[str, str]] = []
+    bed.place.make_ready({}, "", started.append)
+    bed.until(lambda: started)
+    if not has_ranks:
+        bed.place.attempt_over()
+    bed.kill("image", 0)
+    bed.until(lambda: any("before the next start of ranks" in line for line in bed.said))
+    bed.order("again")
+    if has_ranks:
+        run_for(bed.loop, 0.3)
+        assert not (tmp_path / "image-order1").exists()
+        bed.place.attempt_over()
+    bed.until(lambda: len(bed.known) >= 2 and bed.place.program is bed.known[-1])
+    assert bed.known[-1].prefix == ("enter", "1") and bed.told()[-1] == "setup0 again"
