@@ -355,6 +355,9 @@ class NodeSetup:
             self._tell("looked", tree=tree, text=why)
 
     def _on_unfetched(self, why: str, damaged: str) -> None:
+        if self._is_reopening and not self._may_mount:
+            self._set_up_instead(f"the environment cannot be unpacked either: {why}")
+            return
         if self._is_reopening:
             self._fail(f"the environment that ranks of this job ran in cannot be had again: {why}", [])
             return
@@ -434,12 +437,28 @@ class NodeSetup:
             self._restart(why, is_plain=True, is_bare=was_silent)
 
     def without_mount(self, why: str) -> None:
-        """It cannot be seen where ranks run: the same one is unpacked."""
-        self._events.fell_back(f"the environment is unpacked: {why}")
-        self._may_mount, self._is_reopening = False, True
-        self._drop_keeper()
+        """It cannot be seen where ranks run: the same one is unpacked, or set-up is run."""
+        self._may_mount = False
         self._keepers = 0
+        if "unpack" not in self._options.ways:
+            self._set_up_instead(f"the environment cannot be mounted: {why}")
+            return
+        self._events.fell_back(f"the environment is unpacked: {why}")
+        self._is_reopening = True
+        self._drop_keeper()
         self._restart(why, is_plain=False)
+
+    def _set_up_instead(self, why: str) -> None:
+        """What was mounted cannot be had in any other way."""
+        self._drop_keeper()
+        self._is_reopening = False
+        if self._spec.strict:
+            self._fail(why, [])
+            return
+        self._events.fell_back(f"{why}; set-up is run")
+        self._why = why
+        self._began_ns = time.monotonic_ns()
+        self._start(is_plain=True)
 
     def _restart(self, why: str, *, is_plain: bool, is_bare: bool = False) -> None:
         self._why = f"the process that sees to the environment has failed: {why}"

@@ -410,6 +410,59 @@ def test_old_folders_of_ours_go_after_the_first_step_also_where_nothing_is_mount
     assert made.told() == ["start", "show", *(() if words else ("first-step",)), "use"]
 
 
+MOUNTED = {
+    "start": [{**LOOKED, "tree": "t"}],
+    "use": [{"did": "fetched", "tree": "t"}],
+    "show": [{**READY, "how": "mount", "prefix": ["enter", "b"], "tree": "t"}],
+}
+
+
+def mount_in_image(made: Bed, *later: dict[str, Any]) -> None:
+    """Until it is mounted; `later`: what its next keepers do."""
+    made.begin(MOUNTED, *later)
+    made.setup.image_resolved("d" * 64)
+    made.setup.image_opened(IN_IMAGE)
+    made.until(lambda: made.news)
+    made.setup.obey(SetupOrder("use", "t", ""))
+    made.until(lambda: len(made.news) == 2)
+    made.setup.obey(SetupOrder("show", "t", ""))
+    made.until(lambda: made.ready)
+
+
+UNFETCHED = {"start": MOUNTED["start"], "use": [{"did": "unfetched", "why": "no store"}]}
+
+
+@pytest.mark.parametrize(
+    ("ways", "unpacks", "line"),
+    [
+        ("mount", [], "the environment cannot be mounted: no door; set-up is run"),
+        ("there,mount", [], "the environment cannot be mounted: no door; set-up is run"),
+        ("mount,unpack", [UNFETCHED], "the environment cannot be unpacked either: no store; set-up is run"),
+    ],
+)
+def test_set_up_is_run_where_what_was_mounted_cannot_be_had_in_another_way(
+    bed: Callable[..., Bed], ways: str, unpacks: list[dict[str, Any]], line: str
+) -> None:
+    made = bed("--image", "/trees/x", "--env-way", ways)
+    mount_in_image(made, *unpacks, {"start": [LOOKED], "own": [READY]})
+    made.setup.without_mount("no door")
+    made.until(lambda: len(made.news) == 3)
+    assert made.order(1 + len(unpacks))["is_plain"] is True
+    made.setup.obey(SetupOrder("own", "", ""))
+    made.until(lambda: len(made.ready) == 2)
+    assert made.ready[1].prefix == () and made.failed == []
+    assert made.said.count(line) == 1
+
+
+@pytest.mark.parametrize(("ways", "unpacks"), [("mount", []), ("mount,unpack", [UNFETCHED])])
+def test_with_strict_it_is_an_error(bed: Callable[..., Bed], ways: str, unpacks: list[dict[str, Any]]) -> None:
+    made = bed("--image", "/trees/x", "--strict", "--env-way", ways)
+    mount_in_image(made, *unpacks)
+    made.setup.without_mount("no door")
+    made.until(lambda: made.failed)
+    assert made.failed[0].text.startswith("the environment cannot be ") and len(made.failed) == 1
+
+
 def test_one_that_cannot_be_seen_in_the_image_is_unpacked(bed: Callable[..., Bed]) -> None:
     made = bed("--image", "/trees/x")
     looked, fetched = {**LOOKED, "tree": "t"}, {"did": "fetched", "tree": "t"}

@@ -206,3 +206,17 @@ def test_set_up_has_an_image_opened_that_would_wait_for_ranks(
         bed.place.attempt_over()
     bed.until(lambda: len(bed.known) >= 2 and bed.place.program is bed.known[-1])
     assert bed.known[-1].prefix == ("enter", "1") and bed.told()[-1] == "setup0 again"
+
+
+def test_set_up_is_run_where_an_image_does_not_show_again_what_may_only_be_mounted(
+    make_bed: Callable[..., Bed],
+) -> None:
+    bed = make_bed("--env-way", "mount")
+    bed.begin(image=({}, {"hidden": "no door"}))
+    bed.show()
+    bed.kill("image", 0)
+    bed.until(lambda: bed.news.count("looked") == 2)
+    bed.order("own")
+    bed.until(lambda: bed.known[-1].prefix == ("enter", "1"))
+    assert bed.fallen == ["the environment cannot be mounted: no door; set-up is run"] and bed.failed == []
+    assert bed.told()[-1] == "setup1 own"
