@@ -40,6 +40,7 @@ STORE_BYTES_PER_S = 400e6
 PORT, RENDEZVOUS_PORT = 7000, 29400
 STEPS, DIE_AT_STEP = 30, 20
 MOST_STEP_S = 0.05
+MOST_RESTARTS = 9  # torchrun's agents count each other's failures as well
 DEADLINE_S = 900.0
 WAYS = ("plain", "tuned", "first", "cold", "second", "restart", "torchrun_restart")
 DROP = "/proc/sys/vm/drop_caches"
@@ -177,7 +178,7 @@ class Bench:
     ) -> subprocess.Popen[bytes]:
         endpoint = f"{self.nodes[0].address}:{RENDEZVOUS_PORT}"
         flags = ["--nnodes", str(len(self.nodes)), "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
-        flags += ["--rdzv-endpoint", endpoint, "--rdzv-id", "start", "--max-restarts", "1" if kills else "0"]
+        flags += ["--rdzv-endpoint", endpoint, "--rdzv-id", "start", "--max-restarts", str(MOST_RESTARTS if kills else 0)]
         words = [str(STEPS), *([str(DIE_AT_STEP)] if kills else [])]
         network = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
         if way in ("plain", "tuned", "torchrun_restart"):
@@ -246,8 +247,7 @@ class Bench:
         found, stages = [], []
         for host in self.nodes:
             out = os.path.join(self._own(host), "work", "out")
-            (path,) = glob.glob(os.path.join(out, f"moments-*-{int(kills)}.json"))
-            with open(path, encoding="utf-8") as file:
+            with open(newest_moments(out), encoding="utf-8") as file:
                 found.append(json.load(file))
             stages.append(read_stages(out))
         if kills:
@@ -274,6 +274,14 @@ class Bench:
                 if "died" in moments:
                     return moments["died"]
         raise BenchError("no rank was killed")
+
+
+def newest_moments(out: str) -> str:
+    """What the rank of a node has written in its last attempt. Raises: BenchError."""
+    paths = glob.glob(os.path.join(out, "moments-*-*.json"))
+    if not paths:
+        raise BenchError(f"{out}: its rank has written nothing")
+    return max(paths, key=os.path.getmtime)  # numbers of attempts are counted anew where nodes come and go
 
 
 def read_stages(out: str) -> Stages:

@@ -17,8 +17,8 @@ from bootseer.env.admission import Admission
 from bootseer.errors import ConfigError
 from bootseer.mounts.holder import Holder
 from bootseer.mounts.image_root import enter_path
-from bootseer.mounts.image_source import may_mount
 from bootseer.mounts.layers import Layer, LayersSpec
+from bootseer.mounts.privileges import may_mount
 from bootseer.mounts.tree_mount import MountedTree, TreeOptions, mount_tree
 from bootseer.storage.os_errors import map_os_errors
 

@@ -1,6 +1,7 @@
 """What the keeper of a job's environment needs to restore one, begun before it is known which.
 
-To mount it: a holder, and the daemon of a tree. To unpack it, where nothing is mounted: processes that do so.
+To mount it: a holder, and the daemon of a tree. To unpack it, where nothing is mounted: processes that do so. All
+these start while the rest is imported: what is not needed for that is imported late.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bootseer.errors import BootseerError
-from bootseer.mounts import tree_waiting
-from bootseer.mounts.holder import Holder
-from bootseer.mounts.image_source import may_mount
+from bootseer.mounts.privileges import may_mount
+
+if TYPE_CHECKING:
+    from bootseer.mounts.holder import Holder
 
 
 def make_holder() -> Holder | None:
     """Forks it; to be called before this process has threads. None: nothing is mounted."""
     if not may_mount():
         return None
+    from bootseer.mounts.holder import Holder
+
     try:
         return Holder()
     except BootseerError:
@@ -35,19 +39,20 @@ def begin_spares(order: Mapping[str, Any]) -> None:
     if "there" in ways and _seems_there(spec):
         return
     if "mount" in ways and may_mount():
+        from bootseer.mounts import tree_waiting
+
         tree_waiting.begin_spare(spec["store"])
     elif "unpack" in ways:
-        from bootseer.env import unpack_helpers
+        from bootseer.env import unpack_processes
 
-        unpack_helpers.begin_spare(spec["store"], os.environ)
+        unpack_processes.begin_spare(spec["store"], os.environ)
 
 
 def end_spares() -> None:
     """What was not needed."""
-    tree_waiting.end_spare()
-    helpers = sys.modules.get("bootseer.env.unpack_helpers")
-    if helpers is not None:
-        helpers.end_spare()
+    for name in ("bootseer.mounts.tree_waiting", "bootseer.env.unpack_processes"):
+        if name in sys.modules:
+            sys.modules[name].end_spare()
 
 
 def _seems_there(spec: Mapping[str, Any]) -> bool:

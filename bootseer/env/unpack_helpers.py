@@ -1,21 +1,18 @@
-"""Starts the processes of unpack_helper.py, hands portions of a tree out to them, and hears what becomes of these.
+"""Hands portions of a tree out to processes of unpack_helper.py, and hears what becomes of these.
 
-They begin before the tree is opened, so that they are ready when it is; before it is known which tree, where one
-will probably be unpacked (`begin_spare`). What goes wrong with them costs only time: HelperFailedError says that
-the environment is to be unpacked without them. Who makes no progress is given up; how long all takes does not
-matter.
+They begin before the tree is opened, so that they are ready when it is (unpack_processes.py). What goes wrong with
+them costs only time: HelperFailedError says that the environment is to be unpacked without them. Who makes no
+progress is given up; how long all takes does not matter.
 """
 
 from __future__ import annotations
 
 import os
 import selectors
-import subprocess
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,8 +20,8 @@ import msgspec
 from bootseer import errors
 from bootseer.env.env_tree import EnvTree, StoredTree
 from bootseer.env.unpack_helper import Begin, Blocks, Given, Order, Said
+from bootseer.env.unpack_processes import HelperProcess, Started, cores, end_spare, memory_errors, take_spare
 from bootseer.errors import BootseerError
-from bootseer.storage.near import folder_of
 from bootseer.tree.index import Index
 from bootseer.tree.materialise_helpers import HelperFailedError, Owners
 from bootseer.tree.materialise_portions import Portion
@@ -34,33 +31,20 @@ if TYPE_CHECKING:
 
 WORTH_FILES = 3000  # less is unpacked before another process has begun
 WORTH_BYTES = 128 << 20
-MOST_PROCESSES = 8
 PATIENCE_S = 120.0  # without a word of one that is at work; reads of a store give up before
 _POLL_S = 0.5
-_END_S = 5.0
 _AHEAD = 2  # portions that a process has at once, so that it never waits for one
-# Blocks that are unpacked go back to the heap, not to the kernel, which would have to clear them each time.
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "67108864", "MALLOC_TRIM_THRESHOLD_": "134217728"}
 
 
 class UnpackHelpers:
     """So many processes for one tree. Implements materialise.Helpers."""
 
-    def __init__(self, environ: Mapping[str, str], count: int) -> None:
-        """Raises: HelperFailedError."""
-        self.environ = dict(environ)
+    def __init__(self, started: Started) -> None:
         self.skipped: Counter[str] = Counter()
-        self._helpers: list[_Helper] = []
+        self._started = started
+        self._helpers = [_Helper(process) for process in started.processes]
         self._used_bytes = 0
         self._given: Iterator[tuple[Given, Portion]] = iter(())
-        with _memory_errors():
-            self._memory_fd = os.memfd_create("bootseer-unpack", os.MFD_CLOEXEC)
-        try:
-            for _ in range(count):
-                self._helpers.append(_Helper(environ, self._memory_fd))
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def count(self) -> int:
@@ -106,14 +90,8 @@ class UnpackHelpers:
 
     def close(self) -> None:
         """Ends them all, in the middle of whatever they do."""
-        for helper in self._helpers:
-            helper.kill()
-        for helper in self._helpers:
-            helper.close()
+        self._started.close()
         self._helpers.clear()
-        if self._memory_fd >= 0:
-            os.close(self._memory_fd)
-            self._memory_fd = -1
 
     def _numbered(self, given: Iterator[Portion]) -> Iterator[tuple[Given, Portion]]:
         for number, portion in enumerate(given):
@@ -146,9 +124,9 @@ class UnpackHelpers:
     def _put(self, what: msgspec.Struct) -> tuple[int, int]:
         """Into the memory: offset and length."""
         data, offset = memoryview(msgspec.msgpack.encode(what)), self._used_bytes
-        with _memory_errors():
+        with memory_errors():
             while data:
-                count = os.pwrite(self._memory_fd, data, self._used_bytes)
+                count = os.pwrite(self._started.memory_fd, data, self._used_bytes)
                 data, self._used_bytes = data[count:], self._used_bytes + count
         return offset, self._used_bytes - offset
 
@@ -168,43 +146,21 @@ class _Doing:
 
 
 class _Helper:
-    """One process."""
+    """One process, and what it has to do."""
 
-    def __init__(self, environ: Mapping[str, str], memory_fd: int) -> None:
+    def __init__(self, process: HelperProcess) -> None:
         self.todo: deque[_Doing] = deque()
-        self._line = b""
+        self.said_fd = process.said_fd
+        self._process = process
         self._silent_s = 0.0
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bootseer.env.unpack_helper", str(memory_fd)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env={**environ, **_MALLOC},
-                pass_fds=[memory_fd],
-                process_group=0,  # what a terminal interrupts is the one who waits for it
-            )
-        except OSError as error:
-            raise HelperFailedError(f"a process that unpacks cannot be started: {error.strerror}") from error
-        assert self._process.stdout is not None
-        self.said_fd = self._process.stdout.fileno()
 
     def tell(self, what: Order | Begin | Given) -> None:
-        """One line; few of them wait at a time, so that it never blocks."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(msgspec.json.encode(what) + b"\n")
-        except OSError as error:
-            raise self._dead() from error
+        self._process.tell(msgspec.json.encode(what))
 
     def read(self) -> Iterator[Said]:
         """What has come. Raises: HelperFailedError."""
-        data = os.read(self.said_fd, 1 << 16)
-        if not data:
-            raise self._dead()
+        lines = self._process.read()
         self._silent_s = 0.0
-        *lines, self._line = (self._line + data).split(b"\n")
         for line in lines:
             try:
                 yield msgspec.json.decode(line, type=Said)
@@ -220,42 +176,6 @@ class _Helper:
     def kill(self) -> None:
         self._process.kill()
 
-    def close(self) -> None:
-        """When it was killed."""
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            pass  # it hangs in the kernel, and ends when it comes back
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def _dead(self) -> HelperFailedError:
-        self._process.kill()
-        try:
-            status = f"with status {self._process.wait(_END_S)}"
-        except subprocess.TimeoutExpired:
-            status = "for no known reason"
-        return HelperFailedError(f"a process that unpacks has ended {status}")
-
-
-_spare: list[UnpackHelpers] = []  # at most one; without an order
-
-
-def begin_spare(url: str, environ: Mapping[str, str]) -> None:
-    """Starts them for a tree of the store at `url`, if they would be used for one. Never fails."""
-    if _spare or _cores() < 2:
-        return
-    with suppress(BootseerError):  # whoever unpacks tries again, and says what is wrong with the URL
-        if url and folder_of(url):
-            _spare.append(UnpackHelpers(environ, _cores()))
-
-
-def end_spare() -> None:
-    """Those that nobody has needed."""
-    if _spare:
-        _spare.pop().close()
-
 
 @contextmanager
 def unpack_helpers(
@@ -265,7 +185,7 @@ def unpack_helpers(
     helpers = None
     is_large = snapshot.files >= WORTH_FILES or snapshot.bytes >= WORTH_BYTES
     # Of stores that are far, one process keeps the connections: their links are slower than its core.
-    if is_wanted and is_large and _cores() > 1 and isinstance(tree, StoredTree) and tree.is_in_files:
+    if is_wanted and is_large and cores() > 1 and isinstance(tree, StoredTree) and tree.is_in_files:
         order = Order(url=tree.url, digest=tree.digest)
         try:
             helpers = _take(environ, order)
@@ -282,33 +202,24 @@ def unpack_helpers(
 
 def _take(environ: Mapping[str, str], order: Order) -> UnpackHelpers:
     """The spare ones, if they are as good as new ones. Raises: HelperFailedError."""
-    if _spare and _spare[0].environ == environ:
-        spare = _spare.pop()
+    spare = take_spare(environ)
+    if spare is not None:
         try:
-            spare.order(order)
-            return spare
+            return _ordered(spare, order)
         except HelperFailedError:
-            spare.close()  # they have died meanwhile
-    end_spare()
-    helpers = UnpackHelpers(environ, _cores())
+            pass  # they have died meanwhile
+    return _ordered(Started(environ, cores()), order)
+
+
+def _ordered(started: Started, order: Order) -> UnpackHelpers:
+    """Raises: HelperFailedError; then they have ended."""
+    helpers = UnpackHelpers(started)
     try:
         helpers.order(order)
     except BaseException:
         helpers.close()
         raise
     return helpers
-
-
-def _cores() -> int:
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
-
-
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise HelperFailedError(f"processes that unpack cannot be told what to do: {error.strerror}") from error
 
 
 def _to_error(said: Said) -> BootseerError:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bootseer.errors import ConfigError, NotFound, StorageError
+from bootseer.mounts.privileges import may_mount
 from bootseer.storage.near import near_folder_of
 from bootseer.tree.index import PACKS
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from bootseer.trust import Trust
 
 ROOTFS = "rootfs:"
-_CAP_SYS_ADMIN = 21
 _FIGURES = (
     "requests",
     "read_bytes",
@@ -160,16 +160,6 @@ def _open_tree(
             return MountedSource(tree, began_s)
     on_fall_back(f"the image is unpacked, as it cannot be mounted here: {why}")
     return UnpackedSource(url, trust, name, digest, key, say, began_s, peers)
-
-
-def may_mount() -> bool:
-    """Whether it is worth trying: without the capability the kernel refuses in any case."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            found = next(line for line in file if line.startswith("CapEff:"))
-        return bool(int(found.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
-    except (OSError, StopIteration, ValueError, IndexError):
-        return True
 
 
 class FolderSource:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Mapping
 
 from bootseer.mounts import tree_orders
-from bootseer.mounts.image_source import may_mount
+from bootseer.mounts.privileges import may_mount
 from bootseer.mounts.tree_orders import Order
 from bootseer.mounts.tree_places import TREES
 from bootseer.storage.paths import scheme_of

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from bootseer.errors import StorageError
-from bootseer.tree.index import Index
-from bootseer.tree.materialise_portions import Portion
+
+if TYPE_CHECKING:
+    from bootseer.tree.index import Index
+    from bootseer.tree.materialise_portions import Portion
 
 Owners = Literal["as stored", "mine"]
 

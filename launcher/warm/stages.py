@@ -112,7 +112,8 @@ class Warmer:
         from bootseer.blocks.trace import workload_key
         from bootseer.image.commands import opened_store, tree_url
         from bootseer.image.commands_traces import hot_blocks, known_traces
-        from bootseer.mounts.image_source import ROOTFS, may_mount, open_source
+        from bootseer.mounts.image_source import ROOTFS, open_source
+        from bootseer.mounts.privileges import may_mount
         from bootseer.trust import Trust
 
         spec, options = self._spec, self._spec.image

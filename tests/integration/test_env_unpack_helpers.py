@@ -18,7 +18,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.blocks import open_cache
-from bootseer.env import restore_unpack, unpack_helpers
+from bootseer.env import restore_unpack, unpack_helpers, unpack_processes
 from bootseer.env.restore import Restored, restore
 from bootseer.env.restore_there import is_there
 from bootseer.env.setup_keeper_mount import end_spares
@@ -257,7 +257,7 @@ def test_one_process_does_it_then(
 
 def test_they_cannot_be_started(tmp_path: Path, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     env = large(Env(make_plain(tmp_path / "plain"), tmp_path / "store", [tmp_path / "venv"]))
-    monkeypatch.setattr(unpack_helpers, "sys", SimpleNamespace(executable="/nowhere/python"))
+    monkeypatch.setattr(unpack_processes, "sys", SimpleNamespace(executable="/nowhere/python"))
     done = env.restore()
     assert (done.how, used) == ("unpack", ["one process"])
     assert seen(tmp_path / "venv") == seen(tmp_path / "plain/0")
@@ -270,9 +270,9 @@ def test_those_that_were_begun_beforehand(tmp_path: Path, used: list[str], what:
     target = tmp_path / "venv"
     env = large(Env(make_plain(tmp_path / "plain"), tmp_path / "store", [target]))
     environ = dict(os.environ)
-    unpack_helpers.begin_spare(os.fspath(env.store), environ)
-    (spare,) = unpack_helpers._spare
-    processes = [helper._process for helper in spare._helpers]
+    unpack_processes.begin_spare(os.fspath(env.store), environ)
+    (spare,) = unpack_processes._spare
+    processes = [each.process for each in spare.processes]
     assert len(processes) == 2
     if what == "have died":
         for process in processes:
@@ -283,18 +283,18 @@ def test_those_that_were_begun_beforehand(tmp_path: Path, used: list[str], what:
     done = restore(env.snapshot, env.tree, environ=environ)
     assert (done.how, tuple(done.notes), used) == ("unpack", (), ["2 others"])
     assert seen(target) == seen(tmp_path / "plain/0")
-    assert not unpack_helpers._spare and all(process.poll() is not None for process in processes)
+    assert not unpack_processes._spare and all(process.poll() is not None for process in processes)
     wait_tidy(tmp_path)
 
 
 def test_those_that_are_not_needed_end(tmp_path: Path) -> None:
-    unpack_helpers.begin_spare(os.fspath(tmp_path), os.environ)
-    (spare,) = unpack_helpers._spare
-    processes = [helper._process for helper in spare._helpers]
-    unpack_helpers.begin_spare(os.fspath(tmp_path), os.environ)
-    assert unpack_helpers._spare == [spare], "once"
+    unpack_processes.begin_spare(os.fspath(tmp_path), os.environ)
+    (spare,) = unpack_processes._spare
+    processes = [each.process for each in spare.processes]
+    unpack_processes.begin_spare(os.fspath(tmp_path), os.environ)
+    assert unpack_processes._spare == [spare], "once"
     end_spares()
-    assert not unpack_helpers._spare and all(process.poll() is not None for process in processes)
+    assert not unpack_processes._spare and all(process.poll() is not None for process in processes)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ def test_those_that_are_not_needed_end(tmp_path: Path) -> None:
 )
 def test_stores_for_which_none_are_begun(url: str) -> None:
     """And what is wrong with a URL is for others to say."""
-    unpack_helpers.begin_spare(url, os.environ)
-    assert unpack_helpers._spare == []
+    unpack_processes.begin_spare(url, os.environ)
+    assert unpack_processes._spare == []
 
 
 def test_a_damaged_block_is_told_as_ever(tmp_path: Path, used: list[str]) -> None:
