@@ -178,7 +178,14 @@ class Bench:
     ) -> subprocess.Popen[bytes]:
         endpoint = f"{self.nodes[0].address}:{RENDEZVOUS_PORT}"
         flags = ["--nnodes", str(len(self.nodes)), "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
-        flags += ["--rdzv-endpoint", endpoint, "--rdzv-id", "start", "--max-restarts", str(MOST_RESTARTS if kills else 0)]
+        flags += [
+            "--rdzv-endpoint",
+            endpoint,
+            "--rdzv-id",
+            "start",
+            "--max-restarts",
+            str(MOST_RESTARTS if kills else 0),
+        ]
         words = [str(STEPS), *([str(DIE_AT_STEP)] if kills else [])]
         network = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
         if way in ("plain", "tuned", "torchrun_restart"):
