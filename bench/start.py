@@ -19,10 +19,13 @@ from collections.abc import Mapping, Sequence
 
 from bench import netns
 from bench.ckpt_pages import check_disk
+from bench.ckpt_run import make_environ
 from bench.image_kept import default_folder
+from bench.image_ways import run_bootseer
 from bench.record import BenchError, Figures, Target, note
+from bench.start_limits import Limits, chain_s, longest_wait
 from bench.start_made import Made, prepare
-from bench.start_ways import RATE_BYTES_PER_S, WAYS, Bench, Sample
+from bench.start_ways import ALONE, RATE_BYTES_PER_S, STORE_BYTES_PER_S, WAYS, Bench, Sample
 from bootseer.mounts.tree_mount import probe_mount
 
 ROUNDS = 5
@@ -34,6 +37,10 @@ TARGETS = {
     "start.cold_tuned_ratio": Target(at_least=1.5, samples=ROUNDS),
     "start.second_ratio": Target(at_least=10, samples=ROUNDS),
     "start.restart_ratio": Target(at_least=10, samples=ROUNDS),
+    "start.vs_limit": Target(at_most=1.3, samples=ROUNDS),
+    "start.nodes1_vs_limit": Target(at_most=1.3, samples=ROUNDS),
+    "start.wait_ms": Target(at_most=50, samples=ROUNDS),
+    "start.nodes1_wait_ms": Target(at_most=50, samples=ROUNDS),
 }
 _RATIOS = {
     "first_overhead": ("first", "plain"),
@@ -42,7 +49,15 @@ _RATIOS = {
     "second_ratio": ("plain", "second"),
     "restart_ratio": ("torchrun_restart", "restart"),
 }
-_GROUPS = (("plain", "torchrun_restart"), ("tuned",), ("first",), ("cold", "second", "restart"))
+_GROUPS = (
+    ("plain", "torchrun_restart"),
+    ("tuned",),
+    ("first",),
+    ("cold", "second", "restart"),
+    ("warmed",),
+    *((way,) for way in ALONE),
+)
+_FROM_NOTHING = ("plain", "tuned", "first")  # the store has no more than those who made image and checkpoint left
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=list(NODES), help="of a job (default: 1 and 3)")
     parser.add_argument("--way", choices=WAYS, action="append", help="only this one (may be repeated)")
     parser.add_argument("--folder", default="", help="where all lies, on a real disk (default: the cache's)")
+    parser.add_argument(
+        "--page", default="", help="a page that compares the last first start and the last cold one"
+    )
 
 
 def run(args: argparse.Namespace) -> Figures:
@@ -65,6 +83,9 @@ def run(args: argparse.Namespace) -> Figures:
     taken: dict[int, dict[str, list[Sample]]] = {}
     for count in args.nodes:
         taken[count] = measure(made, count, args.way or WAYS, args.rounds, folder)
+    if args.page:
+        words = ["report", *(os.path.join(folder, "logs", way) for way in ("first", "cold")), "--html", args.page]
+        run_bootseer(words, make_environ())
     return to_figures(made, taken)
 
 
@@ -86,7 +107,7 @@ def measure(made: Made, count: int, ways: Sequence[str], rounds: int, above: str
         with netns.Hosts(count + 1) as hosts:
             netns.shape(hosts.hosts[:count], RATE_BYTES_PER_S, "1mb")
             bench = Bench(made, hosts, count, folder)
-            if {"cold", "second", "restart"} & set(ways):
+            if set(ways).difference(_FROM_NOTHING, ("torchrun_restart",)):
                 note(f"{count} nodes: a first job, whose recordings later ones find")
                 bench.set_store(known=False)
                 bench.run("first")
@@ -98,8 +119,10 @@ def measure(made: Made, count: int, ways: Sequence[str], rounds: int, above: str
                     for way in group:
                         # What the others of a group need is made all the same.
                         if way in ways or (way == group[0] and set(group) & set(ways)):
-                            bench.set_store(known=group[0] == "cold")
+                            bench.set_store(known=group[0] not in _FROM_NOTHING)
                             sample = bench.run(way)
+                            if way in ("first", "cold"):
+                                bench.keep_logs(os.path.join(above, "logs", way))
                             note(f"{count} nodes, round {number + 1} of {rounds}: {way} {describe(sample)}")
                             if way in ways:
                                 taken[way].append(sample)
@@ -142,6 +165,7 @@ def to_figures(made: Made, taken: Mapping[int, Mapping[str, Sequence[Sample]]]) 
         for name, (above, below) in _RATIOS.items():
             if above in ways and below in ways:
                 figures.add_ratio(f"{prefix}{name}", ways[above], ways[below])
+        add_limits(figures, prefix, count, taken[count])
     for count, by_way in taken.items():
         for way, samples in by_way.items():
             if not samples:
@@ -168,6 +192,40 @@ def to_figures(made: Made, taken: Mapping[int, Mapping[str, Sequence[Sample]]]) 
         figures.add(f"start.{name}", "bytes" if name.endswith("bytes") else "files", [value])
     figures.add("start.packages", "packages", [len(made.packages)])
     return figures
+
+
+def add_limits(figures: Figures, prefix: str, count: int, taken: Mapping[str, Sequence[Sample]]) -> None:
+    """How near cold starts come to what is possible, and whether one of their stages has waited."""
+    cold = taken.get("cold", ())
+    if cold:
+        waits = [max(map(longest_wait, sample.stages)) for sample in cold]
+        figures.add(f"{prefix}wait_ms", "ms", [wait.seconds * 1e3 for wait in waits])
+        note(f"{count} nodes: longest wait of a stage: {max(waits).stage}, {max(waits).seconds * 1e3:.0f} ms")
+    if not all(taken.get(way) for way in ("cold", *ALONE)):
+        return
+    limits = [limits_of(*samples) for samples in zip(cold, *(taken[way] for way in ALONE), strict=True)]
+    for name in Limits._fields:
+        figures.add(f"{prefix}limit_{name}_s", "s", [float(getattr(each, name)) for each in limits])
+    bound = [each.binding() for each in limits]
+    figures.add_ratio(f"{prefix}vs_limit", [sample.seconds for sample in cold], [value for _, value in bound])
+    note(f"{count} nodes: what binds a cold start: {', '.join(f'{name} {value:.2f} s' for name, value in bound)}")
+
+
+def limits_of(cold: Sample, image: Sample, env: Sample, checkpoint: Sample, ranks: Sample) -> Limits:
+    """Of a cold start. Args: image, env, checkpoint, ranks: the same round's starts by each technique alone."""
+    spawned_s = max(end_s for node in ranks.stages for name, _, end_s in node if name == "spawn")
+    return Limits(
+        chain=chain_s(
+            image_s=longest(image, "image"),
+            env_s=longest(env, "setup"),
+            checkpoint_s=longest(checkpoint, "checkpoint"),
+            preload_s=longest(ranks, "preload"),
+            rest_s=ranks.seconds - spawned_s,
+        ),
+        cpu=cold.cpu_s / (os.cpu_count() or 1),
+        link=max(cold.node_bytes) / RATE_BYTES_PER_S,
+        store=cold.sent_bytes / STORE_BYTES_PER_S,
+    )
 
 
 def longest(sample: Sample, stage: str) -> float:

@@ -5,6 +5,7 @@
     tuned    zstd layers, all ranges at once, unpacked beside each other; uv with bytecode from its cache on the
              node's disk, the checkpoint in ranges meanwhile; torchrun; the checkpoint is mapped
     again    what is on the node is used: torchrun alone
+    alone    bootrun with one technique; what the others would do for image and checkpoint is done as in `plain`
 
 Runs in the node's namespaces, and writes what it did when to `stages` of the order, by the monotonic clock.
 """
@@ -63,6 +64,13 @@ class Node:
                     reading = pool.submit(self._do, "checkpoint", self._read_fast)
                     self._do("env", self._install_by_uv)
                     reading.result()
+            elif way == "alone":
+                if self._order["technique"] != "image":
+                    self._do("image_pulled", self._pull_plainly)
+                if self._order["technique"] != "checkpoint":
+                    self._do("checkpoint_read", self._read_plainly)
+                run(self._order["bootrun"], {**os.environ, "CHECKPOINT": os.path.join(self._work, "ckpt")})
+                return
             else:
                 self._enter()
             self._do("ranks", self._train)

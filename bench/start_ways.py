@@ -3,9 +3,11 @@
     plain, tuned      without Bootseer (start_node.py), from nothing
     first             bootrun, nothing known anywhere: set-up runs, everything is recorded and published
     cold              the store has what an earlier job left; these nodes have nothing
+    warmed            as cold, on nodes that `bootseer warm` has prepared; nothing in memory
     second            the same nodes once more, nothing in memory
     restart           on nodes that have everything a rank is killed: from its death to the next first step
     torchrun_restart  the same with torchrun, on nodes that `plain` has set up
+    alone_...         as cold, but everything beside this one technique is done as `plain` does it
 
 A node has folders of its own at paths that all have in common, a link of RATE_BYTES_PER_S (tc tbf) in both
 directions; STORE_BYTES_PER_S go out of the store to all together, and each request is LATENCY_S late.
@@ -42,7 +44,9 @@ STEPS, DIE_AT_STEP = 30, 20
 MOST_STEP_S = 0.05
 MOST_RESTARTS = 9  # torchrun's agents count each other's failures as well
 DEADLINE_S = 900.0
-WAYS = ("plain", "tuned", "first", "cold", "second", "restart", "torchrun_restart")
+TECHNIQUES = ("image", "env", "checkpoint", "ranks")
+ALONE = tuple(f"alone_{technique}" for technique in TECHNIQUES)
+WAYS = ("plain", "tuned", "first", "cold", "warmed", "second", "restart", "torchrun_restart", *ALONE)
 DROP = "/proc/sys/vm/drop_caches"
 _ENTER = 'mount --bind "$0" "$1" && mount --bind "$3" /etc/hosts && cd "$2" && shift 3 && {}'
 _RUN = 'exec "$@"'
@@ -59,6 +63,7 @@ class Sample(NamedTuple):
     nodes: list[dict[str, float]]  # of each: seconds until a moment of its script
     stages: list[list[tuple[str, float, float]]]  # of each: name, begin and end, from the launch
     sent_bytes: int
+    node_bytes: list[int]  # that each has received
     requests: int
     cpu_s: float
     step_s: float
@@ -121,17 +126,36 @@ class Bench:
         self._prepare(way)
         kills = way.endswith("restart")
         with self._store_runs() as url:
+            if way == "warmed":
+                self._run_on_all([self._start_warming(host, url) for host in self.nodes])
             self._forget_memory()
-            before = json.loads(fetch(f"{url}{SERVED}"))
+            before, received = json.loads(fetch(f"{url}{SERVED}")), self._received()
             cpu_before, began_ns = cpu_s(), time.monotonic_ns()
-            running = [self._start(way, host, url, kills, features) for host in self.nodes]
-            try:
-                self._wait(running)
-            finally:
-                for host in self.nodes:
-                    host.kill()
+            self._run_on_all([self._start(way, host, url, kills, features) for host in self.nodes])
             cpu, after = cpu_s() - cpu_before, json.loads(fetch(f"{url}{SERVED}"))
-        return self._sample(way, began_ns, kills, after[0] - before[0], after[1] - before[1], cpu)
+            node_bytes = [now - then for now, then in zip(self._received(), received, strict=True)]
+        return self._sample(way, began_ns, kills, after[0] - before[0], after[1] - before[1], node_bytes, cpu)
+
+    def keep_logs(self, folder: str) -> None:
+        """What all nodes have logged of the last start, for a report."""
+        shutil.rmtree(folder, ignore_errors=True)
+        for host in self.nodes:
+            shutil.copytree(os.path.join(self._own(host), "work", "logs"), os.path.join(folder, host.name))
+
+    def _run_on_all(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+        try:
+            self._wait(running)
+        finally:
+            for host in self.nodes:
+                host.kill()
+
+    def _received(self) -> list[int]:
+        """Bytes, of each node: what the bridge's end of its link has sent."""
+        found = []
+        for host in self.nodes:
+            with open(f"/sys/class/net/{host.link}/statistics/tx_bytes", encoding="ascii") as file:
+                found.append(int(file.read()))
+        return found
 
     def _prepare(self, way: str) -> None:
         for host in self.nodes:
@@ -176,6 +200,7 @@ class Bench:
     def _start(
         self, way: str, host: netns.Host, url: str, kills: bool, features: Sequence[str]
     ) -> subprocess.Popen[bytes]:
+        technique = way.removeprefix("alone_") if way in ALONE else ""
         endpoint = f"{self.nodes[0].address}:{RENDEZVOUS_PORT}"
         flags = ["--nnodes", str(len(self.nodes)), "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
         flags += [
@@ -188,9 +213,14 @@ class Bench:
         ]
         words = [str(STEPS), *([str(DIE_AT_STEP)] if kills else [])]
         network = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
-        if way in ("plain", "tuned", "torchrun_restart"):
+        bootrun = [sys.executable, "-m", "launcher", *flags]
+        bootrun += [*self._features(url, [technique] if technique else TECHNIQUES), *features]
+        bootrun += ["--log-dir", "logs", "start_train.py", "out", *words]
+        if technique or way in ("plain", "tuned", "torchrun_restart"):
             order = {
-                "way": "again" if way == "torchrun_restart" else way,
+                "way": "again" if way == "torchrun_restart" else "alone" if technique else way,
+                "technique": technique,
+                "bootrun": bootrun,
                 "url": url,
                 "folder": self._place,
                 "stages": os.path.join(self._place, "work", "out", "stages.json"),
@@ -200,36 +230,53 @@ class Bench:
                 "checkpoint_bytes": int(self._made.facts["checkpoint_bytes"]),
             }
             argv = [sys.executable, "-m", "bench.start_node", json.dumps(order)]
-            environ = clean_environ(PYTHONPATH=ROOT)
         else:
-            argv = [sys.executable, "-m", "launcher", *flags, *self._features(url), *features]
-            argv += ["--log-dir", "logs", "start_train.py", "out", *words]
-            environ = clean_environ(
-                PYTHONPATH=ROOT,
-                BOOTSEER_CACHE=os.path.join(self._place, "cache"),
-                BOOTSEER_RUNTIME=os.path.join(self._place, "run"),
-                BOOTSEER_KEYS=os.path.join(self._place, "keys"),
-                BOOTSEER_SECRET_FILE=self._secret,
-                HOME=os.path.join(self._place, "home"),
-                AWS_ENDPOINT=url,
-                AWS_ALLOW_HTTP="true",
-                AWS_REGION="us-east-1",
-                AWS_ACCESS_KEY_ID="x",
-                AWS_SECRET_ACCESS_KEY="x",
-                **network,
-            )
-        script = _ENTER.format(_RUN_AND_PUBLISH if way == "first" else _RUN)
-        enter = [*BOUND, "bash", "-c", script, self._own(host), self._place]
+            argv = bootrun
+        environ = self._environ(url) if argv is bootrun or technique else clean_environ(PYTHONPATH=ROOT)
+        script = _RUN_AND_PUBLISH if way == "first" else _RUN
+        return self._start_on(host, argv, environ | network, script)
+
+    def _start_warming(self, host: netns.Host, url: str) -> subprocess.Popen[bytes]:
+        argv = [BOOTSEER, "warm", *self._features(url, TECHNIQUES), "start_train.py"]
+        return self._start_on(host, argv, self._environ(url), _RUN)
+
+    def _start_on(
+        self, host: netns.Host, argv: Sequence[str], environ: dict[str, str], script: str
+    ) -> subprocess.Popen[bytes]:
+        enter = [*BOUND, "bash", "-c", _ENTER.format(script), self._own(host), self._place]
         enter += [os.path.join(self._place, "work"), self._names]
         return host.start([*enter, *argv], environ, os.path.join(self._own(host), "work", "out", "output"))
 
-    def _features(self, url: str) -> list[str]:
+    def _environ(self, url: str) -> dict[str, str]:
+        """Of bootrun and its like."""
+        return clean_environ(
+            PYTHONPATH=ROOT,
+            BOOTSEER_CACHE=os.path.join(self._place, "cache"),
+            BOOTSEER_RUNTIME=os.path.join(self._place, "run"),
+            BOOTSEER_KEYS=os.path.join(self._place, "keys"),
+            BOOTSEER_SECRET_FILE=self._secret,
+            HOME=os.path.join(self._place, "home"),
+            AWS_ENDPOINT=url,
+            AWS_ALLOW_HTTP="true",
+            AWS_REGION="us-east-1",
+            AWS_ACCESS_KEY_ID="x",
+            AWS_SECRET_ACCESS_KEY="x",
+        )
+
+    def _features(self, url: str, using: Sequence[str]) -> list[str]:
+        """Flags of bootrun. Args: using: of TECHNIQUES; the others are done as `plain` does them."""
+        image = ["--image", "s3://image/tree", "--image-name", NAME]
         pip = f"pip install -q --no-index --disable-pip-version-check --find-links {url}/{INDEX}"
-        return [
-            *("--image", "s3://image/tree", "--image-name", NAME, "--image-python", PYTHON),
-            *("--setup", f"{pip} --trusted-host {self._store.address} -r {LOCK}", "--setup-input", LOCK),
-            *("--env-store", "s3://env/store", "--load-checkpoint", "s3://ckpt/striped", "--keep-arena"),
-        ]
+        found = image if "image" in using else ["--image", f"rootfs:{os.path.join(self._place, 'root')}"]
+        found += ["--image-python", PYTHON]
+        found += ["--setup", f"{pip} --trusted-host {self._store.address} -r {LOCK}", "--setup-input", LOCK]
+        if "env" in using:
+            found += ["--env-store", "s3://env/store"]
+        if "checkpoint" in using:
+            found += ["--load-checkpoint", "s3://ckpt/striped", "--keep-arena"]
+        if "ranks" not in using:
+            found += ["--fork-ranks", "off", "--record-start", "off"]
+        return found
 
     def _wait(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
         end_s = time.monotonic() + DEADLINE_S
@@ -250,7 +297,16 @@ class Bench:
 
     # ---- what it was -----------------------------------------------------------------------------------------
 
-    def _sample(self, way: str, began_ns: int, kills: bool, requests: int, sent_bytes: int, cpu: float) -> Sample:
+    def _sample(
+        self,
+        way: str,
+        began_ns: int,
+        kills: bool,
+        requests: int,
+        sent_bytes: int,
+        node_bytes: list[int],
+        cpu: float,
+    ) -> Sample:
         found, stages = [], []
         for host in self.nodes:
             out = os.path.join(self._own(host), "work", "out")
@@ -271,7 +327,7 @@ class Bench:
         ]
         losses = [loss for each in found for loss in each["losses"]]
         seconds = max(each["first_step"] for each in nodes)
-        return Sample(seconds, nodes, shifted, sent_bytes, requests, cpu, step_s, losses)
+        return Sample(seconds, nodes, shifted, sent_bytes, node_bytes, requests, cpu, step_s, losses)
 
     def _died(self) -> int:
         for host in self.nodes:
@@ -292,14 +348,11 @@ def newest_moments(out: str) -> str:
 
 
 def read_stages(out: str) -> Stages:
-    """What a node did when: as start_node.py wrote it, else the spans of bootrun's events."""
-    try:
-        with open(os.path.join(out, "stages.json"), encoding="utf-8") as file:
-            return [(name, low, high) for name, low, high in json.load(file)]
-    except FileNotFoundError:
-        pass
+    """What a node did when: as start_node.py wrote it, and the spans of bootrun's events."""
+    found: Stages = []
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(out, "stages.json"), encoding="utf-8") as file:
+        found += [(name, low, high) for name, low, high in json.load(file)]
     begun: dict[str, dict[str, Any]] = {}
-    found = []
     logs = os.path.join(os.path.dirname(out), "logs")
     for path in glob.glob(os.path.join(logs, "*", "events", "agent-*.jsonl")):
         with open(path, encoding="utf-8") as file:

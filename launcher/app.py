@@ -23,6 +23,7 @@ from launcher.ranks.console import Console
 from launcher.ranks.port import hold_any
 from launcher.rendezvous.messages import Join
 from launcher.rendezvous.secret import find_secret
+from launcher.service import wait_for_left
 from launcher.spec import LaunchSpec, build_spec
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def main(argv: list[str], pipes: Pipes) -> int:
         guard.close()
         console.drain()
         console.close()
+        if os.getpid() == 1:
+            wait_for_left()
 
 
 def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, began_ns: int) -> int:

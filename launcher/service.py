@@ -12,12 +12,15 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from launcher.lines import JsonLines
 from launcher.loop import EventLoop
 
 END_S = 0.5  # it holds nothing that others wait for; one that is in the middle of something is told to end
+
+_left: list[int] = []  # processes that go on without us
 
 
 class ServiceProcess:
@@ -66,6 +69,8 @@ class ServiceProcess:
     def leave(self) -> None:
         """Closes this end and lets it go on: it ends by itself."""
         self._lines.close()
+        if self.pid:
+            _left.append(self.pid)
 
     def _wait(self) -> None:
         for signum in (0, signal.SIGTERM):
@@ -91,3 +96,22 @@ class ServiceProcess:
     def _end(self, why: str) -> None:
         self._wait()
         self._on_end(why)
+
+
+def wait_for_left() -> None:
+    """Until those that were left have ended; the signals that end jobs end them.
+
+    For the first process of a container: with it everything in the container ends.
+    """
+
+    def end(*_: object) -> None:
+        for pid in _left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, end)
+    while _left:
+        with suppress(ChildProcessError):  # reaped by the handler for orphans
+            os.waitpid(_left[-1], 0)
+        _left.pop()

@@ -487,7 +487,8 @@ class NodeSetup:
         if keeper is None:
             return
         if self._is_publishing:
-            self._events.said(f"the environment is still being published, by process {keeper.pid}")
+            waits = ", which bootrun waits for, as the first process here" if os.getpid() == 1 else ""
+            self._events.said(f"the environment is still being published, by process {keeper.pid}{waits}")
             keeper.leave()
         else:
             keeper.close()

@@ -173,7 +173,7 @@ class Workplace:
             return
         self._is_shown = False
         if found.prefix:
-            self._image.show_from(found.prefix[-1], found.targets, self._on_shown)
+            self._image.show_from(found.prefix[-1], found.targets, partial(self._on_shown, found))
         else:
             self._image.hide(partial(self._on_hidden, found))  # one that was mounted may lie above it
 
@@ -182,8 +182,10 @@ class Workplace:
             self._is_shown = True
             self._join()
 
-    def _on_shown(self, why: str) -> None:
+    def _on_shown(self, found: Environment, why: str) -> None:
         assert self._setup is not None
+        if found is not self._environment or not self._setup.is_ready:
+            return  # its keeper was lost as well, and another environment comes
         if why:
             self._is_shown = False
             self._setup.without_mount(why)

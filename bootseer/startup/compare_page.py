@@ -10,7 +10,7 @@ import html
 from string import Template
 
 from bootseer.startup.compare import Comparison, StageChange
-from bootseer.startup.page import asset, checksum
+from bootseer.startup.page_frame import asset, framed
 from bootseer.startup.report import Report
 from bootseer.startup.slow_words import seconds
 from bootseer.startup.text import comparison_text
@@ -22,10 +22,10 @@ _BAR, _GAP, _BETWEEN = 14, 3, 16  # heights
 
 def make_comparison_page(found: Comparison) -> bytes:
     """The page as UTF-8."""
-    style = asset("compare_page.css")
     before, after = _named(found.before), _named(found.after)
-    text = Template(asset("compare_page.html")).substitute(
-        TITLE=_text(f"{before} and {after}"),
+    title = _text(f"{before} and {after}")
+    body = Template(asset("compare_page.html")).substitute(
+        TITLE=title,
         LINE=_text(found.line),
         BEFORE=_text(f"before: {before}"),
         AFTER=_text(f"after: {after}"),
@@ -33,10 +33,8 @@ def make_comparison_page(found: Comparison) -> bytes:
         TABLE=_table(found.stages),
         SLOW=_slow(found),
         TEXT=html.escape(comparison_text(found)),
-        STYLE=style,
-        STYLE_SUM=checksum(style),
     )
-    return text.encode("utf-8", "replace")
+    return framed(title, body, style="compare_page.css")
 
 
 def _chart(stages: list[StageChange]) -> str:

@@ -1,6 +1,6 @@
 """An analysis as one HTML page that needs nothing else: no network, no other file.
 
-In: an analysis and its report. Out: the page. Its script and style are page.js and page.css, its frame page.html;
+In: an analysis and its report. Out: the page. Its script and style are page.js and page.css, its body page.html;
 data go in as JSON in which nothing can close the element around it, and reach the document as text only. A policy
 in the page lets nothing run but that one script. The size is bounded: of very many ranks those that stand out are
 shown.
@@ -8,16 +8,14 @@ shown.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
-from importlib import resources
 from string import Template
 from typing import Any
 
 import msgspec
 
 from bootseer.startup.analysis import Analysis
+from bootseer.startup.page_frame import asset, framed
 from bootseer.startup.pieces import LABELS, Piece, node_times
 from bootseer.startup.report import Report
 from bootseer.startup.slow_words import has_failed
@@ -36,20 +34,12 @@ _HAS_STEP, _IS_SLOW, _HAS_FAILED = 1, 2, 4
 
 def make_page(found: Analysis, report: Report) -> bytes:
     """The page as UTF-8."""
-    script, style = asset("page.js"), asset("page.css")
     title = f"Start of {report.run_id or 'a job'}"
     if len(report.attempts) > 1 or report.attempt:
         title += f", attempt {report.attempt}"
-    text = Template(asset("page.html")).substitute(
-        TITLE=html.escape(title[:MOST_CHARS]),
-        TEXT=html.escape(report_text(report)),
-        DATA=_safe_json(_data(found, report, title)),
-        STYLE=style,
-        STYLE_SUM=checksum(style),
-        SCRIPT=script,
-        SCRIPT_SUM=checksum(script),
-    )
-    return text.encode("utf-8", "replace")
+    shown = html.escape(title[:MOST_CHARS])
+    body = Template(asset("page.html")).substitute(TITLE=shown, TEXT=html.escape(report_text(report)))
+    return framed(shown, body, style="page.css", script="page.js", data=_safe_json(_data(found, report, title)))
 
 
 def _data(found: Analysis, report: Report, title: str) -> dict[str, Any]:
@@ -170,13 +160,3 @@ def _safe_json(record: dict[str, Any]) -> str:
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
-
-
-def asset(name: str) -> str:
-    """A file beside this one, as text."""
-    return resources.files(__package__).joinpath(name).read_text("utf-8")
-
-
-def checksum(text: str) -> str:
-    """As policies of pages have it."""
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

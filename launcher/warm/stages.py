@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootseer.errors import BootseerError, NotFound, StorageError
@@ -209,9 +209,22 @@ class Warmer:
             done += more
             self._progress(ENV, done, total)
 
-        put = restore_spec(setup, (), self._environ, say=self._say, count=count)
+        with self._using(setup):
+            put = restore_spec(setup, (), self._environ, say=self._say, count=count)
         how = THERE if put.how == "there" else UNPACKED
         return Warmed(ENV, how, put.found.snapshot.tree, text=", ".join(looked.keyed.targets))
+
+    @contextmanager
+    def _using(self, setup: SetupSpec) -> Iterator[None]:
+        """A folder of ours in the cache is not taken away meanwhile, as one that nobody uses for long is."""
+        from bootseer.env.image_target import folder_of
+        from bootseer.env.used_folders import UsedFolder
+
+        folder = folder_of(setup)
+        with ExitStack() as stack:
+            if folder:
+                stack.enter_context(closing(UsedFolder(folder)))
+            yield
 
     def _setup_spec(self) -> SetupSpec:
         from bootseer.env.commands_spec import NO_PYTHON, find_python

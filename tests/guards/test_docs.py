@@ -51,6 +51,7 @@ def test_every_module_of_the_launcher_is_named_in_the_architecture() -> None:
 
 
 def test_links_in_documents_lead_somewhere() -> None:
-    for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+    documents = [f"docs/{name}" for name in os.listdir(os.path.join(TOP, "docs")) if name.endswith(".md")]
+    for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *documents):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", read(name)):
-            assert os.path.exists(os.path.join(TOP, target)), f"{name}: {target}"
+            assert os.path.exists(os.path.join(TOP, os.path.dirname(name), target)), f"{name}: {target}"

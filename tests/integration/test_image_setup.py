@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests import support
 from tests.integration.captured_envs import environ_of
 from tests.integration.image_roots import PREFIX, make_root
 from tests.integration.mounted_trees import need_mounts
-from tests.integration.setup_jobs import keepers_end, setup_span
+from tests.integration.setup_jobs import agent_events, keepers_end, setup_span
 from tests.made_wheels import make_wheel
 
 pytestmark = [
@@ -30,6 +31,7 @@ pytestmark = [
 ]
 
 DEADLINE_S = 90.0
+BOOTSEER = os.path.join(os.path.dirname(sys.executable), "bootseer")
 # What a rank finds: its environment above the image's, and in which folder caches are kept.
 TELL = """
 import json, os, sys
@@ -193,6 +195,19 @@ def test_set_up_once_on_top_of_the_image(job: Job, way: str) -> None:
         assert told(job.start(*ways))["version"] == "1.0"
         assert job.how() == "there"
     assert job.installs() == 1
+
+
+@pytest.mark.parametrize(("way", "how"), [("unpack", "there"), ("mount", "mount")])
+def test_on_a_node_that_was_warmed(job: Job, way: str, how: str) -> None:
+    ways = ("--env-way", f"there,{way}")
+    told(job.start(*ways))
+    job.renew()
+    bootrun, job.bootrun.prefix = job.bootrun.prefix, (BOOTSEER, "warm")
+    job.start(*ways)
+    job.bootrun.prefix = bootrun
+    assert told(job.start(*ways))["version"] == "1.0"
+    assert (job.how(), job.installs()) == (how, 1)
+    assert {each.stage for each in agent_events(job.logs) if each.name == "warmed"} >= {"env"}
 
 
 def test_what_another_image_or_file_changes(job: Job) -> None:

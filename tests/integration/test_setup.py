@@ -247,6 +247,19 @@ def test_eight_nodes_at_once_with_one_key_run_it_once(
     assert len(machine.snapshots()) == 1
 
 
+def test_the_first_process_of_a_container_stays_until_all_is_published(
+    machine: Machine, program: support.Programs, tmp_path: Path
+) -> None:
+    """With it everything in the container ends."""
+    if os.geteuid() != 0:
+        lacking("PID namespaces need root")
+    container = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    flags = machine.flags("--log-dir", f"{tmp_path}/logs", *UNPACK)
+    run = program.start(*container, support.BOOTRUN, *flags, machine.script, env=machine.environ).wait(DEADLINE_S)
+    assert run.status == 0, run.stderr
+    assert len(machine.snapshots()) == 1, run.stderr
+
+
 # ---- trouble of set-up -----------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from bench.report_job import Plan, Planted, make_lines
 from bootseer.errors import ConfigError, Unavailable
-from bootseer.startup import page
+from bootseer.startup import page, page_frame
 from bootseer.startup.analysis import analyse_job
 from bootseer.startup.chrome import trace_json
 from bootseer.startup.compare import compare
@@ -372,7 +372,7 @@ def test_two_runs_as_a_page_that_needs_no_script() -> None:
     assert not any({"style", "onerror"} & set(attrs) for _, attrs in parsed.tags)
     (policy,) = [attrs["content"] or "" for name, attrs in parsed.tags if name == "meta" and "http-equiv" in attrs]
     style = text.partition("<style>")[2].partition("</style>")[0]
-    assert f"style-src 'sha256-{page.checksum(style)}'" in policy and "default-src 'none'" in policy
+    assert f"style-src 'sha256-{page_frame.checksum(style)}'" in policy and "default-src 'none'" in policy
     widths = {
         kind: [
             float(attrs["width"] or 0) for name, attrs in parsed.tags if name == "rect" and attrs["class"] == kind

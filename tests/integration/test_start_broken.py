@@ -1,0 +1,164 @@
+"""One start with everything, and each of its stages broken in turn: the job runs, and a report says the cost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootseer import aio
+from bootseer.checkpoint.inputs import MemoryInput
+from bootseer.checkpoint.writer import write_version
+from bootseer.storage.local import LocalStore
+from bootseer.testing.faulty_http import FaultyHttpServer
+from tests import support
+from tests.integration.setup_jobs import agent_events
+from tests.integration.test_image_setup import BOOTSEER, TELL, Job, built, job, root, told
+from tests.support import lacking
+
+__all__ = ["built", "job", "root"]  # fixtures
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(180)]
+
+WEIGHTS = random.Random(0).randbytes(1 << 20)
+RIGHT = hashlib.sha256(WEIGHTS).hexdigest()
+READ = """
+import hashlib, os
+with open(os.path.join(os.environ["BOOTSEER_CHECKPOINT"], "model.bin"), "rb") as file:
+    print("READ " + hashlib.sha256(file.read()).hexdigest(), flush=True)
+"""
+STAGES = {"image", "env", "caches", "checkpoint", "rendezvous", "spawn"}
+# In a process of ours, by its module: the first one ends as soon as it begins.
+HOOK = """
+import os, sys
+if "MODULE" in sys.orig_argv:
+    try:
+        os.close(os.open("MARKER", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        os._exit(3)
+"""
+
+
+class Whole:
+    """Starts of a job with image, set-up, first-step caches and checkpoint, each on a fresh node."""
+
+    def __init__(self, job: Job, program: support.Programs) -> None:
+        self.job, self._program = job, program
+        self.flags = ["--env-way", "there,mount,unpack", "--load-checkpoint", f"{job.folder}/ckpt"]
+        write = write_version(LocalStore(os.fspath(job.folder)), "ckpt", [("model.bin", MemoryInput([WEIGHTS]))])
+        aio.run_sync(write)
+        aio.close()
+        job.script.write_text(READ + TELL)
+
+    def start(self, *flags: str) -> support.Run:
+        """Status 0, and ranks have what they should."""
+        run = self.job.start(*self.flags, *flags, caches=True)
+        assert f"READ {RIGHT}" in run.stdout, run.stderr
+        assert told(run)["version"] == "1.0"
+        assert {event.stage for event in agent_events(self.job.logs) if event.kind == "end"} >= STAGES
+        return run
+
+    def enter_by(self, *words: str) -> None:
+        """Later starts are made by this command."""
+        self.job.bootrun.prefix = (*words, support.BOOTRUN)
+
+    def prepare(self) -> None:
+        """A first start, then a node that has nothing."""
+        self.start()
+        assert self.fallbacks() == []
+        self.job.renew()
+
+    def fallbacks(self) -> list[dict[str, Any]]:
+        """What the report says of the last start."""
+        run = self._program(BOOTSEER, "report", self.job.logs, "--json")
+        assert run.status == 0, run.stderr
+        found: list[dict[str, Any]] = json.loads(run.stdout)["fallbacks"]
+        return found
+
+    def fell_back(self, stage: str) -> dict[str, Any]:
+        """The only thing that did; what it cost is known."""
+        (found,) = self.fallbacks()
+        assert found["stage"] == stage, found
+        assert found["longest_s"] > 0 and found["nodes"] and found["why"] in found["line"]
+        return found
+
+
+@pytest.fixture
+def whole(job: Job, program: support.Programs) -> Whole:
+    return Whole(job, program)
+
+
+def test_nothing_is_broken(whole: Whole) -> None:
+    whole.prepare()
+    whole.start()
+    assert whole.fallbacks() == [] and whole.job.how() == "mount" and whole.job.installs() == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "stage", "how"),
+    [
+        ("bootseer.mounts.tree_daemon", "image", "mount"),
+        ("bootseer.env.setup_keeper", "env", "installed"),
+        ("bootseer.env.setup_keeper_caches", "caches", "mount"),
+        ("bootseer.checkpoint.keeper", "checkpoint", "mount"),
+    ],
+)
+def test_a_process_that_dies_at_once(whole: Whole, tmp_path: Path, module: str, stage: str, how: str) -> None:
+    whole.prepare()
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    hook.joinpath("sitecustomize.py").write_text(HOOK.replace("MODULE", module).replace("MARKER", f"{hook}/died"))
+    whole.job.environ["PYTHONPATH"] = os.fspath(hook)
+    whole.start()
+    assert hook.joinpath("died").exists()
+    assert whole.job.how() == how
+    whole.fell_back(stage)
+
+
+def test_the_store_of_environments_is_gone(whole: Whole) -> None:
+    whole.prepare()
+    store = whole.job.store
+    store.rename(store.with_name("elsewhere"))
+    store.write_text("no folder")
+    whole.start()
+    assert whole.job.how() == "installed" and whole.job.installs() == 2
+    assert {each["stage"] for each in whole.fallbacks()} == {"env", "caches"}
+
+
+def test_nobody_is_believed_for_the_environment(whole: Whole) -> None:
+    """It comes from a web server, and nobody has signed it."""
+    whole.prepare()
+    files = {f"store/{path.relative_to(whole.job.store)}": path.read_bytes() for path in stored(whole.job.store)}
+    with FaultyHttpServer(files) as server:
+        whole.start("--env-store", f"{server.url}/store")
+    assert whole.job.how() == "installed" and whole.job.installs() == 2
+    assert "env" in {each["stage"] for each in whole.fallbacks()}
+
+
+def test_without_the_right_to_mount(whole: Whole) -> None:
+    whole.prepare()
+    if shutil.which("setpriv") is None:
+        lacking("setpriv is not installed")
+    whole.enter_by("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--")
+    whole.start()
+    assert whole.job.how() == "unpack"
+    assert "image" in {each["stage"] for each in whole.fallbacks()}
+
+
+def test_a_full_disk_for_what_is_cached(whole: Whole) -> None:
+    whole.prepare()
+    cache = whole.job.cache
+    cache.mkdir()
+    whole.enter_by("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size=3m tmpfs {cache} && exec "$@"', "sh")
+    whole.start()
+
+
+def stored(store: Path) -> list[Path]:
+    return [path for path in store.rglob("*") if path.is_file()]
