@@ -14,6 +14,7 @@ import re
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from launcher.lines import NOT_UNDERSTOOD, JsonLines
 from launcher.loop import Alarm, EventLoop
 from launcher.rendezvous.messages import Pinned, World
 from launcher.spec import LaunchSpec
+from launcher.stage_span import StageSpan
 
 if TYPE_CHECKING:
     from launcher.peers import NodePeers
@@ -69,16 +71,18 @@ class NodeCheckpoint:
         unset: tuple[str, ...],
         say: Callable[[str], object],
         fell_back: Callable[[str], object],
+        noted: Callable[[StageSpan], object],
         peers: NodePeers | None = None,
     ) -> None:
         """Args: unset: variables that the keeper does not get; say: a line for people; fell_back: told why ranks
-        read for themselves; peers: None: it reads the store alone."""
+        read for themselves; noted: told how long loading took; peers: None: it reads the store alone."""
         self._loop = loop
         self._guard = guard
         self._spec = spec
         self._unset = unset
         self._say = say
         self._fell_back = fell_back
+        self._noted = noted
         self._peers = peers
         self._listener: socket.socket | None = None
         self._lines = JsonLines(loop, self._take, self._fail)  # another one for each keeper
@@ -90,6 +94,7 @@ class NodeCheckpoint:
         self._loaded: Loaded | None = None
         self._pinned: Pinned | None = None  # what is being loaded
         self._attempt = -1  # that loads it
+        self._began_ns = 0  # to load it
         self._saves = ""  # where savers in ranks leave what they write
         self._watchdog = Alarm(loop)
         self._reminder = Alarm(loop)  # of memory that no first step gives back
@@ -259,6 +264,7 @@ class NodeCheckpoint:
         self._loaded = then
         self._said_s = self._loop.time()
         self._pinned, self._attempt = pinned, world.attempt
+        self._began_ns = time.monotonic_ns()
         self._lines.ask(
             "load",
             version=pinned.version,
@@ -290,6 +296,9 @@ class NodeCheckpoint:
             return
         self._loaded = None
         self._watchdog.cancel()
+        pinned, failure = self._pinned, self._why
+        facts = {"version": "" if pinned is None else pinned.version, "how": "memory" if address else "files"}
+        self._noted(StageSpan(self._began_ns, time.monotonic_ns(), {} if failure else facts, failure))
         if why:
             self._fell_back(f"the checkpoint is not shared on this node: {why}")
         if address and not self._spec.keep_arena:

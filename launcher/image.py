@@ -24,6 +24,7 @@ from launcher.ranks.environ import RANK_VARIABLES
 from launcher.ranks.program import PRELOADED, RankProgram
 from launcher.service import ServiceProcess
 from launcher.spec import LaunchSpec
+from launcher.stage_span import StageSpan
 
 if TYPE_CHECKING:
     from launcher.peers import NodePeers
@@ -50,15 +51,6 @@ class State(Enum):
     FAILED = "failed"
 
 
-class ImageSpan(NamedTuple):
-    """How an image was opened, for the events."""
-
-    began_ns: int
-    ended_ns: int
-    facts: Mapping[str, object]
-    error: str
-
-
 class ImageEvents(NamedTuple):
     """What the node is told; each a callback."""
 
@@ -66,7 +58,7 @@ class ImageEvents(NamedTuple):
     opened: Callable[[RankProgram], object]  # again after a keeper has failed
     lost: Callable[[], object]  # nothing more can be started in it, until it is opened anew
     failed: Callable[[str], object]
-    noted: Callable[[ImageSpan], object]
+    noted: Callable[[StageSpan], object]
     started: Callable[[Mapping[str, float]], object]  # figures, after the first step
     fell_back: Callable[[str], object]  # why it is opened in another way than it could be
     said: Callable[[str], object]  # a line for people
@@ -266,7 +258,7 @@ class NodeImage:
             image=answer["digest"] or self._options.url,
         )
         facts = {name: answer[name] for name in ("how", "digest", "source_s", "root_s")}
-        self._events.noted(ImageSpan(self._began_ns, time.monotonic_ns(), facts, ""))
+        self._events.noted(StageSpan(self._began_ns, time.monotonic_ns(), facts, ""))
         if self._door is not None:
             self._reopened = program
             self._ask_to_show_from()
@@ -338,7 +330,7 @@ class NodeImage:
         self._timer.cancel()
         if self._state is not State.FAILED:
             self._state = State.FAILED
-            self._events.noted(ImageSpan(self._began_ns, time.monotonic_ns(), {}, why))
+            self._events.noted(StageSpan(self._began_ns, time.monotonic_ns(), {}, why))
             self._events.failed(f"--image: {why}")
 
     # ---- attempts --------------------------------------------------------------------------------------------

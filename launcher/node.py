@@ -33,12 +33,11 @@ if TYPE_CHECKING:
     from launcher.caches import CachesSpan
     from launcher.checkpoint import NodeCheckpoint
     from launcher.event_files import EventFile
-    from launcher.image import ImageSpan
     from launcher.peers import NodePeers
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
     from launcher.rendezvous.host import Resolve
-    from launcher.setup import SetupSpan
+    from launcher.stage_span import StageSpan
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
 TIDY_AFTER_S = 1.0
@@ -161,6 +160,7 @@ class Node:
                 SECRET_VARIABLES,
                 self.say,
                 partial(self.fell_back, "checkpoint"),
+                partial(self._note_span, "checkpoint", "checkpoint"),
                 self.peers,
             )
             self.checkpoint.begin()
@@ -349,29 +349,26 @@ class Node:
         number = writer.begin(None, span.name, mono_ns=span.began_ns)
         writer.end(None, span.name, number, mono_ns=span.ended_ns, error=span.error or None, **span.facts)
 
-    def _note_image(self, span: ImageSpan) -> None:
-        """How the image was opened, as an event."""
-        if not self._events_dir:
-            return
-        from bootseer.events import Stage
-
+    def _note_image(self, span: StageSpan) -> None:
+        """How the image was opened."""
         self._brought.append(("image", str(span.facts.get("digest", ""))))
-        writer = self._events()
-        writer.attempt = self._attempt
-        number = writer.begin(Stage.IMAGE, "image", mono_ns=span.began_ns)
-        writer.end(Stage.IMAGE, "image", number, mono_ns=span.ended_ns, error=span.error or None, **span.facts)
+        self._note_span("image", "image", span)
 
-    def _note_setup(self, span: SetupSpan) -> None:
-        """How the environment came to its place, as an event."""
+    def _note_setup(self, span: StageSpan) -> None:
+        """How the environment came to its place."""
+        self._brought.append(("env", str(span.facts.get("tree", ""))))
+        self._note_span("env", "setup", span)
+
+    def _note_span(self, stage: str, name: str, span: StageSpan) -> None:
+        """Something that ranks have waited for, as an event."""
         if not self._events_dir:
             return
         from bootseer.events import Stage
 
-        self._brought.append(("env", str(span.facts.get("tree", ""))))
         writer = self._events()
         writer.attempt = self._attempt
-        number = writer.begin(Stage.ENV, "setup", mono_ns=span.began_ns)
-        writer.end(Stage.ENV, "setup", number, mono_ns=span.ended_ns, error=span.error or None, **span.facts)
+        number = writer.begin(Stage(stage), name, mono_ns=span.began_ns)
+        writer.end(Stage(stage), name, number, mono_ns=span.ended_ns, error=span.error or None, **span.facts)
 
     def _note_caches(self, span: CachesSpan) -> None:
         """What came of first-step caches, as an event."""

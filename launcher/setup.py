@@ -23,6 +23,7 @@ from launcher.rendezvous.messages import SetupNews, SetupOrder
 from launcher.service import ServiceProcess
 from launcher.setup_options import SetupOptions
 from launcher.spec import LaunchSpec
+from launcher.stage_span import StageSpan
 
 if TYPE_CHECKING:
     from launcher.peers import NodePeers
@@ -47,15 +48,6 @@ class State(Enum):
     FAILED = "failed"
 
 
-class SetupSpan(NamedTuple):
-    """How the environment came to its place, for the events."""
-
-    began_ns: int
-    ended_ns: int
-    facts: Mapping[str, object]
-    error: str
-
-
 class Environment(NamedTuple):
     """What ranks need of it."""
 
@@ -70,7 +62,7 @@ class SetupEvents(NamedTuple):
     ready: Callable[[Environment], object]  # again when it was made anew, or mounted anew
     failed: Callable[[SetupNews], object]
     news: Callable[[SetupNews], object]  # for the coordinator
-    noted: Callable[[SetupSpan], object]
+    noted: Callable[[StageSpan], object]
     fell_back: Callable[[str], object]  # why what is kept is not used, or not as fast as it could be
     said: Callable[[str], object]  # a line for people
     line: Callable[[str], object]  # of the commands' output
@@ -386,7 +378,7 @@ class NodeSetup:
         }
         if how == "installed":
             facts |= {"setup_s": answer["setup_s"], "capture_s": answer["capture_s"]}
-        self._events.noted(SetupSpan(self._began_ns, ended_ns, facts, ""))
+        self._events.noted(StageSpan(self._began_ns, ended_ns, facts, ""))
         self._events.said(ready_line(how, (ended_ns - self._began_ns) / 1e9, facts))
         self._is_reopening = False
         self._events.ready(Environment(tuple(answer["prefix"]), tuple(answer["targets"]), answer["python"]))
@@ -409,7 +401,7 @@ class NodeSetup:
         if self._state is State.FAILED:
             return
         self._state = State.FAILED
-        self._events.noted(SetupSpan(self._began_ns, time.monotonic_ns(), {}, why))
+        self._events.noted(StageSpan(self._began_ns, time.monotonic_ns(), {}, why))
         if tail and (self._spec.quiet or not self._lines):
             for line in tail[-MOST_TAIL_LINES:]:
                 self._events.complained(f"set-up: {line}")

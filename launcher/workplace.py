@@ -21,10 +21,11 @@ from launcher.spec import LaunchSpec
 
 if TYPE_CHECKING:
     from launcher.caches import CachesSpan, NodeCaches
-    from launcher.image import ImageSpan, NodeImage
+    from launcher.image import NodeImage
     from launcher.peers import NodePeers
     from launcher.rendezvous.messages import SetupNews, SetupOrder
-    from launcher.setup import Environment, NodeSetup, SetupSpan
+    from launcher.setup import Environment, NodeSetup
+    from launcher.stage_span import StageSpan
 
 
 class WorkplaceEvents(NamedTuple):
@@ -34,8 +35,8 @@ class WorkplaceEvents(NamedTuple):
     image_failed: Callable[[str], object]  # no more ranks can be started
     setup_failed: Callable[[SetupNews], object]
     setup_news: Callable[[SetupNews], object]  # for the coordinator
-    image_noted: Callable[[ImageSpan], object]
-    setup_noted: Callable[[SetupSpan], object]
+    image_noted: Callable[[StageSpan], object]
+    setup_noted: Callable[[StageSpan], object]
     caches_noted: Callable[[CachesSpan], object]
     image_figures: Callable[[Mapping[str, float]], object]
     fell_back: Callable[[str, str], object]  # stage, why: the ordinary way is taken

@@ -9,7 +9,7 @@ from string import Template
 
 
 def framed(title: str, body: str, *, style: str, script: str = "", data: str = "") -> bytes:
-    """The page as UTF-8. Args: title, body: as HTML; style, script: names of files; data: what the script reads."""
+    """The page as UTF-8. Args: title, body: HTML; style, script: names of files; data: what the script reads."""
     css, code = asset(style), asset(script) if script else ""
     policy = f"style-src 'sha256-{checksum(css)}'"
     scripts = ""

@@ -18,6 +18,7 @@ from launcher.guard_client import GuardClient
 from launcher.loop import Loop
 from launcher.rendezvous.messages import Pinned, World
 from launcher.spec import LaunchSpec, build_spec
+from launcher.stage_span import StageSpan
 from tests.unit.launcher.ranks.looping import run_for, run_until
 
 URL = "s3://user:password@host/ckpt"
@@ -50,7 +51,9 @@ class Bed:
         self.loaded: list[dict[str, str]] = []
         self.resolved: list[tuple[Pinned | None, str]] = []
         guard = cast(GuardClient, self.guard)
-        self.checkpoint = NodeCheckpoint(self.loop, guard, spec, (), self.said.append, self.said.append)
+        self.spans: list[StageSpan] = []
+        said = self.said.append
+        self.checkpoint = NodeCheckpoint(self.loop, guard, spec, (), said, said, self.spans.append)
         self.checkpoint.begin()
         self.come()
 
@@ -217,6 +220,8 @@ def test_another_keeper_takes_the_place_of_one_that_has_failed(make: Make) -> No
     bed.checkpoint.on_service_ended(1, "an earlier one")
     bed.load()
     bed.answer("ready", attempt=0, path="/links", address="/arena")
+    (span,) = bed.spans
+    assert span.facts["how"] == "memory" and span.began_ns <= span.ended_ns and not span.error
     run_until(bed.loop, lambda: bool(bed.loaded))
     assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == "/links"
 

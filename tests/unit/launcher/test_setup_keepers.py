@@ -15,8 +15,9 @@ from launcher import setup
 from launcher.cli import parse
 from launcher.ranks.program import RankProgram
 from launcher.rendezvous.messages import SetupNews, SetupOrder
-from launcher.setup import Environment, NodeSetup, SetupEvents, SetupSpan
+from launcher.setup import Environment, NodeSetup, SetupEvents
 from launcher.spec import build_spec
+from launcher.stage_span import StageSpan
 from tests.support import is_running, wait_until
 from tests.unit.launcher.planned_keepers import KeeperBed, install
 from tests.unit.launcher.ranks.looping import run_for
@@ -72,7 +73,7 @@ class Bed(KeeperBed):
         self.ready: list[Environment] = []
         self.failed: list[SetupNews] = []
         self.news: list[SetupNews] = []
-        self.spans: list[SetupSpan] = []
+        self.spans: list[StageSpan] = []
         self.said: list[str] = []
         self.complained: list[str] = []
         events = SetupEvents(
