@@ -168,7 +168,9 @@ class NodeCaches:
         is_news = name == "caches" or (
             name == "caches_kept" and is_worth_saying(answer["line"], answer["generation"])
         )
-        if is_news:
+        if is_part_of_start and answer["is_lost"]:
+            self._events.fell_back(answer["line"])
+        elif is_news:
             self._events.said(answer["line"])
         facts: dict[str, object] = {"files": answer["files"], "bytes": answer["bytes"]}
         if is_part_of_start:
@@ -194,6 +196,9 @@ class NodeCaches:
     def _go_without(self, why: str) -> None:
         """Once; ranks start with a cold first step."""
         self._drop()
+        if self._opened is not None or self._seeded is not None:  # a start has waited for it
+            name = "caches" if self._opened is not None else "caches_seeded"
+            self._events.noted(CachesSpan(name, self._began_ns, time.monotonic_ns(), {}, why, True))
         self._events.fell_back(f"first-step caches are not used: {why}")
         self._go({})
         self._go_on()

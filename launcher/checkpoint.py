@@ -250,7 +250,9 @@ class NodeCheckpoint:
         """Has this node's part of the version loaded and calls `then` with variables for the ranks."""
         pinned = world.checkpoint
         if pinned is None:
-            if not self._why:
+            if self._why:
+                self._go_without("each rank looks for itself")
+            else:
                 self._say("--load-checkpoint is missing at the coordinator: each rank looks for itself")
             then(self._environ("", ""))
             return
@@ -259,6 +261,7 @@ class NodeCheckpoint:
             then({**self._environ("", ""), "BOOTSEER_CHECKPOINT": ""})
             return
         if not self._has_keeper():
+            self._go_without("ranks read it for themselves")
             then(self._environ("", "", pinned))
             return
         self._loaded = then
@@ -361,6 +364,12 @@ class NodeCheckpoint:
             self._fell_back(f"{said}, ranks read it for themselves: {why}")
             if self._loaded is not None:
                 self._on_loaded(self._attempt, "", "")
+
+    def _go_without(self, what: str) -> None:
+        """No keeper is left that could be asked."""
+        now_ns = time.monotonic_ns()
+        self._noted(StageSpan(now_ns, now_ns, {}, self._why))
+        self._fell_back(f"processes that keep the checkpoint have failed, {what}: {self._why}")
 
     def close(self) -> None:
         """The keeper ends when its connection does."""

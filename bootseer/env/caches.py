@@ -54,6 +54,7 @@ class Seeded(NamedTuple):
     took_s: float
     line: str  # for people
     is_cold: bool  # nothing could be had from the store
+    is_lost: bool  # the store has some, or may have, and they cannot be used: `line` says why
 
 
 class Captured(NamedTuple):
@@ -169,8 +170,9 @@ class FirstStepCaches:
                 self._note(newest)
                 generation = newest.generation
                 if generation is None:
-                    why = f": {newest.notes[0]}" if newest.notes else ""
-                    return _seeded(started_s, 0, 0, 0, f"there are no first-step caches yet{why}", is_cold=True)
+                    if newest.notes:
+                        return _seeded(started_s, 0, 0, 0, _not_used(newest.notes[0]), is_cold=True, is_lost=True)
+                    return _seeded(started_s, 0, 0, 0, "there are no first-step caches yet", is_cold=True)
                 number = generation.number
                 wanted = choose_missing(generation.files, self._usable())
                 if not wanted:
@@ -187,7 +189,7 @@ class FirstStepCaches:
                 for each in done.refused:
                     self._say(each)
         except BootseerError as error:
-            return _seeded(started_s, 0, 0, number, f"first-step caches are not used: {error}", is_cold=True)
+            return _seeded(started_s, 0, 0, number, _not_used(error), is_cold=True, is_lost=True)
         line = f"first-step caches: {done.files} files, {done.size / _MIB:.1f} MiB ({newest.because})"
         return _seeded(started_s, done.files, done.size, number, line, is_cold=False)
 
@@ -345,8 +347,14 @@ def _is_as_found(each: Found) -> bool:
         return False
 
 
-def _seeded(started_s: float, files: int, size: int, generation: int, line: str, *, is_cold: bool) -> Seeded:
-    return Seeded(files, size, generation, time.monotonic() - started_s, line, is_cold)
+def _seeded(
+    started_s: float, files: int, size: int, generation: int, line: str, *, is_cold: bool, is_lost: bool = False
+) -> Seeded:
+    return Seeded(files, size, generation, time.monotonic() - started_s, line, is_cold, is_lost)
+
+
+def _not_used(why: object) -> str:
+    return f"first-step caches are not used: {why}"
 
 
 def _captured(

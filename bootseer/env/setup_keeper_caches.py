@@ -110,6 +110,7 @@ class CachesKeeper:
             files=found.files,
             bytes=found.size,
             is_cold=found.is_cold,
+            is_lost=found.is_lost,
             took_s=found.took_s,
             notes=self._notes(),
         )

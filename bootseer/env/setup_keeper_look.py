@@ -91,10 +91,13 @@ def look(
         return Looked(keyed, None, None, there, "there is no --env-store", expected, unclean)
     try:
         store = open_env_store(spec.store, environ, say)
-        found = aio.run_sync(store.find(keyed.key, time.time()))
+        refused: list[str] = []
+        found = aio.run_sync(store.find(keyed.key, time.time(), refused.append))
     except BootseerError as error:
         (fell_back or say)(f"the environment store cannot be used: {error}")
         return Looked(keyed, None, None, there, str(error), expected, unclean)
+    for line in refused:
+        (say if found is not None or there is not None else fell_back or say)(line)
     has_other = found is not None
     if found is not None and there is not None and there.tree != found.snapshot.tree:
         # Pinned or not: what they depend on may be of other versions, and one over the other gives both.

@@ -121,12 +121,13 @@ class EnvStore:
 
     # ---- finding -------------------------------------------------------------------------------------------
 
-    async def find(self, key: str, now_s: float) -> Found | None:
+    async def find(self, key: str, now_s: float, refused: Say | None = None) -> Found | None:
         """The highest generation that is believed and not expired at `now_s` (since the epoch).
 
+        Args: refused: gets a line about each that is passed over, by default as `say` does.
         Raises: StorageError when the store cannot be read; ConfigError for what is no key.
         """
-        return await self._find(key, now_s, self._say)
+        return await self._find(key, now_s, refused or self._say)
 
     async def touch(self, found: Found, now_s: float) -> None:
         """Notes that it is used, at most hourly; a store that fails, or is only read, does not matter."""
