@@ -84,6 +84,7 @@ class Node:
 
     def _workplace_events(self) -> WorkplaceEvents:
         return WorkplaceEvents(
+            coming=self._on_program_coming,
             known=self._on_program,
             image_failed=self._on_image_failed,
             setup_failed=lambda news: self.agent.on_set_up_failed(news),  # noqa: PLW0108  there is no agent yet
@@ -193,6 +194,11 @@ class Node:
         """A line of a set-up command, as those of ranks."""
         if not self._spec.quiet:
             self._console.show(f"[setup]: {line}\n")
+
+    def _on_program_coming(self, program: RankProgram) -> None:
+        """The framework can be imported, while first-step caches are brought."""
+        if not self._is_program_known:
+            self.preloader.begin_early(os.environ, program)
 
     def _on_program(self, program: RankProgram) -> None:
         """What ranks are run by is there, or there anew."""

@@ -30,8 +30,17 @@ PER_RANK = frozenset(
 READ_LATE = frozenset(
     "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK "
     "BOOTSEER_CHECKPOINT BOOTSEER_CHECKPOINT_URL BOOTSEER_CHECKPOINT_VERSION BOOTSEER_CHECKPOINT_DIGEST "
-    "BOOTSEER_ARENA BOOTSEER_SAVE_ARENA".split()
+    "BOOTSEER_ARENA BOOTSEER_SAVE_ARENA "
+    "CUDA_CACHE_PATH CUDA_CACHE_MAXSIZE TORCH_EXTENSIONS_DIR BOOTSEER_MARK_PROBES".split()
 )
+# Read when these modules are imported: until then nobody has seen another value. Of first-step caches, which may
+# be known after the preload has begun (launcher/ranks/fork_policy.py).
+READ_BY = {
+    "TORCHINDUCTOR_CACHE_DIR": ("torch._dynamo.package", "torch._inductor.codecache"),
+    "TRITON_CACHE_DIR": ("triton",),
+    "JAX_COMPILATION_CACHE_DIR": ("jax",),
+    "NUMBA_CACHE_DIR": ("numba",),
+}
 # Read by the loader before a program's first instruction. Words before a rank's command bring it into an image and
 # exchange these (bootseer/mounts/enter.py): what this process was started with is what the rank has, too.
 READ_AT_START = frozenset("LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT".split())
@@ -481,6 +490,8 @@ class _Preloaded:
                 self._exchange(environ)
             for name in set(environ) | set(self.start_environ):
                 known = name in PER_RANK or name in READ_LATE
+                if name in READ_BY and name not in self.import_changes:
+                    known = not any(module in sys.modules for module in READ_BY[name])
                 if not known and environ.get(name) != self.start_environ.get(name):
                     return "%s differs from what modules were preloaded with" % name
         return ""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 class WorkplaceEvents(NamedTuple):
     """What the node is told; each a callback."""
 
+    coming: Callable[[RankProgram], object]  # all of it but the variables of first-step caches
     known: Callable[[RankProgram], object]  # by what ranks are run; again when that has changed
     image_failed: Callable[[str], object]  # no more ranks can be started
     setup_failed: Callable[[SetupNews], object]
@@ -223,6 +224,11 @@ class Workplace:
                 noted=self._events.caches_noted,
             )
             self._caches = NodeCaches(self._loop, self._spec, self._unset, events, self._peers)
+        from bootseer.env.caches_folders import early_variables
+
+        early = early_variables(program.inherited(os.environ))
+        if early is not None:
+            self._events.coming(program._replace(environ={**early, **program.environ}))
         self._caches.open(program, self._on_known)
 
     def _on_known(self, program: RankProgram) -> None:

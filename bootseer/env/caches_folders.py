@@ -80,6 +80,16 @@ def choose(root: str, environ: Mapping[str, str], own: Mapping[str, str], *, onl
     return Choice(places, variables, notes)
 
 
+def early_variables(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """PURE: of those that `choose` will give to ranks, what does not depend on the key.
+
+    None where that is not known before, as the user has given a folder.
+    """
+    if any(kind.variable in environ for kind in KINDS):
+        return None
+    return {name: value for kind in KINDS for name, value in kind.also if name not in environ}
+
+
 def topology_variables(place: Place, node_type: str, environ: Mapping[str, str]) -> dict[str, str]:
     """What NCCL is told: the topology of a node just like this one, if it is known, else to write it down.
 

@@ -66,6 +66,7 @@ class Preloader:
         self._say_exec = say_exec
         self._note = note
         self._program: RankProgram | None = None
+        self._has_plan = False
         self._plan = fork_policy.EXEC
         self._state = State.NONE
         self._starts = 0
@@ -84,13 +85,33 @@ class Preloader:
 
     # ---- the start -------------------------------------------------------------------------------------------
 
+    def begin_early(self, environ: Mapping[str, str], program: RankProgram) -> None:
+        """As `begin`, which has to follow: all is known but the variables of first-step caches."""
+        is_another = self._program is not None and self._program != program
+        if is_another:
+            self.move(program)
+        self._program = program
+        self._make_plan(environ)
+        if self._plan.at_once and self._state is State.NONE and not fork_policy.reads_caches(self._chosen()):
+            self._start()
+
     def begin(self, environ: Mapping[str, str], program: RankProgram | None = None) -> None:
         """Makes the plan, and starts the process if the first attempt is to be forked: as early as can be.
 
         Args: program: what ranks are run by; by default this node's interpreter.
         """
-        spec = self._spec
-        self._program = program = own_program(spec.python) if program is None else program
+        self._program = own_program(self._spec.python) if program is None else program
+        self._make_plan(environ)
+        if self._plan.at_once and self._state is State.NONE:
+            self._start()
+
+    def _make_plan(self, environ: Mapping[str, str]) -> None:
+        """Once."""
+        if self._has_plan:
+            return
+        self._has_plan = True
+        spec, program = self._spec, self._program
+        assert program is not None
         mode = fork_policy.ForkMode(spec.fork_ranks)
         if mode is fork_policy.ForkMode.OFF:
             return
@@ -119,8 +140,9 @@ class Preloader:
         )
         if self._plan.reason:
             self._say_exec(self._plan.reason)
-        if self._plan.at_once:
-            self._start()
+
+    def _chosen(self) -> tuple[str, ...]:
+        return fork_policy.choose_modules(self._spec.preload, DEFAULT_MODULES, self._known, self._dropped)
 
     def move(self, program: RankProgram) -> None:
         """Ranks are run elsewhere from now on: the image had to be opened anew."""
@@ -131,7 +153,7 @@ class Preloader:
     def _start(self) -> None:
         spec, of = self._spec, self._program
         assert of is not None
-        chosen = fork_policy.choose_modules(spec.preload, DEFAULT_MODULES, self._known, self._dropped)
+        chosen = self._chosen()
         given = set(spec.preload)
         signs = {name: "!" if name in given else "?" if name in DEFAULT_MODULES else "~" for name in chosen}
         self._modules = chosen
@@ -195,7 +217,7 @@ class Preloader:
         spec = self._spec
         if self._state is State.LOADING or self._starts >= MOST_STARTS:
             return
-        wanted = fork_policy.choose_modules(spec.preload, DEFAULT_MODULES, self._known, self._dropped)
+        wanted = self._chosen()
         if self._state is State.READY:
             if set(wanted) <= set(self._modules):
                 return

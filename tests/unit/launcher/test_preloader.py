@@ -14,6 +14,7 @@ from launcher.guard_client import GuardClient
 from launcher.loop import Loop
 from launcher.ranks import hot_imports
 from launcher.ranks.preloader import MOST_STARTS, Preloader, PreloadSpan
+from launcher.ranks.program import own_program
 from launcher.spec import build_spec
 
 OMP = {"OMP_NUM_THREADS": "1"}
@@ -45,7 +46,7 @@ class Guard:
 class Start:
     """A bootrun with its preloader, up to the guard."""
 
-    def __init__(self, folder: Path, *flags: str, source: str = "import torch") -> None:
+    def __init__(self, folder: Path, *flags: str, source: str = "import torch", begins: bool = True) -> None:
         self.script = folder / "train.py"
         if not self.script.exists():
             self.script.write_text(source)
@@ -62,7 +63,8 @@ class Start:
         self.preloader = Preloader(
             self.loop, cast(GuardClient, self.guard), self.spec, (), self.said.append, self.spans.append
         )
-        self.preloader.begin(environ)
+        if begins:
+            self.preloader.begin(environ)
 
     def settle(self, is_first: bool = True) -> list[bool]:
         """Begins an attempt."""
@@ -109,6 +111,34 @@ def test_a_ready_process_is_forked_from(start: Callable[..., Start]) -> None:
     assert job.forks == [True]
     assert [(span.modules, span.error, span.is_part_of_start) for span in job.spans] == [(900, "", True)]
     assert job.said == []
+
+
+def test_it_begins_before_the_variables_of_caches_are_known(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", begins=False)
+    program = own_program(job.spec.python)
+    job.preloader.begin_early({}, program)
+    assert job.guard.loaded == [TORCH]
+    job.preloader.begin({}, program._replace(environ={"TRITON_CACHE_DIR": "/caches/triton"}))
+    assert job.guard.loaded == [TORCH] and job.guard.unloads == 0
+    job.ready(900)
+    assert job.settle() == [True]
+
+
+def test_what_reads_these_variables_is_imported_when_they_are_known(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--preload", "triton.language", begins=False)
+    program = own_program(job.spec.python)
+    job.preloader.begin_early({}, program)
+    assert job.guard.loaded == []
+    job.preloader.begin({}, program._replace(environ={"TRITON_CACHE_DIR": "/caches/triton"}))
+    assert job.guard.loaded == [(*TORCH, "!triton.language")]
+
+
+def test_another_image_meanwhile(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", begins=False)
+    program = own_program(job.spec.python)
+    job.preloader.begin_early({}, program)
+    job.preloader.begin_early({}, program._replace(prefix=("enter", "another")))
+    assert job.guard.unloads == 1, "what was imported is of the image that was lost"
 
 
 def test_a_process_that_fails_is_no_obstacle(start: Callable[..., Start]) -> None:

@@ -83,6 +83,7 @@ class Bed(KeeperBed):
             self.news.append(each.what)
 
         events = WorkplaceEvents(
+            coming=ignore,
             known=self.known.append,
             image_failed=self.failed.append,
             setup_failed=lambda news: self.failed.append(news.text),
