@@ -14,7 +14,7 @@ Span = tuple[str, float, float]
 AT_ONCE = ("image", "setup", "rendezvous", "checkpoint")  # need nothing but the launch
 NEEDS = {
     "preload": ("image", "setup"),
-    "spawn": ("image", "setup", "preload", "rendezvous", "checkpoint", "caches_seeded"),
+    "spawn": ("image", "setup", "preload", "rendezvous", "checkpoint", "caches"),
 }
 
 

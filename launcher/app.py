@@ -23,7 +23,7 @@ from launcher.ranks.console import Console
 from launcher.ranks.port import hold_any
 from launcher.rendezvous.messages import Join
 from launcher.rendezvous.secret import find_secret
-from launcher.service import wait_for_left
+from launcher.service import has_left, wait_for_left
 from launcher.spec import LaunchSpec, build_spec
 
 if TYPE_CHECKING:
@@ -52,9 +52,14 @@ def main(argv: list[str], pipes: Pipes) -> int:
         return error.exit_status
     finally:
         guard.close()
+        is_awaited = os.getpid() == 1 and has_left()
+        if is_awaited:
+            console.say(
+                "bootrun is the first process here, and waits for what is being published (SIGTERM ends that)"
+            )
         console.drain()
         console.close()
-        if os.getpid() == 1:
+        if is_awaited:
             wait_for_left()
 
 

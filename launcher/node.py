@@ -478,7 +478,7 @@ class Node:
     def _note_warmed(self) -> None:
         """What of this start `bootseer warm` had brought here before, as events."""
         brought, self._brought = [each for each in self._brought if each[1]], []
-        if not brought:
+        if not brought or not self._events_dir:
             return
         from bootseer.events import Stage
         from launcher.warm.noted import find

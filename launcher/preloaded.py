@@ -34,10 +34,12 @@ READ_LATE = frozenset(
     "CUDA_CACHE_PATH CUDA_CACHE_MAXSIZE TORCH_EXTENSIONS_DIR BOOTSEER_MARK_PROBES".split()
 )
 # Read when these modules are imported: until then nobody has seen another value. Of first-step caches, which may
-# be known after the preload has begun (launcher/ranks/fork_policy.py).
+# be known after the preload has begun (Preloader.begin_early).
 READ_BY = {
     "TORCHINDUCTOR_CACHE_DIR": ("torch._dynamo.package", "torch._inductor.codecache"),
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": ("torch._inductor.config",),
     "TRITON_CACHE_DIR": ("triton",),
+    "TRITON_CACHE_AUTOTUNING": ("triton",),
     "JAX_COMPILATION_CACHE_DIR": ("jax",),
     "NUMBA_CACHE_DIR": ("numba",),
 }

@@ -98,6 +98,11 @@ class ServiceProcess:
         self._on_end(why)
 
 
+def has_left() -> bool:
+    """Whether there are any."""
+    return bool(_left)
+
+
 def wait_for_left() -> None:
     """Until those that were left have ended; the signals that end jobs end them.
 

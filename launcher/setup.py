@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SAY_AFTER_S = 10.0
 SAY_EVERY_S = 30.0
 MOST_KEEPERS = 2
+LOST_KNOWN_S = 3.0  # until it is known that an image was lost: its keeper looks each second
 STABLE_S = 60.0  # a mount that held for so long does not count
 SILENCE_S = 300.0  # without a word, on top of what it was given for set-up or for others
 # Of join_timeout, at most: so that a job of several nodes does not end before set-up was run in another way.
@@ -95,6 +96,7 @@ class NodeSetup:
         self._began_ns = 0
         self._timer = Alarm(loop)
         self._watchdog = Alarm(loop)
+        self._failing = Alarm(loop)  # of set-up that could not enter its image: that may have been lost
         self._given_s: float | None = None  # for what the keeper does now; None: it waits for an order
         self._given_before_s: float | None = None  # it waited for another process
         self._key = ""
@@ -203,6 +205,9 @@ class NodeSetup:
     def image_lost(self) -> None:
         """No program can be started in it any more: what needs it waits for the next one."""
         self._image, self._has_lost_image = None, True
+        if self._failing.is_set:
+            self._failing.cancel()
+            self._run_again()
 
     @property
     def wants_image(self) -> bool:
@@ -386,9 +391,16 @@ class NodeSetup:
     def _on_failed(self, why: str, tail: list[str], *, could_enter: bool) -> None:
         if self._state is not State.WORKING:
             return
-        if could_enter or not self._has_lost_image or self._has_run_again:
+        if could_enter or self._has_run_again or self._spec.image is None:
             self._fail(why, tail)
-            return
+        elif self._has_lost_image:
+            self._run_again()
+        else:
+            self._stop_waiting()
+            self._failing.set(LOST_KNOWN_S, self._fail, why, tail)
+
+    def _run_again(self) -> None:
+        """Set-up, in the next image."""
         self._has_run_again = True
         self._why = "its image was lost while set-up ran"
         self._events.said(f"set-up is run once more when the image is open again: {self._why}")
@@ -398,6 +410,7 @@ class NodeSetup:
 
     def _fail(self, why: str, tail: list[str]) -> None:
         self._stop_waiting()
+        self._failing.cancel()
         if self._state is State.FAILED:
             return
         self._state = State.FAILED
@@ -412,6 +425,8 @@ class NodeSetup:
     def _on_end(self, why: str, *, was_silent: bool = False) -> None:
         """The keeper is gone."""
         self._keeper = None
+        if self._failing.is_set:
+            return
         if self._state is State.READY:
             if self._is_publishing:
                 self._is_publishing = False
@@ -475,12 +490,12 @@ class NodeSetup:
     def close(self) -> None:
         """What runs in the environment goes on; a keeper that publishes does so to the end."""
         self._stop_waiting()
+        self._failing.cancel()
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
         if self._is_publishing:
-            waits = ", which bootrun waits for, as the first process here" if os.getpid() == 1 else ""
-            self._events.said(f"the environment is still being published, by process {keeper.pid}{waits}")
+            self._events.said(f"the environment is still being published, by process {keeper.pid}")
             keeper.leave()
         else:
             keeper.close()

@@ -62,6 +62,7 @@ class Workplace:
         self._in_image: RankProgram | None = None  # what the image alone says
         self._environment: Environment | None = None
         self._is_shown = True  # the environment, in the image
+        self._attempts = 0  # that were made ready, or are over
         self._has_ranks = False  # they write where an image that is opened anew would write
         is_later = spec.image is not None or spec.setup is not None or spec.caches is not None
         self.program = None if is_later else own_program(spec.python)
@@ -135,9 +136,9 @@ class Workplace:
         from launcher.setup import RUNS_SET_UP
 
         if image is not None and order.do in RUNS_SET_UP:
-            image.hide(
-                lambda: self._run_set_up(setup, order)
-            )  # what is shown of another one lies above its folder
+            self._is_shown = False
+            # What is shown of another one lies above its folder.
+            image.hide(lambda: self._run_set_up(setup, order))
         else:
             setup.obey(order)
 
@@ -261,9 +262,11 @@ class Workplace:
             self.when_known(lambda _: self._seed(lambda: start(found)))
 
         def start(found: dict[str, str]) -> None:
-            self._has_ranks = True
+            self._has_ranks = number == self._attempts  # else that one is over, and has none
             then(found)
 
+        self._attempts += 1
+        number = self._attempts
         self._has_ranks = False
         self._open_for_set_up()
         paths = checkpoint_paths(checkpoint, own_checkpoint) if checkpoint else []
@@ -279,6 +282,7 @@ class Workplace:
 
     def attempt_over(self) -> None:
         """No rank runs any more."""
+        self._attempts += 1
         self._has_ranks = False
         self._open_for_set_up()
         if self._caches is not None:

@@ -167,8 +167,8 @@ class FirstStepCaches:
             with _opened(self._open_reading) as store:
                 caches = CacheStore(store, self._key, self._trust)
                 newest = aio.run_sync(caches.newest())
-                self._note(newest)
                 generation = newest.generation
+                self._note(newest if generation is not None else newest._replace(notes=newest.notes[1:]))
                 if generation is None:
                     if newest.notes:
                         return _seeded(started_s, 0, 0, 0, _not_used(newest.notes[0]), is_cold=True, is_lost=True)

@@ -89,11 +89,13 @@ def look(
         say(unpinned_line(keyed))
     if not spec.store:
         return Looked(keyed, None, None, there, "there is no --env-store", expected, unclean)
+    refused: list[str] = []
     try:
         store = open_env_store(spec.store, environ, say)
-        refused: list[str] = []
         found = aio.run_sync(store.find(keyed.key, time.time(), refused.append))
     except BootseerError as error:
+        for line in refused:
+            say(line)
         (fell_back or say)(f"the environment store cannot be used: {error}")
         return Looked(keyed, None, None, there, str(error), expected, unclean)
     for line in refused:

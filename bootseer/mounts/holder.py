@@ -113,6 +113,15 @@ class Holder:
         """Takes away what was attached there, if anything was: what is below it is seen. Raises: as `attach`."""
         self._ask({"do": "detach", "folder": folder})
 
+    def is_over(self) -> bool:
+        """Whether its process has ended, whoever did that."""
+        try:
+            if self.pid and os.waitpid(self.pid, os.WNOHANG)[0]:
+                self.pid = 0
+        except ChildProcessError:
+            self.pid = 0
+        return not self.pid
+
     def close(self) -> None:
         """Ends it and waits for its end, by force if it must be; one that the kernel holds up is left to it."""
         self._connection.close()
@@ -147,7 +156,8 @@ class Holder:
                     raise StorageError("the process that holds the image has ended")
                 self._received += part
         except TimeoutError as error:
-            os.kill(self.pid, signal.SIGKILL)  # what it may still answer is no answer to the next question
+            if not self.is_over():
+                os.kill(self.pid, signal.SIGKILL)  # what it may still answer is no answer to the next question
             raise StorageTimeout(
                 f"the process that holds the image has not answered for {self._ask_s:g} s:"
                 " does a folder of this node hang (a file system of the network)?"

@@ -76,7 +76,7 @@ class Keeper:
                 yield json.loads(line)
 
     def _is_lost(self) -> bool:
-        if self._image is None or not self._image.source.is_lost():
+        if self._image is None or not self._image.is_lost():
             return False
         self._tell("lost")
         return True

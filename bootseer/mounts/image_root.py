@@ -110,6 +110,10 @@ class OpenImage:
         for folder in folders:
             self._holder.detach(folder)
 
+    def is_lost(self) -> bool:
+        """Whether no program can be started in it any more."""
+        return self._holder.is_over() or self.source.is_lost()
+
     def close(self) -> None:
         self._holder.close()
         self.source.close()

@@ -13,8 +13,6 @@ from enum import Enum
 from typing import NamedTuple
 
 FRAMEWORKS = frozenset({"torch"})  # worth a preloaded process
-# They read where first-step caches are when they are imported: preloaded.READ_BY.
-_READ_CACHES = ("torch._dynamo.package", "torch._inductor.codecache", "triton", "jax", "numba")
 MOST_MODULES = 20_000  # a start with all of transformers has 5,000
 MOST_NAME_CHARS = 200
 _MOST_NAMED = 3  # variables in one reason
@@ -71,11 +69,6 @@ def plan(
     if environ_conflict:
         return EXEC._replace(reason=environ_conflict if is_worth_it else "")
     return FORK if is_worth_it else FORK_LATER
-
-
-def reads_caches(modules: Iterable[str]) -> bool:
-    """Whether what is to be imported has to know before where first-step caches are."""
-    return any(f"{name}.".startswith(f"{reader}.") for name in modules for reader in _READ_CACHES)
 
 
 def uses_framework(modules: Iterable[str]) -> bool:

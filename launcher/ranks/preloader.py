@@ -67,6 +67,7 @@ class Preloader:
         self._note = note
         self._program: RankProgram | None = None
         self._has_plan = False
+        self._begins_anew = False  # the process ends, as ranks are run by something else
         self._plan = fork_policy.EXEC
         self._state = State.NONE
         self._starts = 0
@@ -86,13 +87,17 @@ class Preloader:
     # ---- the start -------------------------------------------------------------------------------------------
 
     def begin_early(self, environ: Mapping[str, str], program: RankProgram) -> None:
-        """As `begin`, which has to follow: all is known but the variables of first-step caches."""
-        is_another = self._program is not None and self._program != program
-        if is_another:
+        """As `begin`, which has to follow: all is known but where first-step caches are.
+
+        Nothing is begun that may read this while it is imported: what an earlier start, or the user, has named.
+        """
+        if self._state is State.LOADING and self._program != program:
+            self._begins_anew = True
             self.move(program)
+            return
         self._program = program
         self._make_plan(environ)
-        if self._plan.at_once and self._state is State.NONE and not fork_policy.reads_caches(self._chosen()):
+        if self._plan.at_once and self._state is State.NONE and self._chosen() == DEFAULT_MODULES:
             self._start()
 
     def begin(self, environ: Mapping[str, str], program: RankProgram | None = None) -> None:
@@ -248,6 +253,10 @@ class Preloader:
             return
         self._cancel_timer()
         self._state = State.ENDED
+        if self._begins_anew:
+            self._begins_anew = False
+            self._start()
+            return
         is_slow = was_loading and self._why_timeout != ""
         if is_slow:
             why, self._why_timeout = self._why_timeout, ""

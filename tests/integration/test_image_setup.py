@@ -304,7 +304,8 @@ def test_an_image_that_is_lost_shows_its_environment_again(job: Job) -> None:
     assert told(run)["version"] == "1.0"
 
 
-def test_an_image_that_is_lost_while_set_up_runs(job: Job) -> None:
+@pytest.mark.parametrize(("who", "is_known"), [("keeper", True), ("holder", True), ("holder", False)])
+def test_an_image_that_is_lost_while_set_up_runs(job: Job, who: str, is_known: bool) -> None:
     """What is left of set-up runs in the image that was opened anew, from its beginning."""
     there, go = job.folder / "there", job.folder / "go"
     install, job.setup = job.setup, f"echo x >> {there}; while [ ! -e {go} ]; do :; done"
@@ -313,13 +314,16 @@ def test_an_image_that_is_lost_while_set_up_runs(job: Job) -> None:
     words += ["--image-bind", f"{job.folder}", "--no-keep-caches", "--log-dir", f"{job.logs}", f"{job.script}"]
     program = job.bootrun.start(*words, env=job.environ)
     support.wait_until(there.exists, DEADLINE_S)
-    (keeper,) = [
+    keepers = [
         each
         for each in support.marked_processes(os.environ[support.MARK])
-        if "bootseer.mounts.image_keeper" in each.command and each.ppid == program.pid
+        if "bootseer.mounts.image_keeper" in each.command
     ]
-    os.kill(keeper.pid, 9)
-    support.wait_until(lambda: "opened anew" in program.stderr, DEADLINE_S)
+    (keeper,) = [each for each in keepers if each.ppid == program.pid]
+    (holder,) = [each for each in keepers if each.ppid == keeper.pid]
+    os.kill((keeper if who == "keeper" else holder).pid, 9)
+    if is_known:
+        support.wait_until(lambda: "opened anew" in program.stderr, DEADLINE_S)
     go.touch()
     run = program.wait(DEADLINE_S)
     assert run.status == 0, run.stderr

@@ -19,6 +19,7 @@ SPANS: list[Span] = [
     ("setup", 0.02, 1.5),
     ("checkpoint", 0.03, 2.5),
     ("preload", 1.51, 3.0),
+    ("caches", 1.51, 2.0),
     ("spawn", 3.02, 3.1),
 ]
 

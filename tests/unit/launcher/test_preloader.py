@@ -124,21 +124,28 @@ def test_it_begins_before_the_variables_of_caches_are_known(start: Callable[...,
     assert job.settle() == [True]
 
 
-def test_what_reads_these_variables_is_imported_when_they_are_known(start: Callable[..., Start]) -> None:
-    job = start("--fork-ranks", "on", "--preload", "triton.language", begins=False)
+def test_what_may_read_these_variables_is_imported_when_they_are_known(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--preload", "mylib", begins=False)
     program = own_program(job.spec.python)
     job.preloader.begin_early({}, program)
     assert job.guard.loaded == []
     job.preloader.begin({}, program._replace(environ={"TRITON_CACHE_DIR": "/caches/triton"}))
-    assert job.guard.loaded == [(*TORCH, "!triton.language")]
+    assert job.guard.loaded == [(*TORCH, "!mylib")]
 
 
 def test_another_image_meanwhile(start: Callable[..., Start]) -> None:
+    """What was imported is of the image that was lost."""
     job = start("--fork-ranks", "on", begins=False)
     program = own_program(job.spec.python)
     job.preloader.begin_early({}, program)
-    job.preloader.begin_early({}, program._replace(prefix=("enter", "another")))
-    assert job.guard.unloads == 1, "what was imported is of the image that was lost"
+    another = program._replace(prefix=("enter", "another"))
+    job.preloader.begin_early({}, another)
+    assert job.guard.unloads == 1
+    job.end("", "it was ended by SIGTERM")
+    assert job.guard.loaded == [TORCH, TORCH] and job.said == []
+    job.preloader.begin({}, another._replace(environ={"TRITON_CACHE_DIR": "/caches/triton"}))
+    job.ready(900)
+    assert job.settle() == [True]
 
 
 def test_a_process_that_fails_is_no_obstacle(start: Callable[..., Start]) -> None:

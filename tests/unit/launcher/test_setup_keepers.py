@@ -335,6 +335,24 @@ def test_set_up_whose_image_was_lost_is_run_once_more_in_the_next_one(bed: Calla
     assert '["enter", "b"]' in (made.top / "heard").read_text()
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_set_up_fails_before_it_is_known_that_its_image_was_lost(
+    bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    monkeypatch.setattr("launcher.setup.LOST_KNOWN_S", 60.0 if is_lost else 0.05)
+    made = bed("--image", "/trees/x")
+    in_image(made, {"start": [LOOKED], "build": [FAILED]}, {"start": [LOOKED], "own": [READY]})
+    if is_lost:
+        made.until(lambda: made.setup._failing.is_set)
+        made.setup.image_lost()
+        made.until(lambda: len(made.news) == 2)
+        assert made.failed == [] and any("once more" in line for line in made.said)
+    else:
+        made.until(lambda: made.failed)
+        assert [each.text for each in made.failed] == ["ended with status 126"]
+        assert not (made.top / "order1").exists()
+
+
 def test_set_up_is_run_again_only_once(bed: Callable[..., Bed]) -> None:
     made = bed("--image", "/trees/x")
     again = {"start": [LOOKED], "own": [{"pause_s": 0.3}, FAILED]}
