@@ -71,6 +71,10 @@ def _url(url: str, absolute: Callable[[str], str]) -> str:
         if url == ROOTFS:
             raise UsageError("--image rootfs: names no folder: rootfs:/srv/debian12, say")
         return ROOTFS + absolute(url.removeprefix(ROOTFS))
+    if url.startswith("docker://"):
+        raise UsageError(
+            f"--image {url}: is no tree: `bootseer image build {url} URL` makes one, which --image takes"
+        )
     return url if "://" in url or "::" in url else absolute(url)
 
 

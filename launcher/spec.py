@@ -386,13 +386,9 @@ def parse_size(text: str | None, flag: str) -> int | None:
     """Bytes from 4096, 512MiB, 1.5GiB, 200GB."""
     if text is None:
         return None
-    import re
+    from bootseer.cli import sizes
 
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text)
-    if found is None:
-        raise UsageError(f"{flag} {text!r}: give bytes, or a number with a unit, as in 512MiB or 200GB")
-    power = " KMGT".index(found[2] or " ")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    return sizes.parse_size(text, flag)
 
 
 def _preload(names: list[str]) -> tuple[str, ...]:

@@ -121,7 +121,9 @@ async def _read_head(store: Store, url: str, trust: Trust, name: str) -> Believe
     try:
         data = await read_whole(store, HEAD_NAME, MOST_HEAD_BYTES)
     except NotFound as error:
-        raise NotFound(f"{where}: there is no tree here (no {HEAD_NAME})") from error
+        raise NotFound(
+            f"{where}: there is no tree here (no {HEAD_NAME}); `bootseer image build SRC URL` makes one"
+        ) from error
     return await judge_head(data, store, url, trust, name=name)
 
 

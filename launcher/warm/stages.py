@@ -139,9 +139,7 @@ class Warmer:
             return await aio.run_apart(find_hot, block_count, timeout_s=600.0)
 
         filled = self._fill(IMAGE, url, digest, trust, choose)
-        note = (
-            "" if filled[0] else "no start of it was recorded: its first one reads what it needs, and is recorded"
-        )
+        note = "" if filled[0] else "no start of it was recorded: the first one whose first step is seen is"
         return Warmed(IMAGE, CACHED, digest, filled[1], filled[2], text=note)
 
     def _image_digest(self) -> str:

@@ -26,12 +26,16 @@ PROGRESS_EVERY_BYTES = 16 << 20
 def main() -> int:
     """The exit status: 0 when it has said how it ended."""
     order = json.load(sys.stdin)
-    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
+    answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print
 
     def tell(did: str, **fields: object) -> None:
-        answers.write(json.dumps({"did": did, **fields}) + "\n")
-        answers.flush()
+        data = json.dumps({"did": did, **fields}).encode("ascii") + b"\n"
+        try:
+            while data:
+                data = data[os.write(answers, data) :]
+        except BrokenPipeError:
+            os._exit(0)  # the daemon has ended, and nobody wants to know
 
     try:
         _work(order, tell)

@@ -199,6 +199,16 @@ def test_nothing_to_warm_is_a_mistake(machine: Machine) -> None:
     assert "nothing that can be warmed" in warm(machine, *_script(machine), status=2).stderr
 
 
+def test_a_worker_whose_daemon_is_gone_ends_without_a_word() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    order = {"name": "a.toml", "text": "[nonsense]\n", "owner": None}
+    command = [sys.executable, "-P", "-m", "launcher.warm.worker"]
+    done = subprocess.run(command, input=json.dumps(order), stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # ---- images --------------------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,7 @@ def test_variables_give_them_too() -> None:
     [
         (("--image", ""), "--image ''"),
         (("--image", "rootfs:"), "names no folder"),
+        (("--image", "docker://python:3.11"), "bootseer image build docker://python:3.11 URL"),
         (("--image-bind", "/a:/b"), "--image-bind is without effect"),
         (("--image-writable", "none"), "--image-writable is without effect"),
         (("--image-env", "A=1"), "--image-env is without effect"),
