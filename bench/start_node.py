@@ -65,7 +65,7 @@ class Node:
                     self._do("env", self._install_by_uv)
                     reading.result()
             elif way == "alone":
-                if self._order["technique"] != "image":
+                if self._order["technique"] not in ("image", "env"):
                     self._do("image_pulled", self._pull_plainly)
                 if self._order["technique"] != "checkpoint":
                     self._do("checkpoint_read", self._read_plainly)

@@ -7,7 +7,8 @@
     second            the same nodes once more, nothing in memory
     restart           on nodes that have everything a rank is killed: from its death to the next first step
     torchrun_restart  the same with torchrun, on nodes that `plain` has set up
-    alone_...         as cold, but everything beside this one technique is done as `plain` does it
+    alone_...         as cold, but everything beside this one technique is done as `plain` does it; `env` needs an
+                      image of which it is known what is in it, so it comes with ours
 
 A node has folders of its own at paths that all have in common, a link of RATE_BYTES_PER_S (tc tbf) in both
 directions; STORE_BYTES_PER_S go out of the store to all together, and each request is LATENCY_S late.
@@ -214,7 +215,8 @@ class Bench:
         words = [str(STEPS), *([str(DIE_AT_STEP)] if kills else [])]
         network = {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
         bootrun = [sys.executable, "-m", "launcher", *flags]
-        bootrun += [*self._features(url, [technique] if technique else TECHNIQUES), *features]
+        using = ("image", "env") if technique == "env" else (technique,) if technique else TECHNIQUES
+        bootrun += [*self._features(url, using), *features]
         bootrun += ["--log-dir", "logs", "start_train.py", "out", *words]
         if technique or way in ("plain", "tuned", "torchrun_restart"):
             order = {

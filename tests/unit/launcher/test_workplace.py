@@ -77,7 +77,7 @@ class Bed(KeeperBed):
         self.said: list[str] = []
 
         def ignore(*_: object) -> None:
-            pass
+            """What no test here looks at."""
 
         def news(each: SetupNews) -> None:
             self.news.append(each.what)
