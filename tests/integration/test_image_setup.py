@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.slow,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces of mounts: needs root"),
 ]
 
 DEADLINE_S = 90.0

@@ -157,14 +157,20 @@ def test_a_folder_that_is_written_to_is_not_below_two_roots(make_bed: Callable[.
     assert bed.order(1)["writable"] == os.fspath(folder) and is_free(folder)
 
 
-def test_a_folder_that_no_rank_has_used_is_opened_anew_at_once(
-    make_bed: Callable[..., Bed], tmp_path: Path
-) -> None:
-    folder = tmp_path / "upper"
+def opened_with_folder(make_bed: Callable[..., Bed], above: Path) -> Bed:
+    """An image that is open, with a folder for what is written in it."""
+    folder = above / "upper"
     folder.mkdir()
     bed = make_bed("--image-writable", os.fspath(folder))
     bed.begin({}, {})
     bed.until(lambda: bed.opened)
+    return bed
+
+
+def test_a_folder_that_no_rank_has_used_is_opened_anew_at_once(
+    make_bed: Callable[..., Bed], tmp_path: Path
+) -> None:
+    bed = opened_with_folder(make_bed, tmp_path)
     bed.kill(0)
     bed.until(lambda: len(bed.opened) == 2)
     assert bed.lost == [1]
@@ -173,11 +179,7 @@ def test_a_folder_that_no_rank_has_used_is_opened_anew_at_once(
 def test_one_that_waits_for_ranks_is_opened_for_others_as_well(
     make_bed: Callable[..., Bed], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "upper"
-    folder.mkdir()
-    bed = make_bed("--image-writable", os.fspath(folder))
-    bed.begin({}, {})
-    bed.until(lambda: bed.opened)
+    bed = opened_with_folder(make_bed, tmp_path)
     bed.image.show([], lambda _: None)
     bed.image.open_again()  # it is open
     bed.until(lambda: not bed.image._showing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from launcher.rendezvous.messages import Finish, Identity, SetupNews, SetupOrder, WantEnvironment, World
 from tests.unit.launcher.jobsim import Sim, make_rules
 
@@ -36,24 +38,21 @@ def test_ranks_start_when_all_environments_are_there_and_the_same() -> None:
     assert isinstance(sim.inbox[0][-1], World)
 
 
-def test_set_up_that_fails_on_one_node_ends_the_job() -> None:
+@pytest.mark.parametrize(
+    ("what", "why", "said"),
+    [
+        ("failed", "set-up command 1 of 1 (false) ended with status 1", "set-up failed on node1"),
+        ("strict", "first-step caches are not used: x", "--strict: something failed on node1"),
+    ],
+)
+def test_what_fails_on_one_node_ends_the_job(what: str, why: str, said: str) -> None:
     sim = Sim(RULES)
     two(sim)
-    sim.say(1, SetupNews("failed", "", "", "set-up command 1 of 1 (false) ended with status 1"))
+    sim.say(1, SetupNews(what, "", "", why))
     for node in range(2):
         (finish,) = [each for each in sim.inbox[node] if isinstance(each, Finish)]
         assert finish.status == 1
-        assert finish.reason == "set-up failed on node1: set-up command 1 of 1 (false) ended with status 1"
-
-
-def test_with_strict_what_fails_on_one_node_ends_the_job() -> None:
-    sim = Sim(RULES)
-    two(sim)
-    sim.say(1, SetupNews("strict", "", "", "first-step caches are not used: x"))
-    for node in range(2):
-        (finish,) = [each for each in sim.inbox[node] if isinstance(each, Finish)]
-        assert finish.status == 1
-        assert finish.reason == "--strict: something failed on node1: first-step caches are not used: x"
+        assert finish.reason == f"{said}: {why}"
 
 
 def test_environments_that_differ_are_made_once_more_and_then_the_table_is_shown() -> None:

@@ -399,16 +399,21 @@ def test_set_up_waits_for_the_next_image(bed: Callable[..., Bed]) -> None:
     assert made.told() == ["start", "image", "image", "build"]
 
 
-def test_what_is_kept_needs_no_open_image(bed: Callable[..., Bed]) -> None:
-    made = bed("--image", "/trees/x")
-    fetched = {"did": "fetched", "tree": "t"}
-    made.begin({"start": [{**LOOKED, "tree": "t"}], "use": [fetched], "show": [{**READY, "how": "unpack"}]})
+def take_kept(made: Bed) -> None:
+    """Until what is kept is in its place."""
     made.setup.image_resolved("d" * 64)
     made.until(lambda: made.news)
     made.setup.obey(SetupOrder("use", "t", ""))
     made.until(lambda: len(made.news) == 2)
     made.setup.obey(SetupOrder("show", "t", ""))
     made.until(lambda: made.ready)
+
+
+def test_what_is_kept_needs_no_open_image(bed: Callable[..., Bed]) -> None:
+    made = bed("--image", "/trees/x")
+    fetched = {"did": "fetched", "tree": "t"}
+    made.begin({"start": [{**LOOKED, "tree": "t"}], "use": [fetched], "show": [{**READY, "how": "unpack"}]})
+    take_kept(made)
     assert made.told() == ["start", "use", "show"]
 
 
@@ -490,12 +495,7 @@ def test_one_that_cannot_be_seen_in_the_image_is_unpacked(bed: Callable[..., Bed
         {"start": [looked], "use": [fetched], "show": [ready]},
         {"start": [looked], "use": [fetched], "show": [{**READY, "how": "unpack", "tree": "t"}]},
     )
-    made.setup.image_resolved("d" * 64)
-    made.until(lambda: made.news)
-    made.setup.obey(SetupOrder("use", "t", ""))
-    made.until(lambda: len(made.news) == 2)
-    made.setup.obey(SetupOrder("show", "t", ""))
-    made.until(lambda: made.ready)
+    take_kept(made)
     assert "mount" in made.order(0)["ways"]
     made.setup.without_mount("no door")
     made.until(lambda: len(made.ready) == 2)
