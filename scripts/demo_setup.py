@@ -118,12 +118,12 @@ def environ_of(node: str) -> dict[str, str]:
     return {"BOOTSEER_CACHE": os.path.join(node, "cache"), "BOOTSEER_RUNTIME": os.path.join(node, "run")}
 
 
-def snapshots(store: str) -> list[object]:
-    """What `bootseer env list` finds."""
+def snapshots(store: str) -> list[dict[str, object]]:
+    """What `bootseer env list` finds that can be used: a key that somebody is at work for is listed, too."""
     argv = [os.path.join(SCRIPTS, "bootseer"), "env", "list", "--env-store", store, "--json"]
     found = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
-    listed: list[object] = json.loads(found.stdout)["environments"] if found.returncode == 0 else []
-    return listed
+    listed: list[dict[str, object]] = json.loads(found.stdout)["environments"] if found.returncode == 0 else []
+    return [each for each in listed if each["is_usable"]]
 
 
 def wait_published(store: str) -> bool:
