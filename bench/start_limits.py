@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 Span = tuple[str, float, float]
 
-AT_ONCE = ("image", "setup", "rendezvous", "checkpoint")  # need nothing but the launch
+RESOLVED = "image_resolved"  # the first part of opening an image: then it is known what it is
+AT_ONCE = ("image", "rendezvous")  # need nothing but the launch
 NEEDS = {
+    "setup": (RESOLVED,),  # which environment is the job's depends on its image
+    "checkpoint": ("rendezvous",),  # which version is loaded is the job's affair
     "preload": ("image", "setup"),
     "spawn": ("image", "setup", "preload", "rendezvous", "checkpoint", "caches"),
 }

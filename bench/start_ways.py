@@ -35,6 +35,7 @@ from bench.image_tree import regular_files
 from bench.image_ways import NAME
 from bench.peers import cpu_s, inside
 from bench.record import BenchError
+from bench.start_limits import RESOLVED
 from bench.start_made import INDEX, LOCK, PYTHON, Made
 from bench.start_node import WORK
 
@@ -362,5 +363,8 @@ def read_stages(out: str) -> Stages:
                 if event.get("stage") and event["kind"] == "begin":
                     begun[event["span"]] = event
                 elif event.get("stage") and event["kind"] == "end" and event["span"] in begun:
-                    found.append((event["name"], begun.pop(event["span"])["mono_ns"], event["mono_ns"]))
+                    began_ns = begun.pop(event["span"])["mono_ns"]
+                    found.append((event["name"], began_ns, event["mono_ns"]))
+                    if (resolved_s := event.get("attrs", {}).get("resolved_s")) is not None:
+                        found.append((RESOLVED, began_ns, began_ns + int(resolved_s * 1e9)))
     return found

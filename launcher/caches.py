@@ -72,6 +72,7 @@ class NodeCaches:
         self._timer = Alarm(loop)
         self._began_ns = 0
         self._is_fresh = False  # seeded, and no rank has run since
+        self.folder = ""  # where they are on this node, once they are opened
         self._captures = 0  # that were asked for and are not done
 
     # ---- before ranks start ----------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ class NodeCaches:
                     self._peers.add_origin(answer["url"], answer["folders"])
             case "opened":
                 self._note("caches", answer, is_part_of_start=True)
-                self._is_fresh = True
+                self._is_fresh, self.folder = True, answer["folder"]
                 self._go(answer["variables"])
             case "seeded":
                 self._note("caches_seeded", answer, is_part_of_start=True)

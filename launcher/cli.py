@@ -55,7 +55,17 @@ class Parser(argparse.ArgumentParser):
         """One line; argparse would put the usage before it."""
         if message.endswith("required: script, ..."):
             message = "no script is given"
+        elif message.startswith("unrecognized arguments: "):
+            message += self._find_meant(message.split()[2])
         self.exit(UsageError.exit_status, f"{self.prog}: error: {message}; {self.prog} --help tells more\n")
+
+    def _find_meant(self, word: str) -> str:
+        """What is added to an error about an unknown flag."""
+        from difflib import get_close_matches
+
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        found = get_close_matches(word.partition("=")[0], known, 1, 0.75)
+        return f"; is {found[0]} meant?" if found else ""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         found: list[Any] = super()._get_option_tuples(option_string)

@@ -99,6 +99,7 @@ class NodeImage:
         self._reopened: RankProgram | None = None  # it is told of when these are seen again
         self._why = ""  # it is lost
         self._opened_s = 0.0
+        self._resolved_s: float | None = None  # from the opening's begin until it was known what the image is
         self._digest = ""  # of the tree that ranks of this job have seen
         self._watchdog = Alarm(loop)
         self._locks: dict[str, int] = {}  # path -> descriptor, held until the job ends or the next keeper has it
@@ -217,6 +218,7 @@ class NodeImage:
                 if self._peers is not None:
                     self._peers.add_origin(answer["url"], answer["folders"])
             case "resolved":
+                self._resolved_s = (time.monotonic_ns() - self._began_ns) / 1e9
                 self._events.resolved(answer["digest"])
             case "ready":
                 self._on_ready(answer)
@@ -258,6 +260,8 @@ class NodeImage:
             image=answer["digest"] or self._options.url,
         )
         facts = {name: answer[name] for name in ("how", "digest", "source_s", "root_s")}
+        if self._resolved_s is not None:
+            facts["resolved_s"] = round(self._resolved_s, 4)
         self._events.noted(StageSpan(self._began_ns, time.monotonic_ns(), facts, ""))
         if self._door is not None:
             self._reopened = program

@@ -64,7 +64,7 @@ class Node:
         self._writer: EventWriter | None = None
         self._brought: list[tuple[str, str]] = []  # stage and digest, of which is to be said if it was warmed
         self.preloader = Preloader(loop, guard, spec, SECRET_VARIABLES, self._say_exec_instead, self._note_preload)
-        self.recorded_start = RecordedStart(guard, spec, self._note_helper)
+        self.recorded_start = RecordedStart(guard, spec, self._note_helper, self._on_start_recorded)
         self.checkpoint: NodeCheckpoint | None = None
         self.peers: NodePeers | None = None
         self.workplace = Workplace(loop, spec, SECRET_VARIABLES, self._workplace_events())
@@ -109,14 +109,16 @@ class Node:
 
         Args: stage: "" for help that is of no stage.
         """
-        self.say(why)
+        is_fatal = self._spec.strict and not self._has_ranks
+        if not is_fatal:  # else the error says it
+            self.say(why)
         if self._events_dir:
             from bootseer.events import Stage
 
             writer = self._events()
             writer.attempt = self._attempt
             writer.instant(Stage(stage) if stage else None, "fell_back", error=why)
-        if self._spec.strict and not self._has_ranks:
+        if is_fatal:
             self.agent.on_fell_back(why)
 
     def complain(self, text: str) -> None:
@@ -195,18 +197,30 @@ class Node:
         if not self._spec.quiet:
             self._console.show(f"[setup]: {line}\n")
 
-    def _on_program_coming(self, program: RankProgram) -> None:
+    def _on_program_coming(self, with_caches: Callable[[str], RankProgram]) -> None:
         """The framework can be imported, while first-step caches are brought."""
         if not self._is_program_known:
-            self.preloader.begin_early(os.environ, program)
+            self._record_what_was_built()
+            self.preloader.begin_early(os.environ, with_caches)
 
-    def _on_program(self, program: RankProgram) -> None:
+    def _on_program(self, program: RankProgram, caches_folder: str) -> None:
         """What ranks are run by is there, or there anew."""
         if self._is_program_known:
             self.preloader.move(program)
         else:
             self._is_program_known = True
-            self.preloader.begin(os.environ, program)
+            self._record_what_was_built()
+            self.preloader.begin(os.environ, program, caches_folder)
+
+    def _record_what_was_built(self) -> None:
+        """What this start reads of it is recorded from nothing, and in an image too: other nodes will mount it."""
+        if self.workplace.has_built:
+            self.preloader.listing_path = self.recorded_start.begin_whole(self._events_dir)
+
+    def _on_start_recorded(self) -> None:
+        """What the start has read is known: other nodes will read the same of what was built here."""
+        if self.workplace.has_built:
+            self.workplace.touched(self.recorded_start.files())
 
     def _on_image_failed(self, why: str) -> None:
         """Ranks that run inside go on; there will be no others."""
@@ -239,7 +253,6 @@ class Node:
             Rank(world.first_rank + local_rank, local_rank, each, self._rank_events_file(world, local_rank))
             for local_rank, each in enumerate(plan)
         ]
-        self.recorded_start.prepare(ranks[0])
         return RankGroup(
             spec, world, self.host, self._guard, self.agent.to_job_clock, self.agent.group_events(), ranks
         )
@@ -255,6 +268,7 @@ class Node:
             if group.is_stopping:
                 return
             assert program is not None
+            self.recorded_start.prepare(group.ranks[0])
             try:
                 group.spawn(program, SECRET_VARIABLES, self._numa_prefix, self._visible_devices, checkpoint, fork)
             except (BootseerError, OSError) as error:

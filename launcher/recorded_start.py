@@ -37,11 +37,20 @@ class HelperSpan(NamedTuple):
 class RecordedStart:
     """See the module's docstring."""
 
-    def __init__(self, guard: GuardClient, spec: LaunchSpec, note: Callable[[HelperSpan], object]) -> None:
+    def __init__(
+        self,
+        guard: GuardClient,
+        spec: LaunchSpec,
+        note: Callable[[HelperSpan], object],
+        recorded: Callable[[], object],
+    ) -> None:
+        """Args: recorded: from now on `files` knows what the start has read."""
         self._guard = guard
         self._spec = spec
         self._note = note
+        self._recorded = recorded
         self._folder = ""  # of records, "" while none are kept
+        self._own_folder = ""  # the same if it is this run's alone
         self._key: JobKey | None = None
         self._began_ns = {PREFETCH: 0, RECORD: 0}
         self._is_prefetching = False
@@ -55,21 +64,45 @@ class RecordedStart:
         Args: events_dir: "" for no events, without which no start is recorded.
         Returns: where the preloaded process is to tell what its imports have touched, "" for nowhere.
         """
-        spec = self._spec
-        # An image has a recorder and a prefetcher of its own; without our file in ranks there is no first step.
-        if not spec.record_start or spec.image is not None or not spec.rank_hooks or spec.entry.mode == "program":
+        # An image has a recorder and a prefetcher of its own.
+        if not self._is_wanted() or self._spec.image is not None:
             return ""
         self._folder = record_files.records_dir(environ, START_FOLDER)
         if not self._folder:
             return ""
-        self._key = record_files.make_start_key(spec.python, spec.entry.mode, spec.entry.target)
+        self._key = self._make_key()
         if record_files.exists(self._folder, self._key, START_SUFFIX):
             self._is_prefetching = True
             self._ask(PREFETCH, "prefetch", self._folder, *self._key)
         elif events_dir:
-            self._is_whole = True
-            self._listing_path = f"{events_dir}/preload-{os.getpid()}-{time.time_ns()}.imports"
+            self._list_all(events_dir)
         return self._listing_path
+
+    def begin_whole(self, events_dir: str) -> str:
+        """After `begin`, before anything of the ranks is started: the record begins from nothing.
+
+        In an image, whose recorder sees its own files alone, it is kept for this run alone.
+        Returns: as `begin`.
+        """
+        if not self._is_whole and events_dir and self._is_wanted():
+            if self._key is None:
+                self._folder = self._own_folder = f"{events_dir}/start-{os.getpid()}-{time.time_ns()}"
+                self._key = self._make_key()
+            self._list_all(events_dir)
+        return self._listing_path
+
+    def _is_wanted(self) -> bool:
+        """Without our file in ranks there is no first step."""
+        return self._spec.record_start and self._spec.rank_hooks and self._spec.entry.mode != "program"
+
+    def _make_key(self) -> JobKey:
+        spec = self._spec
+        return record_files.make_start_key(spec.python, spec.entry.mode, spec.entry.target)
+
+    def _list_all(self, events_dir: str) -> None:
+        """By ranks, and by the process that they are forked from."""
+        self._is_whole = True
+        self._listing_path = f"{events_dir}/preload-{os.getpid()}-{time.time_ns()}.imports"
 
     def prepare(self, rank: Rank) -> None:
         """The ranks of an attempt are about to be started; asks `rank`, local rank 0, to list all it opens."""
@@ -99,6 +132,33 @@ class RecordedStart:
         facts["cpu_s"] = round(cpu_s, 4)
         error = str(answer.get("error", ""))
         self._note(HelperSpan(name, self._began_ns[number], time.monotonic_ns(), facts, error))
+        if number == RECORD:
+            if not error and not answer.get("why"):
+                self._recorded()
+            self._clear()
+
+    def _clear(self) -> None:
+        """Nobody needs a record that is this run's alone any more."""
+        if self._own_folder:
+            import shutil
+
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+
+    def files(self) -> list[tuple[str, list[tuple[int, int]]]]:
+        """What the start has read, in the order of first use: path and ranges (offset, bytes), none: all of it."""
+        from launcher.ranks.start_plan import FILE, SMALL, UNIT_BYTES
+        from launcher.ranks.start_record import read_record
+
+        record = None if self._key is None else read_record(self._folder, self._key)
+        try:
+            entries = [] if record is None else list(record.entries())
+        except ValueError:  # somebody else has written it
+            return []
+        return [
+            (each.path, [(first * UNIT_BYTES, count * UNIT_BYTES) for first, count in each.ranges])
+            for each in entries
+            if each.kind in (FILE, SMALL)
+        ]
 
     def _ask(self, number: int, name: str, *texts: str) -> None:
         self._began_ns[number] = time.monotonic_ns()

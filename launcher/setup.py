@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +38,7 @@ SILENCE_S = 300.0  # without a word, on top of what it was given for set-up or f
 SILENCE_SHARE = 1 / 3
 MOST_TAIL_LINES = 20
 LOG_NAME = "setup.log"
+MOST_TOUCHED_BYTES = 4 << 20  # of what a start has read, as text; what it reads first counts most
 RUNS_SET_UP = ("build", "own", "again")  # orders
 EARLY = "--early"  # its first order comes later: what it will need is imported meanwhile
 
@@ -105,6 +106,7 @@ class NodeSetup:
         self._is_reopening = False  # a mount that was lost: no order of the coordinator is waited for
         self._has_waited = False
         self._is_publishing = False
+        self._has_built = False  # what other nodes will mount
         self._ready_ns = 0
         self._why = ""  # a keeper has failed
         self._order: dict[str, Any] | None = None  # the first one, until it is known what the image is
@@ -371,7 +373,7 @@ class NodeSetup:
         self._state = State.READY
         self._tree = answer["tree"]
         self._is_mounted = bool(answer["prefix"])
-        self._is_publishing = bool(answer["is_publishing"])
+        self._is_publishing = self._has_built = bool(answer["is_publishing"])
         how = answer["how"]
         self._ready_ns = ended_ns = time.monotonic_ns()
         facts: dict[str, object] = {
@@ -487,6 +489,16 @@ class NodeSetup:
         if self._is_mounted or has_own:  # of our own folders it takes away those that are old
             self._ask("first-step")
 
+    @property
+    def has_built(self) -> bool:
+        """What a start reads of it is worth to be known: other nodes will mount it."""
+        return self._has_built
+
+    def touched(self, files: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> None:
+        """What the start has read, in that order. Args: files: path, ranges (offset, bytes), none: all of it."""
+        if self._has_built and self._keeper is not None:
+            self._keeper.ask("touched", files=list(_first(files, MOST_TOUCHED_BYTES)))
+
     def close(self) -> None:
         """What runs in the environment goes on; a keeper that publishes does so to the end."""
         self._stop_waiting()
@@ -499,6 +511,17 @@ class NodeSetup:
             keeper.leave()
         else:
             keeper.close()
+
+
+def _first(
+    files: Iterable[tuple[str, Sequence[tuple[int, int]]]], most_bytes: int
+) -> Iterator[tuple[str, Sequence[tuple[int, int]]]]:
+    """PURE: as many as can be told."""
+    for path, ranges in files:
+        most_bytes -= 6 * len(path) + 32 * (1 + len(ranges))  # as JSON, at most
+        if most_bytes < 0:
+            return
+        yield path, ranges
 
 
 def ready_line(how: str, took_s: float, facts: Mapping[str, object]) -> str:

@@ -11,7 +11,7 @@ when something was lost and is there anew. Without any of the three the program 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 class WorkplaceEvents(NamedTuple):
     """What the node is told; each a callback."""
 
-    coming: Callable[[RankProgram], object]  # all of it but the variables of first-step caches
-    known: Callable[[RankProgram], object]  # by what ranks are run; again when that has changed
+    # All of it but where first-step caches are: what it will be if they are in this folder, "" for nobody knows.
+    coming: Callable[[Callable[[str], RankProgram]], object]
+    # By what ranks are run, and the folder of their first-step caches, "" for none; again when that has changed.
+    known: Callable[[RankProgram, str], object]
     image_failed: Callable[[str], object]  # no more ranks can be started
     setup_failed: Callable[[SetupNews], object]
     setup_news: Callable[[SetupNews], object]  # for the coordinator
@@ -216,7 +218,8 @@ class Workplace:
         if self._spec.caches is None:
             self._on_known(program)
             return
-        if self._caches is None:
+        caches = self._caches
+        if caches is None:
             from launcher.caches import CachesEvents, NodeCaches
 
             events = CachesEvents(
@@ -224,17 +227,21 @@ class Workplace:
                 fell_back=partial(self._events.fell_back, "caches"),
                 noted=self._events.caches_noted,
             )
-            self._caches = NodeCaches(self._loop, self._spec, self._unset, events, self._peers)
+            caches = self._caches = NodeCaches(self._loop, self._spec, self._unset, events, self._peers)
         from bootseer.env.caches_folders import early_variables
 
-        early = early_variables(program.inherited(os.environ))
-        if early is not None:
-            self._events.coming(program._replace(environ={**early, **program.environ}))
-        self._caches.open(program, self._on_known)
+        inherited = program.inherited(os.environ)
+        if early_variables(inherited) is not None:
+            self._events.coming(
+                lambda folder: program._replace(
+                    environ={**(early_variables(inherited, folder) or {}), **program.environ}
+                )
+            )
+        caches.open(program, lambda found: self._on_known(found, caches.folder))
 
-    def _on_known(self, program: RankProgram) -> None:
+    def _on_known(self, program: RankProgram, caches_folder: str = "") -> None:
         self.program, self._is_settled = program, True
-        self._events.known(program)
+        self._events.known(program, caches_folder)
         awaiting, self._awaiting = self._awaiting, []
         for then in awaiting:
             then(program)
@@ -279,6 +286,16 @@ class Workplace:
             then()
         else:
             self._caches.seed(then)
+
+    @property
+    def has_built(self) -> bool:
+        """The environment was made here, and is published."""
+        return self._setup is not None and self._setup.has_built
+
+    def touched(self, files: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> None:
+        """What the start has read, as NodeSetup.touched."""
+        if self._setup is not None:
+            self._setup.touched(files)
 
     def attempt_over(self) -> None:
         """No rank runs any more."""

@@ -76,7 +76,9 @@ def mount(
 
 
 def umount(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="where it is mounted, or the tree's digest")],
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="where it is mounted, or the tree's digest or its begin")
+    ],
     force: Annotated[bool, typer.Option("--force", help="also while programs use it")] = False,
     as_json: Json = False,
 ) -> None:

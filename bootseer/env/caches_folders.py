@@ -80,14 +80,16 @@ def choose(root: str, environ: Mapping[str, str], own: Mapping[str, str], *, onl
     return Choice(places, variables, notes)
 
 
-def early_variables(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """PURE: of those that `choose` will give to ranks, what does not depend on the key.
+def early_variables(environ: Mapping[str, str], root: str = "") -> dict[str, str] | None:
+    """PURE: of those that `choose` will give to ranks, what is known before the key is.
 
-    None where that is not known before, as the user has given a folder.
+    Args: root: the folder of the key, if it is known from an earlier start; "": only what does not depend on it.
+    Returns: None where nothing is known before, as the user has given a folder.
     """
     if any(kind.variable in environ for kind in KINDS):
         return None
-    return {name: value for kind in KINDS for name, value in kind.also if name not in environ}
+    found = {kind.variable: os.path.join(root, kind.name) for kind in KINDS} if root else {}
+    return found | {name: value for kind in KINDS for name, value in kind.also if name not in environ}
 
 
 def topology_variables(place: Place, node_type: str, environ: Mapping[str, str]) -> dict[str, str]:

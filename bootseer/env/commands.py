@@ -23,6 +23,7 @@ from bootseer.env.spec import SetupSpec
 from bootseer.env.store import MOST_DOCUMENT_BYTES, EnvStore
 from bootseer.errors import ConfigError, IntegrityError, NotFound, StorageError, UsageError
 from bootseer.storage import open_store, redact
+from bootseer.storage.near import folder_of
 from bootseer.tree.head import split_pin
 from bootseer.trust import Trust
 from bootseer.trust.reading import read_whole
@@ -33,13 +34,17 @@ LEAST_LETTERS = 6  # of a key that is given by its beginning
 
 
 @contextmanager
-def opened(url: str, say: Say, *, trust: Trust | None = None) -> Iterator[EnvStore]:
+def opened(url: str, say: Say, *, trust: Trust | None = None, may_be_new: bool = False) -> Iterator[EnvStore]:
     """The environment store at a URL, for any number of calls of `aio.run_sync`.
 
-    Raises: UsageError without a URL; ConfigError.
+    Args: may_be_new: a folder that is not there yet is an empty store; else somebody has mistyped it.
+    Raises: UsageError without a URL; NotFound; ConfigError.
     """
     if not url:
         raise UsageError("no environment store is named: give --env-store URL, or set BOOTSEER_ENV_STORE")
+    folder = folder_of(url)
+    if folder and not may_be_new and not os.path.isdir(folder):
+        raise NotFound(f"{folder}: there is no such folder, so no environment store; is that --env-store right?")
     believed = Trust.load() if trust is None else trust
 
     async def begin() -> EnvStore:

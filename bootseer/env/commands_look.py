@@ -98,7 +98,7 @@ def explain(spec: SetupSpec, environ: Mapping[str, str], other: str, *, say: Say
     """
     keyed = key_here(spec, environ, say).keyed
     refused: list[str] = []
-    with opened(spec.store, refused.append, trust=Trust.load(environ)) as envs:
+    with opened(spec.store, refused.append, trust=Trust.load(environ), may_be_new=True) as envs:
         found = aio.run_sync(envs.find(keyed.key, time.time()))
         of_key, refused[:] = list(refused), []
         documents = []

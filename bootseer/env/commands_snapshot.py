@@ -68,7 +68,7 @@ def snapshot(
     """
     trust = Trust.load(environ)
     signing = options.signing.key(trust)
-    with opened(spec.store, say, trust=trust) as envs:
+    with opened(spec.store, say, trust=trust, may_be_new=True) as envs:
         keyed, there = key_here(spec, environ, say, recovers=True)
         known = aio.run_sync(envs.find(keyed.key, time.time()))
         if known is not None and not options.rebuilds:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bootseer.trust import Trust
 
 WHOLE_BYTES = 4 << 30  # stored; reads of a start that nobody has recorded are small and many
-OPTIONS = TreeOptions(whole_bytes=WHOLE_BYTES)
+OPTIONS = TreeOptions(whole_bytes=WHOLE_BYTES, shares=True)
 
 
 class MountedEnv:

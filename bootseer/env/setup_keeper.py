@@ -11,6 +11,7 @@ built: that it finishes first, within PUBLISH_MOST_S.
     own, again                             -> ready ...                      set-up was run, if it had to be
     image  prefix set unset python                                           it is open: set-up can run there
     first-step                                                               what the start has read is known
+    touched files (path, ranges (offset, bytes), none: all)                  it was that, of what was built
     any time:  fell-back why (what is kept cannot be used, or not as fast as it could be)
                | origin url folders (of the store: the nodes of the job may give each other what is below)
                | said text | setup-began | line text (of set-up) | lost | alive (it gets on)

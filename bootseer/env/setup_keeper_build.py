@@ -9,6 +9,8 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bootseer import aio
 from bootseer.env.capture import Capture
@@ -17,7 +19,7 @@ from bootseer.env.lease import BuilderLease, Cannot, Over, Ready
 from bootseer.env.lease_record import FAILED
 from bootseer.env.setup_keeper_job import Job
 from bootseer.env.setup_keeper_look import Looked, look_again
-from bootseer.env.setup_keeper_publish import publish
+from bootseer.env.setup_keeper_publish import Made, publish
 from bootseer.env.setup_keeper_run import Runner
 from bootseer.env.store import Found
 from bootseer.env.unclean import why_another
@@ -32,6 +34,7 @@ class Builder:
     def __init__(self, job: Job, runner: Runner) -> None:
         self._job, self._runner = job, runner
         self._lease: Lease | None = None
+        self._made: Made | None = None  # that this node has published
 
     def own(self, *, is_again: bool) -> None:
         """For this node alone. Args: is_again: whatever is in its place. Raises: SetupFailed, BootseerError."""
@@ -130,7 +133,7 @@ class Builder:
         job = self._job
         looked = job.known()
         try:
-            tree = publish(
+            published = publish(
                 capture,
                 looked,
                 lease,
@@ -145,6 +148,23 @@ class Builder:
             job.unpublished(str(error))
             job.say(f"the environment is not kept, and the next start runs set-up again: {error}")
         else:
-            job.tell("published", tree=tree)
+            self._made = published.made
+            job.tell("published", tree=published.tree)
         finally:
             job.is_publishing = False
+
+    def share_recording(self, files: Iterable[Sequence[Any]]) -> None:
+        """Of the start that has just been. What goes wrong costs others a prefetch. Args: files: as Touched."""
+        job, made, store = self._job, self._made, self._job.known().store
+        self._made = None  # it is large, and this is done once
+        if made is None or store is None:
+            return
+        from bootseer.blocks.trace import workload_key
+        from bootseer.env.touched import Touched, share
+
+        touched = (Touched(path, ranges) for path, ranges in files)
+        try:
+            if share(store, made, touched, workload_key(*job.order["workload"]), job.say):
+                job.say("what the start has read of the environment is recorded for other nodes")
+        except (BootseerError, OSError, TypeError, ValueError) as error:
+            job.say(f"what the start has read of the environment is not recorded for other nodes: {error}")

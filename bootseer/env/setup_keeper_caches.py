@@ -6,7 +6,8 @@ when there are no more and its input has ended, so that the last capture is fini
 
     open     python store dirs salt peers inside (an `Inside` of inside.py, or null)
                                         -> origin url folders: of the store, what nodes may give each other
-                                        -> opened variables line files bytes is_cold took_s notes, or failed why
+                                        -> opened folder variables line files bytes is_cold took_s notes, or
+                                           failed why
     seed                                -> seeded (the same fields); no rank of the job runs
     capture                             -> captured line files bytes took_s generation notes
 """
@@ -105,6 +106,7 @@ class CachesKeeper:
         self._variables = self._caches.variables
         self._tell(
             did,
+            folder=self._caches.path,
             variables=self._variables,
             line=found.line,
             files=found.files,

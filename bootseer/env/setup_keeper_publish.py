@@ -7,7 +7,8 @@ says this node has it. Nobody but other nodes of the job, if there are any, wait
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.env.capture import Built, Capture
@@ -19,8 +20,25 @@ from bootseer.env.setup_keeper_look import Looked, mark
 from bootseer.env.snapshot import Snapshot, listed
 from bootseer.errors import ConfigError
 from bootseer.storage.paths import redact
+from bootseer.tree.index import Index
 
 MOST_NAMED = 5
+
+
+class Made(NamedTuple):
+    """An environment that this node has published."""
+
+    key: str
+    digest: str  # of the tree
+    built: Index
+    targets: Sequence[str]
+
+
+class Published(NamedTuple):
+    """What is in the store."""
+
+    tree: str  # digest
+    made: Made | None  # None: another node's
 
 
 def publish(
@@ -33,8 +51,8 @@ def publish(
     is_urgent: bool,
     say: Callable[[str], object],
     replaces: int = 0,
-) -> str:
-    """The digest of the tree that counts from now on.
+) -> Published:
+    """What counts from now on.
 
     Args: setup_s: how long the commands took. is_urgent: others wait; else it is done at idle priority.
         replaces: the generation of one that is damaged.
@@ -63,14 +81,14 @@ def publish(
         say(f"left out of the kept environment, as they look like credentials: {named}")
     if not published.is_ours:
         say("the environment was published by another node meanwhile")
-        return published.found.snapshot.tree
+        return Published(published.found.snapshot.tree, None)
     mark(capture.left(), keyed.key, snapshot.tree, keyed.document.base, environ)
     settle_later(keyed.targets, environ)
     say(
         f"the environment is kept: {facts.files} files, {facts.bytes / 1e6:.0f} MB, published in "
         f"{time.monotonic() - began_s:.1f} s; the next start takes it from {redact(store.url)}"
     )
-    return snapshot.tree
+    return Published(snapshot.tree, Made(keyed.key, snapshot.tree, built.tree.tree, keyed.targets))
 
 
 def describe(keyed: Keyed, built: Built, setup_s: float, now_s: float) -> Snapshot:

@@ -129,6 +129,7 @@ class Runner:
             log_path=job.log_path,
             timeout_s=spec.timeout_s,
             on_line=self._on_line,
+            makes_venv=bool(spec.venv_of),
         )
 
     def _on_line(self, line: str) -> None:

@@ -91,9 +91,13 @@ class Work:
         job.tell("looked", key=found.keyed.key, tree=found.tree, why=why)
 
     def _obey(self, order: dict[str, Any]) -> None:
-        self._job.is_ready = self._job.is_ready and order["do"] == "first-step"
+        self._job.is_ready = self._job.is_ready and order["do"] in ("first-step", "touched")
         if order["do"] == "first-step":
             self._end_start()
+            return
+        if order["do"] == "touched":
+            if not self._has_no_key:
+                self._builder.share_recording(order["files"])
             return
         if self._has_no_key:
             self._go_on_without(order, "")

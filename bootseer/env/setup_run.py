@@ -61,6 +61,7 @@ def run_setup(
     timeout_s: float,
     on_line: Callable[[str], object] | None = None,
     prefix: Sequence[str] = (),
+    makes_venv: bool = False,
 ) -> SetupResult:
     """Runs the commands until the first that fails.
 
@@ -70,6 +71,7 @@ def run_setup(
         log_path: a file that stdout and stderr are appended to; this user's alone if it is made.
         timeout_s: for all commands together.
         on_line: called with each line that they write, from this thread. What it raises ends them.
+        makes_venv: the first one is ours and makes a virtual environment: people did not give it.
     Raises: SetupFailed; StorageError when the log cannot be written.
     """
     started_s = time.monotonic()
@@ -101,7 +103,7 @@ def run_setup(
     finally:
         _end(process)
         log.close()
-    followed.judge(timeout_s, log_path, cwd)
+    followed.judge(timeout_s, log_path, cwd, makes_venv)
     return SetupResult(time.monotonic() - started_s, left_running)
 
 
@@ -202,14 +204,16 @@ class _Followed:
             return "too long"
         return "too much" if self._log.size > MOST_LOG_BYTES else ""
 
-    def judge(self, timeout_s: float, log_path: str, cwd: str) -> None:
+    def judge(self, timeout_s: float, log_path: str, cwd: str, makes_venv: bool) -> None:
         """Raises: SetupFailed unless all commands succeeded."""
         if self._done == len(self._commands):
             return
         secrets = secret_values(self._environ)
         tail = tuple(redact_text(line, secrets) for line in self._log.tail())
         command = _shorten(redact_command(self._commands[self._done], secrets))
-        which = f"set-up command {self._done + 1} of {len(self._commands)} ({command})"
+        number, count = self._done + 1 - makes_venv, len(self._commands) - makes_venv
+        which = f"set-up command {number} of {count}" if number else "making the virtual environment"
+        which += f" ({command})"
         if self._why_ended == "too long":
             what = f"was ended: all of them together may take {timeout_s:g} s (--setup-timeout)"
         elif self._why_ended:

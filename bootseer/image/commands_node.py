@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from bootseer.trust import Trust
 SAVE_S = 5.0  # a process that serves a tree has so long to save what it has, before it is said to be still at it
 MATERIALISE = "`bootseer image materialise` needs no mount"
 NOT_RECORDED = "no start of it was recorded (`bootseer image record` records one): --all fetches everything"
+_SHORT = re.compile(r"[0-9a-f]{8,63}")  # of a digest, as commands print it
 NOT_LISTED = (
     "no recording of it is known, and a web server does not say which it has: name one by --workload, or put them"
     " together where they are (`bootseer image hot merge`); --all fetches everything"
@@ -249,7 +251,7 @@ class Ended(NamedTuple):
 
 
 def umount(target: str, *, force: bool = False) -> Ended:
-    """Ends what `mount` has made in a folder; of a digest, all that this user has of that tree.
+    """Ends what `mount` has made in a folder; of a digest, or its begin, all that this user has of that tree.
 
     The process that serves the tree ends by itself some time after its last use, as others may use it too; of a
     digest it ends now, and is waited for, for SAVE_S at most.
@@ -259,6 +261,11 @@ def umount(target: str, *, force: bool = False) -> Ended:
     from bootseer.mounts.tree_ending import list_trees
     from bootseer.tree.head import is_digest
 
+    if _SHORT.fullmatch(target) and not os.path.lexists(target):
+        found = [each.digest for each in list_trees() if each.digest.startswith(target)]
+        if len(found) > 1:
+            raise ConfigError(f"{target}: begins the digests of {len(found)} trees; give more of it")
+        target = found[0] if found else target
     if is_digest(target):
         return _end_server(target, "", target, force)
     above, last = os.path.split(os.path.abspath(target))

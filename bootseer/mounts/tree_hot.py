@@ -28,6 +28,7 @@ from bootseer.mounts.tree_parts import Parts
 from bootseer.mounts.tree_settings import Settings
 
 APART_BLOCKS = 256  # so many are worth another process
+SHARE_WITHIN_S = 10.0  # all nodes of a job have a recording at about the same time: one of them is first
 WHOLE = "whole"  # the prefetch of everything; others are named after their workload
 
 
@@ -109,6 +110,8 @@ class HotBlocks:
                 await self._parts.traces.publish(merged)
             except BootseerError as error:
                 self._log(f"the trace is not published: {error}")
+        elif self._settings.shares and is_started and not is_known:
+            self._spawn(self._share(merged))
         return True
 
     async def end(self) -> None:
@@ -146,6 +149,12 @@ class HotBlocks:
         if own["phase"] == Phase.NEW.value:
             return bringer.brought.prefetch
         return {**own, "hot_s": float(own["hot_s"]) + float(bringer.brought.prefetch["hot_s"])}
+
+    async def _share(self, recorded: Trace) -> None:
+        if self._parts.peers_path:
+            await asyncio.sleep(random.random() * SHARE_WITHIN_S)  # noqa: S311  no secret
+        if await self._parts.traces.share(recorded):
+            self._log("the trace is published, as the store had none of this workload")
 
     async def _begin_own(self) -> None:
         try:

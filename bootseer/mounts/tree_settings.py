@@ -29,4 +29,5 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     streams: bool = True  # after the first step, all that is not cached yet
     cold_bytes_per_s: float | None = None  # of that
     publishes: bool = False  # puts the trace into the store
+    shares: bool = False  # the same, if nobody has done so for this workload
     peers: str = ""  # path of the file of the job's peers, who are asked before the store

@@ -46,6 +46,7 @@ class TreeOptions(NamedTuple):
     streams: bool = True  # after the first step, all that is not cached yet
     cold_bytes_per_s: float | None = None  # of that
     publishes: bool = False  # puts the trace into the store
+    shares: bool = False  # the same, if nobody has done so for this workload
     peers: str = ""  # path of the file of the job's peers, who are asked before the store; the last job's count
     ready_s: float = READY_S
 
@@ -65,7 +66,7 @@ def settings_of(
             each: getattr(options, each)
             for each in (
                 *("store_timeout_s", "idle_s", "deadline_s", "records", "prefetches", "streams"),
-                *("read_ahead_share", "whole_bytes", "cold_bytes_per_s", "publishes", "peers"),
+                *("read_ahead_share", "whole_bytes", "cold_bytes_per_s", "publishes", "shares", "peers"),
             )
         },
     }

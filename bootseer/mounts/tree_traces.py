@@ -24,6 +24,7 @@ from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import BootseerError, NotFound
 from bootseer.storage import Store
 from bootseer.trust import KeyFolder, SigningKey, Trust, seal
+from bootseer.trust.owners import has_owners
 
 PAYLOAD_TYPE = "application/vnd.bootseer.trace.v1+json"
 MOST_ENVELOPE_BYTES = 16 << 20
@@ -75,6 +76,10 @@ class Traces:
         """
         key = await aio.run_io(lambda: KeyFolder.find().read_private())
         await publish_traces(self._store, [trace], self._block_count, key, self._trust, self._log)
+
+    async def share(self, trace: Trace) -> bool:
+        """As `share_trace`."""
+        return await share_trace(self._store, trace, self._block_count, self._trust, self._log)
 
     def own_path(self, workload: str) -> str:
         """The file with the recordings of this node."""
@@ -156,6 +161,29 @@ async def publish_traces(
     for trace in found:
         await store.publish(_stored_path(digest, trace.workload), seal(traces.encode(trace), PAYLOAD_TYPE, key))
     await renew_all(store, digest, block_count, key, trust, log, found)
+
+
+async def share_trace(
+    store: Store, trace: Trace, block_count: int, trust: Trust, log: Callable[[str], object]
+) -> bool:
+    """Publishes a trace if the store has none of its workload, and this user would believe it; whether it did.
+
+    Raises: ConfigError for a key that cannot be used; StorageError.
+    """
+    key = await aio.run_io(lambda: KeyFolder.find().read_private())
+    if key is None and not has_owners(store.url):
+        return False
+    path = _stored_path(trace.tree, trace.workload)
+    try:
+        await store.stat(path)
+        return False
+    except NotFound:
+        await publish_traces(store, [trace], block_count, key, trust, log)
+    if await read_stored(store, trace.tree, trace.workload, block_count, trust, log) is not None:
+        return True
+    await store.delete(path)  # else it would keep others from doing better
+    await renew_all(store, trace.tree, block_count, key, trust, log)
+    return False
 
 
 async def renew_all(

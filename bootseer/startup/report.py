@@ -291,6 +291,11 @@ def make_notes(found: Analysis) -> list[str]:
         )
     if start.older:
         notes.append(f"{start.older} older start(s) in the same files were left out")
+    if start.world_size > len(start.ranks):
+        notes.append(
+            f"these are {len(start.ranks):,} of the {start.world_size:,} ranks of the job:"
+            " what other nodes have written is not here"
+        )
     if found.lost.unseen_ranks:
         text = f"first step observed on {found.lost.ranks:,} of {len(start.ranks):,} ranks"
         reasons = sorted({rank.unseen for rank in start.ranks if rank.unseen})

@@ -93,6 +93,7 @@ class Start(NamedTuple):
     is_clocked: bool  # all nodes are on the coordinator's clock, or there is one only
     error_ns: int  # bound of the error between two nodes, 0 for one node
     older: int  # starts of the same attempt in the same files, which were left out
+    world_size: int  # ranks that the job has, as its nodes say; 0: they do not
     instants: list[Event]  # that say that something went wrong
 
 
@@ -173,8 +174,15 @@ def make_start(events: Iterable[Event], attempt: int) -> Start:
         is_clocked=len(nodes) == 1 or len(clocked) == len(nodes),
         error_ns=error_ns if len(nodes) > 1 else 0,
         older=older,
+        world_size=max(map(_world_size, everything), default=0),
         instants=instants,
     )
+
+
+def _world_size(event: Event) -> int:
+    """PURE: what the start of a node's ranks says; 0 for other events."""
+    found = event.attrs.get("world_size", 0) if event.stage == SPAWN and event.kind == _BEGIN else 0
+    return found if isinstance(found, int) else 0
 
 
 def _latest(events: list[Event]) -> tuple[list[Event], int]:

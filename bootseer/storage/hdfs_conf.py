@@ -18,6 +18,7 @@ from bootseer.errors import ConfigError
 
 DEFAULT_WEB_PORTS = (9870, 50070)  # Hadoop 3, Hadoop 2
 DEFAULT_TLS_PORT = 9871
+DEFAULT_RPC_PORT = 8020  # hdfs-default.xml of Hadoop 3: dfs.namenode.rpc-address
 
 
 class HdfsAddress(NamedTuple):
@@ -50,7 +51,7 @@ def read_address(url: str, options: Mapping[str, object], environ: Mapping[str, 
     has_permissions = conf.get("dfs.permissions.enabled", "true").lower() != "false"
     folder = "/" + path.strip("/") if path.strip("/") else ""
     shown = f"{scheme}://{netloc}{folder}"
-    port = netloc.rpartition(":")[2] if re.search(r":[^:\]]*$", netloc) else None
+    port = _port_of(netloc)
     if port is not None and not (port.isdecimal() and 0 < int(port) < 1 << 16):
         raise ConfigError(f"{scheme}://{netloc}: the port is no number from 1 to 65535")
     if scheme == "viewfs":
@@ -72,9 +73,9 @@ def read_address(url: str, options: Mapping[str, object], environ: Mapping[str, 
                 " or write hdfs://HOST:PORT/PATH"
             )
         shown = f"hdfs://{netloc}{folder}"
-    native = f"hdfs://{netloc}"
+    node = _with_port(conf, netloc)
     web, is_guessed, tls = _web_of_hdfs(conf, netloc, options)
-    return HdfsAddress(shown, folder, native, netloc, web, is_guessed, tls, user, has_permissions)
+    return HdfsAddress(shown, folder, f"hdfs://{node}", node, web, is_guessed, tls, user, has_permissions)
 
 
 def read_conf(folder: str) -> dict[str, str]:
@@ -113,9 +114,8 @@ def _web_of_hdfs(
         return (), False, tls  # we have no Kerberos for HTTP; the native client has it
     if conf.get("dfs.webhdfs.enabled", "true").lower() == "false":
         return (), False, tls
-    host, colon, port = netloc.rpartition(":")
-    if not colon:
-        host, port = netloc, ""
+    port = _port_of(netloc) or ""
+    host = netloc.removesuffix(f":{port}") if port else netloc
     if not port and (nodes := _web_of_nameservice(conf, netloc, tls)):
         return nodes, False, tls
     configured = _web_value(conf, "", tls)
@@ -125,10 +125,22 @@ def _web_of_hdfs(
     return tuple(f"{host}:{guess}" for guess in DEFAULT_WEB_PORTS), True, False
 
 
+def _port_of(netloc: str) -> str | None:
+    """Whatever stands where a port would; not what an IPv6 address has in its brackets."""
+    return netloc.rpartition(":")[2] if re.search(r":[^:\]]*$", netloc) else None
+
+
+def _with_port(conf: Mapping[str, str], netloc: str) -> str:
+    """A NameNode with its port; a nameservice has none, and stays as it is."""
+    services = {name.strip() for name in conf.get("dfs.nameservices", "").split(",")}
+    is_service = netloc in services or f"dfs.ha.namenodes.{netloc}" in conf
+    return f"{netloc}:{DEFAULT_RPC_PORT}" if _port_of(netloc) is None and not is_service else netloc
+
+
 def _is_namenode(conf: Mapping[str, str], netloc: str) -> bool:
     """Whether the configuration's single NameNode is this one."""
     named = (conf.get("dfs.namenode.rpc-address", ""), urlsplit(conf.get("fs.defaultFS", "")).netloc)
-    return netloc in named
+    return _with_port(conf, netloc) in [_with_port(conf, each) for each in named if each]
 
 
 def _web_of_nameservice(conf: Mapping[str, str], nameservice: str, tls: bool) -> tuple[str, ...]:

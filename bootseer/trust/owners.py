@@ -27,6 +27,11 @@ _OTHERS_WRITE = 0o022
 _STICKY = 0o1000
 
 
+def has_owners(url: str) -> bool:
+    """PURE: whether it can be told at all who wrote to a store of this kind."""
+    return scheme_of(url) in ("file", "memory", *_HDFS)
+
+
 async def why_not_owned(store: Store, path: str, data: bytes) -> str:
     """Why `data`, read from `path`, may come from somebody else than this user or root; "" if it cannot."""
     scheme = scheme_of(store.url)

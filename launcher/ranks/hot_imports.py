@@ -33,6 +33,7 @@ _SUFFIX = ".imports"
 _MOST_BYTES = 1 << 20
 _MOST_WHY_CHARS = 300
 _MOST_DROPPED = 500
+_MOST_PATH_CHARS = 4096
 _MOST_RECORDS = 256  # scripts in folders of their own for each run would fill the cache
 _DAY_S = 86_400
 _RECORD_AGE_S = 30 * _DAY_S
@@ -44,6 +45,7 @@ class Record(NamedTuple):
 
     modules: tuple[str, ...]
     dropped: dict[str, str]  # modules that failed while preloading: name -> why
+    caches_folder: str = ""  # of its first-step caches
 
 
 def cache_dir(environ: Mapping[str, str]) -> str:
@@ -57,11 +59,21 @@ def cache_dir(environ: Mapping[str, str]) -> str:
 def read_record(directory: str, key: JobKey) -> Record | None:
     """What is kept of this job; None for nothing that could be used."""
     found = _read(directory, key)
-    return None if found is None else Record(found[0], {name: why for name, (_, why) in found[1].items()})
+    if found is None:
+        return None
+    dropped = {name: why for name, (_, why) in found.dropped.items()}
+    return Record(found.modules, dropped, found.caches_folder)
 
 
-def _read(directory: str, key: JobKey) -> tuple[tuple[str, ...], dict[str, tuple[int, str]]] | None:
-    """The modules, and for each dropped one when and why."""
+class _Found(NamedTuple):
+    """What a file says."""
+
+    modules: tuple[str, ...]
+    dropped: dict[str, tuple[int, str]]  # when and why
+    caches_folder: str
+
+
+def _read(directory: str, key: JobKey) -> _Found | None:
     if not directory:
         return None
     try:
@@ -71,7 +83,7 @@ def _read(directory: str, key: JobKey) -> tuple[tuple[str, ...], dict[str, tuple
     return _parse(text, key)
 
 
-def _parse(text: str, key: JobKey) -> tuple[tuple[str, ...], dict[str, tuple[int, str]]] | None:
+def _parse(text: str, key: JobKey) -> _Found | None:
     lines = text.split("\n")
     header = _header(key)
     if lines[: len(header)] != header or lines[-2:] != [_LAST_LINE, ""]:
@@ -79,8 +91,12 @@ def _parse(text: str, key: JobKey) -> tuple[tuple[str, ...], dict[str, tuple[int
     now = int(time.time())
     modules: dict[str, None] = {}
     dropped: dict[str, tuple[int, str]] = {}
+    caches_folder = ""
     for line in lines[len(header) : -2]:
         kind, _, rest = line.partition(" ")
+        if kind == "caches" and rest.startswith("/"):
+            caches_folder = rest
+            continue
         name, _, rest = rest.partition(" ")
         when, _, why = rest.partition(" ")
         if not is_module_name(name):
@@ -92,7 +108,7 @@ def _parse(text: str, key: JobKey) -> tuple[tuple[str, ...], dict[str, tuple[int
                 dropped[name] = int(when), _plain(why)
         else:
             return None
-    return tuple(modules)[:MOST_MODULES], dropped
+    return _Found(tuple(modules)[:MOST_MODULES], dropped, caches_folder)
 
 
 def read_listing(path: str) -> list[tuple[str, str]]:
@@ -120,8 +136,11 @@ def write_record(directory: str, key: JobKey, record: Record) -> str:
 def _format(directory: str, key: JobKey, record: Record) -> bytes:
     now = int(time.time())
     earlier = _read(directory, key)
-    known = {} if earlier is None else earlier[1]
+    known = {} if earlier is None else earlier.dropped
     lines = _header(key)
+    folder = record.caches_folder
+    if folder.startswith("/") and "\n" not in folder and len(folder) < _MOST_PATH_CHARS:
+        lines.append(f"caches {folder}")
     for name, why in list(record.dropped.items())[:_MOST_DROPPED]:
         if is_module_name(name):  # the time of its first failure is kept, or it would never be tried again
             lines.append(f"dropped {name} {known[name][0] if name in known else now} {_plain(why)}")

@@ -74,6 +74,9 @@ class Preloader:
         self._began_ns = 0
         self._modules: tuple[str, ...] = ()  # what the process imports, or imported
         self._known: tuple[str, ...] = ()  # recorded hot imports
+        self._caches_folder = ""  # of first-step caches: of the last start, then of this one
+        self._has_attempt = False  # ranks were started
+        self._is_guessed = False  # the process was started as if caches were where the last start had them
         self._dropped: dict[str, str] = {}
         self._why = ""  # it has ended
         self._why_timeout = ""  # it was ended for this
@@ -86,37 +89,56 @@ class Preloader:
 
     # ---- the start -------------------------------------------------------------------------------------------
 
-    def begin_early(self, environ: Mapping[str, str], program: RankProgram) -> None:
+    def begin_early(self, environ: Mapping[str, str], with_caches: Callable[[str], RankProgram]) -> None:
         """As `begin`, which has to follow: all is known but where first-step caches are.
 
-        Nothing is begun that may read this while it is imported: what an earlier start, or the user, has named.
+        They are taken to be where the last start had them, if that is a folder. Else nothing is begun that may
+        read this while it is imported: what an earlier start, or the user, has named.
+
+        Args: with_caches: what ranks are run by if caches are in this folder, "" for nobody knows.
         """
-        if self._state is State.LOADING and self._program != program:
-            self._begins_anew = True
-            self.move(program)
+        self._make_plan(environ, with_caches(""))
+        folder = self._caches_folder if os.path.isdir(self._caches_folder) else ""
+        program = with_caches(folder)
+        if self._state in (State.LOADING, State.READY) and self._program != program:
+            self._start_anew(program)
             return
         self._program = program
-        self._make_plan(environ)
-        if self._plan.at_once and self._state is State.NONE and self._chosen() == DEFAULT_MODULES:
+        can_begin = bool(folder) or self._chosen() == DEFAULT_MODULES
+        if self._plan.at_once and self._state is State.NONE and can_begin:
+            self._is_guessed = bool(folder)
             self._start()
 
-    def begin(self, environ: Mapping[str, str], program: RankProgram | None = None) -> None:
+    def begin(
+        self, environ: Mapping[str, str], program: RankProgram | None = None, caches_folder: str = ""
+    ) -> None:
         """Makes the plan, and starts the process if the first attempt is to be forked: as early as can be.
 
-        Args: program: what ranks are run by; by default this node's interpreter.
+        Args: program: what ranks are run by; by default this node's interpreter; caches_folder: of first-step
+            caches, which the next start will take it for; "" for none.
         """
-        self._program = own_program(self._spec.python) if program is None else program
-        self._make_plan(environ)
+        program = own_program(self._spec.python) if program is None else program
+        self._make_plan(environ, program)
+        self._caches_folder = caches_folder
+        guessed, self._program = self._program, program
         if self._plan.at_once and self._state is State.NONE:
             self._start()
+        elif self._is_guessed and guessed is not None and guessed.environ.items() - program.environ.items():
+            self._start_anew(program)
+        self._is_guessed = False
 
-    def _make_plan(self, environ: Mapping[str, str]) -> None:
+    def _start_anew(self, program: RankProgram) -> None:
+        """What was begun is of no use."""
+        if self._state in (State.LOADING, State.READY):
+            self._begins_anew, self._state = True, State.LOADING
+        self.move(program)
+
+    def _make_plan(self, environ: Mapping[str, str], program: RankProgram) -> None:
         """Once."""
         if self._has_plan:
             return
         self._has_plan = True
-        spec, program = self._spec, self._program
-        assert program is not None
+        spec = self._spec
         mode = fork_policy.ForkMode(spec.fork_ranks)
         if mode is fork_policy.ForkMode.OFF:
             return
@@ -133,6 +155,7 @@ class Preloader:
                 # What the user names is tried again: it may have been mended, else a line says what is wrong.
                 self._dropped = {name: why for name, why in record.dropped.items() if name not in spec.preload}
                 self._known = record.modules
+                self._caches_folder = record.caches_folder
                 recorded = record.modules or None
             source = _read_source(entry.mode, entry.target)
         self._plan = fork_policy.plan(
@@ -167,7 +190,7 @@ class Preloader:
         self._began_ns = time.monotonic_ns()
         entry = spec.entry
         argv = [of.python, "-u", of.inside, "preload", of.preloaded, SOCKET_FD, entry.mode, entry.target]
-        telling = [">" + self.listing_path] if self.listing_path and self._starts == 1 else []
+        telling = [">" + self.listing_path] if self.listing_path and not self._has_attempt else []
         self._guard.preload(
             self._starts,
             [*of.prefix, *argv, *entry.args],
@@ -197,6 +220,7 @@ class Preloader:
 
     def attempt_started(self) -> None:
         """All ranks run."""
+        self._has_attempt = True
         if self._later is None and self._plan.restarts and self._spec.can_restart:
             self._later = self._loop.call_later(LATER_S, self._load_for_restarts)
 
@@ -233,12 +257,13 @@ class Preloader:
     def _remember(self) -> None:
         if self._key is not None:
             # A cache that cannot be written only costs the next start its head start.
-            hot_imports.write_record(self._cache, self._key, hot_imports.Record(self._known, self._dropped))
+            record = hot_imports.Record(self._known, self._dropped, self._caches_folder)
+            hot_imports.write_record(self._cache, self._key, record)
 
     # ---- what the guard tells --------------------------------------------------------------------------------
 
     def on_ready(self, number: int, count: int, _absent: list[str]) -> None:
-        if number != self._starts or self._state is not State.LOADING:
+        if number != self._starts or self._state is not State.LOADING or self._begins_anew:
             return
         self._cancel_timer()
         self._why_timeout = ""
@@ -288,7 +313,7 @@ class Preloader:
         self._guard.unload()
 
     def _note_span(self, modules: int, error: str) -> None:
-        first = self._plan.at_once and self._starts == 1
+        first = self._plan.at_once and not self._has_attempt
         self._note(PreloadSpan(self._began_ns, time.monotonic_ns(), modules, error, first))
 
     def _cancel_timer(self) -> None:

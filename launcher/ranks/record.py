@@ -51,7 +51,13 @@ class AttemptRecord:
         group, writer = self._group, self._writer
         span = writer.begin(Stage.RENDEZVOUS, "rendezvous", mono_ns=self._began_ns)
         writer.end(Stage.RENDEZVOUS, "rendezvous", span, mono_ns=group.prepared_ns)
-        span = writer.begin(Stage.SPAWN, "spawn", mono_ns=group.spawn_began_ns, ranks=len(group.ranks))
+        span = writer.begin(
+            Stage.SPAWN,
+            "spawn",
+            mono_ns=group.spawn_began_ns,
+            ranks=len(group.ranks),
+            world_size=group.world.world_size,
+        )
         for rank in group.ranks:
             how = "fork" if rank.is_forked else "exec"
             writer.instant(

@@ -451,6 +451,9 @@ def test_the_file_of_the_project_does_as_well(node: Node) -> None:
 
 
 def test_list_says_what_there_is(node: Node) -> None:
+    mistyped = node("list", status=1).stderr
+    assert f"{node.store}: there is no such folder" in mistyped and mistyped.count("\n") == 1
+    node.store.mkdir(0o755)
     assert node("list").stdout == "the store has no environments\n"
     (node.work / "requirements.txt").write_text("alpha\nbeta==1.0\n")
     made = node("snapshot", *node.setup)
@@ -547,6 +550,7 @@ def test_a_document_that_is_not_of_its_key_is_no_base(node: Node) -> None:
 
 @pytest.mark.slow
 def test_verify_finds_every_wrong_byte(node: Node) -> None:
+    node.store.mkdir(0o755)
     assert "no environments" in node("verify").stdout
     key = node.ask("snapshot", *node.setup)["key"]
     good = node.ask("verify")
@@ -603,6 +607,7 @@ def write_caches(node: Node, name: str, url: str) -> str:
 
 
 def test_first_step_caches_of_a_store(node: Node) -> None:
+    node.store.mkdir(0o755)
     assert "no first-step caches" in node("caches", "list").stdout
     write_caches(node, "cache", os.fspath(node.store))
     line = node("caches", "list").stdout

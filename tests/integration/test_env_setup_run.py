@@ -53,6 +53,13 @@ def test_commands_run_one_after_the_other(run: Run, log: Path, tmp_path: Path) -
     assert 0 < result.took_s < 60
 
 
+def test_a_command_of_ours_is_not_counted_among_theirs(run: Run) -> None:
+    with pytest.raises(SetupFailed, match=r"^set-up command 1 of 1 \(exit 3\) ended with status 3"):
+        run("true", "exit 3", makes_venv=True)
+    with pytest.raises(SetupFailed, match=r"^making the virtual environment \(exit 4\) ended with status 4"):
+        run("exit 4", "true", makes_venv=True)
+
+
 def test_log_goes_on_from_what_is_there(run: Run, log: Path) -> None:
     log.write_text("before\n")
     lines: list[str] = []

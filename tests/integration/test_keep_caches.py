@@ -92,15 +92,50 @@ def test_forked_ranks_know_where_caches_are(
 ) -> None:
     """Also when it was not known yet when their imports began; what may read it then waits for it."""
     machine = machines("node")
-    (site,) = machine.venv.glob("lib/*/site-packages")
-    site.joinpath("numba.py").write_text("import os\nFOUND = os.environ.get('NUMBA_CACHE_DIR')\n")
-    machine.script.write_text("import numba, os\nprint('same', numba.FOUND == os.environ['NUMBA_CACHE_DIR'])\n")
+    write_numba(machine)
     done = run(machine, bootrun, "--fork-ranks=on", *([f"--preload={preload}"] if preload else []))
     assert done.status == 0 and "same True" in done.stdout, done.stderr
     assert "exec'd" not in done.stderr
-    began = {event.name: event.mono_ns for event in agent_events(machine.folder / "logs") if event.kind == "begin"}
-    ended = {event.name: event.mono_ns for event in agent_events(machine.folder / "logs") if event.kind == "end"}
-    assert (began["preload"] < ended["caches"]) == (not preload)
+    assert has_begun_early(machine) == (not preload)
+
+
+def write_numba(machine: Machine) -> None:
+    """A module that reads the place of its cache when it is imported, and a script that needs it."""
+    (site,) = machine.venv.glob("lib/*/site-packages")
+    site.joinpath("numba.py").write_text("import os\nFOUND = os.environ.get('NUMBA_CACHE_DIR')\n")
+    machine.script.write_text("import numba, os\nprint('same', numba.FOUND == os.environ['NUMBA_CACHE_DIR'])\n")
+
+
+def has_begun_early(machine: Machine) -> bool:
+    """Whether modules were imported, at the last start, before it was known where caches are."""
+    events = sorted(agent_events(machine.folder / "logs"), key=lambda event: event.mono_ns)
+    began = {event.name: event.mono_ns for event in events if event.kind == "begin"}
+    ended = {event.name: event.mono_ns for event in events if event.kind == "end"}
+    return began["preload"] < ended["caches"]
+
+
+def test_where_the_last_start_had_caches_is_where_the_next_one_imports(
+    machines: Callable[[str], Machine], bootrun: support.Programs
+) -> None:
+    machine = machines("node")
+    write_numba(machine)
+    with machine.script.open("a") as script:
+        script.write(
+            f"""
+import glob, sys, time
+sys.modules["_bootseer_rank"].heartbeat(1, {{}})
+for _ in range(3000):
+    if glob.glob("{machine.folder}/cache/**/*.imports", recursive=True):
+        sys.exit(0)  # what the next start needs is known
+    time.sleep(0.01)
+sys.exit("nothing was recorded")
+"""
+        )
+    for _ in range(2):
+        done = run(machine, bootrun, "--fork-ranks=on", BOOTSEER_CACHE_DIR=os.fspath(machine.folder / "cache"))
+        assert done.status == 0 and "same True" in done.stdout, done.stderr
+        assert "exec'd" not in done.stderr
+    assert has_begun_early(machine)
 
 
 def test_what_the_first_step_made_is_kept_while_ranks_run(
@@ -161,14 +196,27 @@ def test_store_that_cannot_be_used_is_a_cold_start(
     assert "cold 0" in found.stdout
 
 
+def write_odd_python(machine: Machine) -> Path:
+    """An interpreter that cannot be asked for its version."""
+    odd = machine.folder / "odd"
+    odd.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 3\nexec {machine.environ["PYTHON_EXEC"]} "$@"\n')
+    odd.chmod(0o755)
+    return odd
+
+
+def test_strict_says_once_what_has_failed(machines: Callable[[str], Machine], bootrun: support.Programs) -> None:
+    machine = machines("node")
+    found = run(machine, bootrun, "--strict", PYTHON_EXEC=os.fspath(write_odd_python(machine)))
+    assert found.status == 1 and "cold" not in found.stdout
+    (line,) = [line for line in found.stderr.splitlines() if "caches" in line]
+    assert "error: --strict: something failed: first-step caches are not used" in line
+
+
 def test_interpreter_without_a_version_is_a_cold_start(
     machines: Callable[[str], Machine], bootrun: support.Programs
 ) -> None:
     machine = machines("node")
-    odd = machine.folder / "odd"
-    odd.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 3\nexec {machine.environ["PYTHON_EXEC"]} "$@"\n')
-    odd.chmod(0o755)
-    found = run(machine, bootrun, PYTHON_EXEC=os.fspath(odd))
+    found = run(machine, bootrun, PYTHON_EXEC=os.fspath(write_odd_python(machine)))
     assert found.status == 0, found.stderr
     assert "first-step caches are not used" in found.stderr
     assert "cold 0" in found.stdout

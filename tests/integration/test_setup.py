@@ -15,10 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.blocks.trace import decode as decode_trace
+from bootseer.blocks.trace import workload_key
 from bootseer.mounts.tree_mount import unmount_tree
+from bootseer.mounts.tree_traces import PAYLOAD_TYPE as TRACE_TYPE
+from bootseer.tree.index import BLOCK_UNITS
+from bootseer.tree.index import decode as decode_index
+from bootseer.trust import parse
 from tests import support
 from tests.integration.mounted_trees import need_mounts
-from tests.integration.setup_jobs import Machine, agent_events, keepers_end, setup_span
+from tests.integration.setup_jobs import SCRIPT, Machine, agent_events, keepers_end, setup_span
 from tests.made_wheels import make_wheel
 from tests.support import lacking, wait_until
 
@@ -108,6 +114,39 @@ def test_mounted_where_that_can_be(
     assert unmount_tree(str(span.attrs["tree"]), force=True)
     assert span.attrs["how"] == "mount", second.stderr
     assert sorted(machine.venv.rglob("*")) == before, "only ranks see it"
+
+
+READS_AND_WAITS = """
+import glob, time
+sys.modules["_bootseer_rank"].heartbeat(1, {})
+for _ in range(6000):
+    if glob.glob("STORE/trees/*/traces/*/any.json"):
+        sys.exit(0)
+    time.sleep(0.01)
+sys.exit("nothing was recorded")
+"""
+
+
+def test_what_its_builder_reads_first_other_nodes_prefetch(machine: Machine, start: Start) -> None:
+    """The builder has the files themselves, and no mount that could record what is read of them."""
+    machine.script.write_text(SCRIPT + READS_AND_WAITS.replace("STORE", os.fspath(machine.store)))
+    first = start(*UNPACK).wait(DEADLINE_S)
+    assert first.status == 0, first.stdout + first.stderr
+    assert "is recorded for other nodes" in first.stderr
+    workload = workload_key("python3", os.fspath(machine.script))
+    (path,) = machine.store.glob(f"trees/*/traces/*/{workload}.json")
+    digest, tree = path.parent.name, path.parent.parent.parent
+    index = decode_index((tree / "index" / digest).read_bytes(), digest, "the tree")
+    payload = parse(path.read_bytes(), TRACE_TYPE, "the trace").payload
+    trace = decode_trace(payload, digest, index.block_count, "the trace")
+    small = {
+        address // BLOCK_UNITS
+        for entry in range(len(index))
+        if b"/small/" in index.path(entry) and index.names[entry].endswith(b".pyc")
+        for _, address, _ in index.pieces(entry)
+    }
+    assert small and small <= set(trace.hot())
+    assert trace.runs == 1
 
 
 def test_changed_requirements_are_installed(machine: Machine, start: Start) -> None:

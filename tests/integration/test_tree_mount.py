@@ -377,18 +377,32 @@ def test_a_new_node_prefetches_by_the_published_trace(trees: Trees, published: P
         assert "a trace is not used" in Path(tree.status()["log"]).read_text()
 
 
-def test_a_recording_is_published(trees: Trees) -> None:
-    store = trees.top / "store"
+WORKLOAD = "0123456789abcdef"
+
+
+@pytest.fixture
+def store(trees: Trees) -> Path:
+    """A folder with the tree."""
+    found = trees.top / "store"
     for name, data in trees.built.files.items():
-        (store / name).parent.mkdir(parents=True, exist_ok=True)
-        (store / name).write_bytes(data)
-    key = KeyFolder.find().make("ada")
-    url = f"{store}@sha256:{trees.built.digest}"
-    workload = "0123456789abcdef"
-    options = TreeOptions(idle_s=0, streams=False, publishes=True)
-    tree = mount_tree(url, workload=workload, options=options)
+        (found / name).parent.mkdir(parents=True, exist_ok=True)
+        (found / name).write_bytes(data)
+    return found
+
+
+def record(url: str, digest: str, options: TreeOptions) -> MountedTree:
+    """A start that reads one file."""
+    tree = mount_tree(f"{url}@sha256:{digest}", workload=WORKLOAD, options=options)
     Path(tree.folder, "4/file4").read_bytes()
     assert tree.end_start()
+    return tree
+
+
+def test_a_recording_is_published(trees: Trees, store: Path) -> None:
+    key = KeyFolder.find().make("ada")
+    workload = WORKLOAD
+    options = TreeOptions(idle_s=0, streams=False, publishes=True)
+    tree = record(os.fspath(store), trees.built.digest, options)
     data = (store / f"traces/{trees.built.digest}/{workload}.json").read_bytes()
     envelope = parse(data, TRACE_TYPE, "the trace")
     assert [each.keyid for each in envelope.signatures] == [key.keyid]
@@ -399,6 +413,17 @@ def test_a_recording_is_published(trees: Trees) -> None:
     assert [each.keyid for each in envelope.signatures] == [key.keyid]
     of_all = decode_trace(envelope.payload, tree.digest, trees.built.index.block_count, "the trace")
     assert of_all == structs.replace(trace, workload=ANY_WORKLOAD)
+
+
+SHARING = TreeOptions(idle_s=0, streams=False, shares=True)
+
+
+def test_the_first_recording_of_a_workload_is_shared(trees: Trees, store: Path) -> None:
+    key = KeyFolder.find().make("ada")
+    record(os.fspath(store), trees.built.digest, SHARING)
+    path = store / f"traces/{trees.built.digest}/{WORKLOAD}.json"
+    wait_until(path.exists, 10, "the recording of the first node")
+    assert [each.keyid for each in parse(path.read_bytes(), TRACE_TYPE, "it").signatures] == [key.keyid]
 
 
 @pytest.mark.parametrize("has_lock", [True, False])

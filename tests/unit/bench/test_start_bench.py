@@ -16,8 +16,9 @@ from bench.start_ways import ALONE, Sample, newest_moments, read_stages
 SPANS: list[Span] = [
     ("rendezvous", 0.0, 0.4),
     ("image", 0.01, 1.0),
-    ("setup", 0.02, 1.5),
-    ("checkpoint", 0.03, 2.5),
+    ("image_resolved", 0.01, 0.11),
+    ("setup", 0.12, 1.5),
+    ("checkpoint", 0.41, 2.5),
     ("preload", 1.51, 3.0),
     ("caches", 1.51, 2.0),
     ("spawn", 3.02, 3.1),
@@ -25,13 +26,15 @@ SPANS: list[Span] = [
 
 
 def test_a_start_that_never_waits() -> None:
-    assert longest_wait(SPANS) == Wait(0.03, "checkpoint")
+    assert longest_wait(SPANS) == Wait(pytest.approx(0.02), "spawn")
 
 
 @pytest.mark.parametrize(
     ("stage", "span", "wait_s"),
     [
         ("image", (0.3, 1.0), 0.3),  # it needs nothing
+        ("setup", (0.41, 1.5), 0.3),  # it was known what the image is
+        ("checkpoint", (0.7, 2.5), 0.3),  # and which version the job loads
         ("preload", (1.8, 3.0), 0.3),  # what it is imported from was there
         ("spawn", (3.5, 3.6), 0.5),  # and all that ranks need
     ],
@@ -81,7 +84,7 @@ def test_limits_come_from_the_techniques_alone() -> None:
         figures, "start.", 1, {"cold": [cold], **{way: [each] for way, each in zip(ALONE, alone, strict=True)}}
     )
     assert figures["start.vs_limit"].value == pytest.approx(6.0 / 5.5)
-    assert figures["start.wait_ms"].value == pytest.approx(30)
+    assert figures["start.wait_ms"].value == pytest.approx(20)
     without = Figures()
     add_limits(without, "start.", 1, {"cold": [cold]})
     assert [name for name, _ in without] == ["start.wait_ms"]
@@ -96,6 +99,9 @@ def test_the_newest_attempt_counts(tmp_path: Path) -> None:
         newest_moments(str(tmp_path / "none"))
 
 
+RESOLVED_S = {"resolved_s": 0.5, "how": "mounted"}
+
+
 def test_stages_of_events_and_of_a_node_that_does_without(tmp_path: Path) -> None:
     out, events = tmp_path / "out", tmp_path / "logs" / "run" / "events"
     out.mkdir()
@@ -105,10 +111,22 @@ def test_stages_of_events_and_of_a_node_that_does_without(tmp_path: Path) -> Non
         {"stage": "env", "kind": "begin", "name": "setup", "span": "a", "mono_ns": 6},
         {"stage": None, "kind": "begin", "name": "prefetch", "span": "b", "mono_ns": 7},
         {"stage": "env", "kind": "end", "name": "setup", "span": "a", "mono_ns": 9},
+        {"stage": "image", "kind": "begin", "name": "image", "span": "d", "mono_ns": 10},
+        {
+            "stage": "image",
+            "kind": "end",
+            "name": "image",
+            "span": "d",
+            "mono_ns": 2_000_000_010,
+            "attrs": RESOLVED_S,
+        },
         {"stage": "spawn", "kind": "begin", "name": "spawn", "span": "c", "mono_ns": 10},
     ]
     (events / "agent-n.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_stages(str(out)) == [("image_pulled", 1, 5), ("setup", 6, 9)]
+    assert read_stages(str(out)) == [
+        *(("image_pulled", 1, 5), ("setup", 6, 9)),
+        *(("image", 10, 2_000_000_010), ("image_resolved", 10, 500_000_010)),
+    ]
 
 
 def test_ways_that_train_otherwise_are_no_comparison() -> None:

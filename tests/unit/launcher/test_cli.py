@@ -37,6 +37,15 @@ def test_what_follows_the_script_is_the_scripts() -> None:
     assert (args.role, args.redirects, args.quiet) == ("default", "3", False)
 
 
+@pytest.mark.parametrize(
+    ("flag", "meant"), [("--keep-cache", "--keep-caches"), ("--nnodez=2", "--nnodes"), ("--frobnicate", "")]
+)
+def test_a_misspelt_flag(capsys: pytest.CaptureFixture[str], flag: str, meant: str) -> None:
+    line = fails(capsys, flag, "train.py")
+    assert f"unrecognized arguments: {flag}" in line
+    assert (f"is {meant} meant?" in line) if meant else ("meant" not in line)
+
+
 def test_dashes_before_the_script_are_swallowed() -> None:
     assert read("--", "train.py", "--", "x").training_script_args == ["--", "x"]
 

@@ -11,7 +11,8 @@ from launcher.guard_client import GuardClient
 from launcher.loop import Loop
 from launcher.node import Node
 from launcher.ranks.console import Console
-from launcher.ranks.group import RankGroup
+from launcher.ranks.group import Rank, RankGroup
+from launcher.ranks.logs import RankLogs
 from launcher.rendezvous.messages import World
 from launcher.spec import build_spec
 
@@ -21,7 +22,7 @@ class Group:
 
     def __init__(self) -> None:
         self.world = World(0, 0, 0, 1, 0, 1, 0, 1, "h", 1)
-        self.ranks: list[object] = []
+        self.ranks = [Rank(0, 0, RankLogs(None, None, False, False, ""), "")]
         self.is_stopping = False
         self.why: list[str] = []
 

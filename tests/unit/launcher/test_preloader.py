@@ -14,7 +14,7 @@ from launcher.guard_client import GuardClient
 from launcher.loop import Loop
 from launcher.ranks import hot_imports
 from launcher.ranks.preloader import MOST_STARTS, Preloader, PreloadSpan
-from launcher.ranks.program import own_program
+from launcher.ranks.program import RankProgram, own_program
 from launcher.spec import build_spec
 
 OMP = {"OMP_NUM_THREADS": "1"}
@@ -27,13 +27,14 @@ class Guard:
 
     def __init__(self) -> None:
         self.loaded: list[tuple[str, ...]] = []  # modules with their signs, each time
+        self.environ: dict[str, str] = {}  # the last time
         self.prepared: list[int] = []
         self.unloads = 0
 
     def preload(
         self, number: int, argv: list[str], environ: dict[str, str], unset: tuple[str, ...], modules: list[str]
     ) -> None:
-        self.number = number
+        self.number, self.environ = number, environ
         self.loaded.append(tuple(modules))
 
     def prepare(self, count: int) -> None:
@@ -116,7 +117,7 @@ def test_a_ready_process_is_forked_from(start: Callable[..., Start]) -> None:
 def test_it_begins_before_the_variables_of_caches_are_known(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", begins=False)
     program = own_program(job.spec.python)
-    job.preloader.begin_early({}, program)
+    job.preloader.begin_early({}, lambda _: program)
     assert job.guard.loaded == [TORCH]
     job.preloader.begin({}, program._replace(environ={"TRITON_CACHE_DIR": "/caches/triton"}))
     assert job.guard.loaded == [TORCH] and job.guard.unloads == 0
@@ -127,19 +128,92 @@ def test_it_begins_before_the_variables_of_caches_are_known(start: Callable[...,
 def test_what_may_read_these_variables_is_imported_when_they_are_known(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", "--preload", "mylib", begins=False)
     program = own_program(job.spec.python)
-    job.preloader.begin_early({}, program)
+    job.preloader.begin_early({}, lambda _: program)
     assert job.guard.loaded == []
     job.preloader.begin({}, program._replace(environ={"TRITON_CACHE_DIR": "/caches/triton"}))
     assert job.guard.loaded == [(*TORCH, "!mylib")]
+
+
+class Guessing:
+    """The second start of a job whose first one had caches in `folder`."""
+
+    def __init__(self, start: Callable[..., Start], folder: Path) -> None:
+        self.folder = os.fspath(folder)
+        self.environ = {"BOOTSEER_CACHE_DIR": os.fspath(folder.parent / "cache")}
+        folder.mkdir()
+        first = start("--fork-ranks", "on", begins=False)
+        first.preloader.begin(self.environ, self.with_caches(self.folder), self.folder)
+        first.ready(900)
+        assert first.settle() == [True]
+        first.first_step(library("torch", "torch.distributed", "yaml"), is_forked=True)
+        self.job = start("--fork-ranks", "on", begins=False)
+
+    def with_caches(self, folder: str) -> RankProgram:
+        own = {"TRITON_CACHE_DIR": f"{folder}/triton"} if folder else {}
+        return own_program("/usr/bin/python3")._replace(environ={"TRITON_CACHE_AUTOTUNING": "1", **own})
+
+    def begin_early(self) -> None:
+        self.job.preloader.begin_early(self.environ, self.with_caches)
+
+    def begin(self, folder: str) -> None:
+        self.job.preloader.begin(self.environ, self.with_caches(folder), folder)
+
+
+@pytest.fixture
+def guessing(start: Callable[..., Start], tmp_path: Path) -> Guessing:
+    return Guessing(start, tmp_path / "caches")
+
+
+HOT = (*TORCH, "~yaml")
+
+
+def test_caches_are_taken_to_be_where_the_last_start_had_them(guessing: Guessing) -> None:
+    guessing.begin_early()
+    job = guessing.job
+    assert job.guard.loaded == [HOT]
+    assert job.guard.environ["TRITON_CACHE_DIR"] == f"{guessing.folder}/triton"
+    guessing.begin(guessing.folder)
+    assert job.guard.loaded == [HOT] and job.guard.unloads == 0
+    job.ready(900)
+    assert job.settle() == [True]
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+@pytest.mark.parametrize("instead", ["/other", ""])
+def test_where_they_are_elsewhere_it_begins_anew(guessing: Guessing, instead: str, is_ready: bool) -> None:
+    guessing.begin_early()
+    job = guessing.job
+    if is_ready:
+        job.ready(900)
+    guessing.begin(instead)
+    assert job.guard.unloads == 1
+    assert job.settle() == []  # not from a process that goes
+    job.ready(900)  # was on its way
+    assert job.forks == []
+    job.end("", "it was ended by SIGTERM")
+    assert job.guard.loaded == [HOT, HOT] and job.said == []
+    assert job.guard.environ.get("TRITON_CACHE_DIR", "") == (f"{instead}/triton" if instead else "")
+    job.ready(900)
+    assert job.forks == [True]
+    assert job.spans[-1].is_part_of_start  # ranks have waited for it
+
+
+def test_nothing_is_guessed_of_caches_that_are_gone(guessing: Guessing) -> None:
+    os.rmdir(guessing.folder)
+    guessing.begin_early()
+    job = guessing.job
+    assert job.guard.loaded == []
+    guessing.begin("/other")
+    assert job.guard.loaded == [HOT] and job.guard.unloads == 0
 
 
 def test_another_image_meanwhile(start: Callable[..., Start]) -> None:
     """What was imported is of the image that was lost."""
     job = start("--fork-ranks", "on", begins=False)
     program = own_program(job.spec.python)
-    job.preloader.begin_early({}, program)
+    job.preloader.begin_early({}, lambda _: program)
     another = program._replace(prefix=("enter", "another"))
-    job.preloader.begin_early({}, another)
+    job.preloader.begin_early({}, lambda _: another)
     assert job.guard.unloads == 1
     job.end("", "it was ended by SIGTERM")
     assert job.guard.loaded == [TORCH, TORCH] and job.said == []

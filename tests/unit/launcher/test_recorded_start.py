@@ -14,7 +14,7 @@ from launcher.guard_client import GuardClient
 from launcher.ranks.group import Rank
 from launcher.ranks.logs import RankLogs
 from launcher.ranks.record_files import START_FOLDER, make_start_key, records_dir
-from launcher.ranks.start_plan import NAME, Entry
+from launcher.ranks.start_plan import FILE, FOLDER, NAME, SMALL, Entry
 from launcher.ranks.start_record import write_record
 from launcher.recorded_start import PREFETCH, RECORD, HelperSpan, RecordedStart, is_stale
 from launcher.spec import build_spec
@@ -47,8 +47,12 @@ class Start:
         if is_kept:
             assert write_record(self.folder, self.key, [Entry(NAME, "/a")], []) == ""
         self.guard, self.spans = Guard(), list[HelperSpan]()
-        self.recorded = RecordedStart(cast(GuardClient, self.guard), spec, self.spans.append)
+        self.told = 0  # that something was recorded
+        self.recorded = RecordedStart(cast(GuardClient, self.guard), spec, self.spans.append, self.on_recorded)
         self.listing = self.recorded.begin(environ, "/logs/events" if events else "")
+
+    def on_recorded(self) -> None:
+        self.told += 1
 
     def first_step(self, *, forked: bool = False, events: str = "/logs/events/rank-0.jsonl") -> None:
         rank = Rank(0, 0, cast(RankLogs, None), events)
@@ -68,6 +72,51 @@ def test_an_unknown_start_is_recorded(tmp_path: Path) -> None:
     start.recorded.on_helper_ended(RECORD, 0.5, {"files": 3})
     (span,) = start.spans
     assert (span.name, span.error, span.facts) == ("start_recorded", "", {"files": 3, "cpu_s": 0.5})
+    assert start.told == 1
+
+
+def test_what_was_recorded_is_told_as_files_and_bytes(tmp_path: Path) -> None:
+    start = Start(tmp_path)
+    assert start.recorded.files() == []
+    entries = [Entry(FOLDER, "/a"), Entry(NAME, "/a/x"), Entry(SMALL, "/a/b.py"), Entry(FILE, "/a/c.so", 9, 9)]
+    entries.append(Entry(FILE, "/a/d.so", 1 << 20, 9, ((1, 2), (8, 1))))
+    assert write_record(start.folder, start.key, entries, []) == ""
+    found = [("/a/b.py", []), ("/a/c.so", []), ("/a/d.so", [(4096, 8192), (32768, 4096)])]
+    assert start.recorded.files() == found
+    start.recorded.on_helper_ended(RECORD, 0.1, {"error": "it was killed"})
+    assert start.told == 0
+
+
+def test_what_was_made_in_an_image_is_recorded_for_this_run(tmp_path: Path) -> None:
+    start = Start(tmp_path, "--image", "/trees/x")
+    assert start.listing == ""
+    events = os.fspath(tmp_path / "events")
+    listing = start.recorded.begin_whole(events)
+    assert listing.startswith(f"{events}/preload-") and start.recorded.begin_whole(events) == listing
+    start.first_step(forked=True)
+    ((number, name, texts),) = start.guard.asked
+    assert (number, name, *texts[1:]) == (
+        RECORD, "record", "77", "/logs/events/rank-0.imports", listing, "1", "", *start.key
+    )  # fmt: skip
+    assert texts[0].startswith(f"{events}/start-")
+    assert write_record(texts[0], start.key, [Entry(SMALL, "/a/b.py")], []) == ""
+    assert start.recorded.files() == [("/a/b.py", [])]
+    start.recorded.on_helper_ended(RECORD, 0.1, {"why": "", "files": 1})
+    assert start.told == 1 and not os.path.exists(texts[0])
+    assert Start(tmp_path, "--image", "/trees/x", "--record-start", "off").recorded.begin_whole(events) == ""
+
+
+def test_what_was_made_here_is_recorded_from_nothing(tmp_path: Path) -> None:
+    """Also where an earlier start is known, of which most has changed by now."""
+    start = Start(tmp_path, is_kept=True)
+    assert start.listing == ""
+    listing = start.recorded.begin_whole("/logs/events")
+    assert listing.startswith("/logs/events/preload-")
+    start.first_step(forked=True)
+    texts = (start.folder, "77", "/logs/events/rank-0.imports", listing, "1", "", *start.key)
+    assert start.guard.asked[-1] == (RECORD, "record", texts)
+    start.recorded.on_helper_ended(RECORD, 0.1, {"why": "the rank has listed nothing"})
+    assert start.told == 0 and os.path.exists(start.folder)
 
 
 def test_a_known_start_is_read_ahead_at_once_until_the_first_step(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Bed(KeeperBed):
 
         events = WorkplaceEvents(
             coming=ignore,
-            known=self.known.append,
+            known=lambda program, _: self.known.append(program),
             image_failed=self.failed.append,
             setup_failed=lambda news: self.failed.append(news.text),
             setup_news=news,

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from bootseer import aio
 from bootseer.blocks.trace import ANY_WORKLOAD, KEPT_RUNS, Trace, decode, encode, merge, recording_name
-from bootseer.mounts.tree_traces import ALL_TRACES, list_stored, merge_all, publish_traces, read_stored, renew_all
+from bootseer.mounts.tree_traces import (
+    ALL_TRACES,
+    PAYLOAD_TYPE,
+    Traces,
+    list_stored,
+    merge_all,
+    publish_traces,
+    read_stored,
+    renew_all,
+)
 from bootseer.storage import open_store
 from bootseer.storage.memory import forget
 from bootseer.testing.faulty_store import FaultyStore
-from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey
+from bootseer.trust import KeyFolder, PublicKey, SigningKey, Trust, TrustedKey, parse
+from bootseer.trust.reading import read_whole
 
 TREE = "ab" * 32
 COUNT = 50
@@ -93,3 +107,31 @@ def test_who_is_not_believed_is_not_in_it() -> None:
     finally:
         aio.close()
         forget("test-tree-traces")
+
+
+def test_only_the_first_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only what we would believe ourselves. What is there stays: who overwrote it would be overwritten."""
+    mine = Trace(tree=TREE, workload="1" * 16, runs=1, blocks=[3], seen=[1], first_ms=[1])
+    path = f"traces/{TREE}/{mine.workload}.json"
+    ours = SigningKey.make()
+
+    async def run() -> None:
+        store = FaultyStore(open_store("memory://test-tree-traces-shared"))  # not this user's own
+        trust = Trust([TrustedKey(PublicKey(ours.public, "ours"), "ours.pub")])
+        kept = Traces(os.fspath(tmp_path), TREE, COUNT, store, trust, lambda _: None)
+        shared = []
+        for key in (None, SigningKey.make(), ours, ours):
+            monkeypatch.setattr(KeyFolder, "read_private", lambda _, key=key: key)
+            shared.append(await kept.share(structs.replace(mine, blocks=[len(shared)])))
+            if not any(shared):
+                assert await list_stored(store, TREE) == []
+        assert shared == [False, False, True, False]
+        found = parse(await read_whole(store, path, 1 << 20), PAYLOAD_TYPE, "it")
+        assert decode(found.payload, TREE, COUNT, "it").blocks == [2]
+        await store.aclose()
+
+    try:
+        aio.run_sync(run())
+    finally:
+        aio.close()
+        forget("test-tree-traces-shared")

@@ -32,6 +32,18 @@ def test_host_and_port() -> None:
     assert (found.user, found.tls) == ("ada", False)
 
 
+@pytest.mark.parametrize("host", ["nn", "[::1]"])
+def test_a_host_alone_is_asked_at_the_port_of_hadoop(tmp_path: Path, host: str) -> None:
+    found = read_address(f"hdfs://{host}/a", {}, USER)
+    assert (found.url, found.native, found.rpc) == (f"hdfs://{host}/a", f"hdfs://{host}:8020", f"{host}:8020")
+    assert found.namenodes == (f"{host}:9870", f"{host}:50070")
+    hdfs = {"dfs.namenode.http-address": "0.0.0.0:1111", "dfs.nameservices": "east, west"}
+    environ = write_conf(tmp_path, core={"fs.defaultFS": f"hdfs://{host}"}, hdfs=hdfs)
+    for url in (f"hdfs://{host}:8020/a", f"hdfs://{host}/a"):
+        assert read_address(url, {}, environ).namenodes == (f"{host}:1111",)
+    assert read_address("hdfs://west/a", {}, environ).native == "hdfs://west"
+
+
 def test_names_are_taken_as_they_are_written() -> None:
     assert read_address("hdfs://nn:8020/100%41/what?/a#b", {}, USER).folder == "/100%41/what?/a#b"
 

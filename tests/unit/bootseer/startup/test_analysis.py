@@ -197,7 +197,7 @@ def test_nothing_to_report_on() -> None:
 def test_what_was_not_observed_is_said() -> None:
     unhooked = [event(1, "spawn", "instant", "rank_started", 1), *started(0, 1, 2, 5)]
     events = [
-        *span("spawn", 1, 1.1),
+        *span("spawn", 1, 1.1, attrs={"ranks": 2, "world_size": 8}),
         *unhooked,
         event(3, None, "instant", "not_observed", 1, error="an old torch"),
     ]
@@ -207,6 +207,7 @@ def test_what_was_not_observed_is_said() -> None:
     assert report.first_steps == 1
     assert "first step observed on 1 of 2 ranks: an old torch" in report.notes
     assert "1 of 2 ranks wrote no event of their own script" in report.notes
+    assert any(note.startswith("these are 2 of the 8 ranks of the job: ") for note in report.notes)
     assert report.lost.ranks == 1
     assert "1 rank without a first step" in report_text(report)
 

@@ -26,7 +26,7 @@ from launcher.ranks.hot_imports import (
 )
 
 KEY = JobKey("/usr/bin/python3", "script", "/home/me/train.py", "", "17 4")
-RECORD = Record(("torch", "torch.nn", "json"), {"bad.module": "it printed"})
+RECORD = Record(("torch", "torch.nn", "json"), {"bad.module": "it printed"}, "/home/me/.cache/first step/1f")
 DAY_S = 86_400
 
 
@@ -88,12 +88,16 @@ def test_record_of_another_job_is_not_used(folder: str, field: str) -> None:
 NASTY = st.text(alphabet=st.sampled_from("a.\n\\n /\udc80é\r\t$"), max_size=8)
 
 
-@given(st.builds(JobKey, NASTY, NASTY, NASTY, NASTY, NASTY), st.dictionaries(st.just("m.n"), st.text()))
+@given(st.builds(JobKey, NASTY, NASTY, NASTY, NASTY, NASTY), st.dictionaries(st.just("m.n"), st.text()), NASTY)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_key_and_any_reason_can_be_kept(tmp_path: Path, key: JobKey, dropped: dict[str, str]) -> None:
-    assert write_record(os.fspath(tmp_path), key, Record(("a.b", "no name", "c\nmodule d"), dropped)) == ""
+def test_any_key_and_any_reason_can_be_kept(
+    tmp_path: Path, key: JobKey, dropped: dict[str, str], folder: str
+) -> None:
+    modules = ("a.b", "no name", "c\nmodule d")
+    assert write_record(os.fspath(tmp_path), key, Record(modules, dropped, folder)) == ""
     record = read_record(os.fspath(tmp_path), key)
     assert record is not None
+    assert record.caches_folder == (folder if folder.startswith("/") and "\n" not in folder else "")
     assert record.modules == ("a.b",)
     assert list(record.dropped) == list(dropped)
     assert all(why.isprintable() for why in record.dropped.values())
@@ -152,12 +156,12 @@ def test_dropped_modules_are_tried_again(folder: str) -> None:
     when = int(Path(path).read_text().partition("bad.module ")[2].split(" ")[0])
     assert 5.9 * DAY_S < time.time() - when < 6.1 * DAY_S
     rewrite(path, fail_at(8))
-    assert read_record(folder, KEY) == Record(RECORD.modules, {})
+    assert read_record(folder, KEY) == RECORD._replace(dropped={})
     # It has failed anew.
     kept(folder)
     assert read_record(folder, KEY) == RECORD
     rewrite(path, fail_at(-3))  # a clock was wrong
-    assert read_record(folder, KEY) == Record(RECORD.modules, {})
+    assert read_record(folder, KEY) == RECORD._replace(dropped={})
 
 
 # ---- what is not believed ------------------------------------------------------------------------------------
