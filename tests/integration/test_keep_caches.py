@@ -127,7 +127,7 @@ sys.modules["_bootseer_rank"].heartbeat(1, {{}})
 for _ in range(3000):
     if glob.glob("{machine.folder}/cache/**/*.imports", recursive=True):
         sys.exit(0)  # what the next start needs is known
-    time.sleep(0.01)
+    time.sleep(0.01)  # a look at a time: it ends when the record is there, whenever that is
 sys.exit("nothing was recorded")
 """
         )

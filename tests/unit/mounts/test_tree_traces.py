@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,16 @@ from bootseer.trust.reading import read_whole
 
 TREE = "ab" * 32
 COUNT = 50
+STORE = "memory://test-tree-traces"
+
+
+def run_with_store(run: Callable[[], Coroutine[object, object, None]]) -> None:
+    """On aio's loop; what it has put into STORE goes."""
+    try:
+        aio.run_sync(run())
+    finally:
+        aio.close()
+        forget(STORE.removeprefix("memory://"))
 
 
 @st.composite
@@ -83,7 +94,7 @@ def test_who_is_not_believed_is_not_in_it() -> None:
         return Trace(tree=TREE, workload=workload, runs=1, blocks=[block], seen=[1], first_ms=[1])
 
     async def run() -> None:
-        store = FaultyStore(open_store("memory://test-tree-traces"))  # not this user's own
+        store = FaultyStore(open_store(STORE))  # not this user's own
         first, second, third = (trace(digit * 16, block) for block, digit in enumerate("123"))
         await publish_traces(store, [first], COUNT, theirs, Trust(), said.append)
         for _ in range(2):
@@ -102,11 +113,7 @@ def test_who_is_not_believed_is_not_in_it() -> None:
         assert await read_stored(store, TREE, ALL_TRACES, COUNT, trust, said.append) is None
         await store.aclose()
 
-    try:
-        aio.run_sync(run())
-    finally:
-        aio.close()
-        forget("test-tree-traces")
+    run_with_store(run)
 
 
 def test_only_the_first_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +123,7 @@ def test_only_the_first_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ours = SigningKey.make()
 
     async def run() -> None:
-        store = FaultyStore(open_store("memory://test-tree-traces-shared"))  # not this user's own
+        store = FaultyStore(open_store(STORE))  # not this user's own
         trust = Trust([TrustedKey(PublicKey(ours.public, "ours"), "ours.pub")])
         kept = Traces(os.fspath(tmp_path), TREE, COUNT, store, trust, lambda _: None)
         shared = []
@@ -130,8 +137,4 @@ def test_only_the_first_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert decode(found.payload, TREE, COUNT, "it").blocks == [2]
         await store.aclose()
 
-    try:
-        aio.run_sync(run())
-    finally:
-        aio.close()
-        forget("test-tree-traces-shared")
+    run_with_store(run)
