@@ -11,13 +11,16 @@ from typing import NamedTuple
 
 Span = tuple[str, float, float]
 
+LAUNCH = "launch"  # the first part of the rendezvous: then bootrun knows what it is to do
 RESOLVED = "image_resolved"  # the first part of opening an image: then it is known what it is
-AT_ONCE = ("image", "rendezvous")  # need nothing but the launch
+PARTS = {"launch_s": LAUNCH, "resolved_s": RESOLVED}  # by the attributes that tell of them
 NEEDS = {
+    "image": (LAUNCH,),
     "setup": (RESOLVED,),  # which environment is the job's depends on its image
     "checkpoint": ("rendezvous",),  # which version is loaded is the job's affair
-    "preload": ("image", "setup"),
-    "spawn": ("image", "setup", "preload", "rendezvous", "checkpoint", "caches"),
+    "show": ("image", "setup"),
+    "preload": ("image", "setup", "show"),
+    "spawn": ("image", "setup", "show", "preload", "rendezvous", "checkpoint", "caches"),
 }
 
 
@@ -50,9 +53,7 @@ def longest_wait(spans: Sequence[Span]) -> Wait:
     launch_s = min((begin_s for begin_s, _ in first.values()), default=0.0)
     found = Wait(0.0, "")
     for name, (begin_s, _) in first.items():
-        if name in AT_ONCE:
-            ready_s = launch_s
-        elif name in NEEDS and begin_s <= first.get("spawn", (begin_s, 0.0))[0]:  # later: for the next attempt
+        if name in NEEDS and begin_s <= first.get("spawn", (begin_s, 0.0))[0]:  # later: for the next attempt
             # What came after it was not needed for it.
             ends = [first[each][1] for each in NEEDS[name] if each in first and first[each][0] <= begin_s]
             ready_s = max(ends, default=launch_s)

@@ -33,9 +33,10 @@ from bench.record import BenchError, note
 
 MIRROR = "http://deb.debian.org/debian"
 PROGRAMS = ("python3", "python3-venv", "python3-pip", "python3-dev", "build-essential", "git", "curl", "procps")
+# What language models are trained with, and what that needs. As most scripts, ours imports some of it.
 WANTED = (
-    *("torch==2.13.0", "numpy", "safetensors", "pyyaml", "tqdm", "regex", "psutil", "einops", "requests"),
-    "packaging",
+    *("torch==2.13.0", "numpy", "scipy", "pandas", "pyarrow", "scikit-learn", "matplotlib", "transformers"),
+    *("safetensors", "pyyaml", "tqdm", "regex", "einops", "requests", "psutil"),
 )
 PYTHON = "/usr/bin/python3"  # of the image
 LOCK = "requirements.txt"

@@ -19,10 +19,12 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
+import mmap
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -35,7 +37,7 @@ from bench.image_tree import regular_files
 from bench.image_ways import NAME
 from bench.peers import cpu_s, inside
 from bench.record import BenchError
-from bench.start_limits import RESOLVED
+from bench.start_limits import PARTS
 from bench.start_made import INDEX, LOCK, PYTHON, Made
 from bench.start_node import WORK
 
@@ -44,6 +46,9 @@ STORE_BYTES_PER_S = 400e6
 PORT, RENDEZVOUS_PORT = 7000, 29400
 STEPS, DIE_AT_STEP = 30, 20
 MOST_STEP_S = 0.05
+LOOK_S = 0.02
+MEMORY_BYTES = 8 << 30
+MADV_POPULATE_WRITE = 23
 MOST_RESTARTS = 9  # torchrun's agents count each other's failures as well
 DEADLINE_S = 900.0
 TECHNIQUES = ("image", "env", "checkpoint", "ranks")
@@ -67,9 +72,38 @@ class Sample(NamedTuple):
     sent_bytes: int
     node_bytes: list[int]  # that each has received
     requests: int
-    cpu_s: float
+    cpu_s: float  # of all processors, until the first step on the last node
     step_s: float
     losses: list[float]
+
+
+class Worked:
+    """What all processors of this machine have worked by when, looked at again and again meanwhile."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[int, float]] = []
+        self._is_over = threading.Event()
+        self._looking = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Worked:
+        self._looking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._looking.join()
+
+    def _look(self) -> None:
+        while True:
+            self._seen.append((time.monotonic_ns(), cpu_s()))
+            if self._is_over.wait(LOOK_S):
+                return
+
+    def between(self, began_ns: int, ended_ns: int) -> float:
+        """CPU seconds, to two looks."""
+        before = max((seen for seen in self._seen if seen[0] <= began_ns), default=self._seen[0])
+        after = min((seen for seen in self._seen if seen[0] >= ended_ns), default=self._seen[-1])
+        return after[1] - before[1]
 
 
 class Bench:
@@ -132,11 +166,12 @@ class Bench:
                 self._run_on_all([self._start_warming(host, url) for host in self.nodes])
             self._forget_memory()
             before, received = json.loads(fetch(f"{url}{SERVED}")), self._received()
-            cpu_before, began_ns = cpu_s(), time.monotonic_ns()
-            self._run_on_all([self._start(way, host, url, kills, features) for host in self.nodes])
-            cpu, after = cpu_s() - cpu_before, json.loads(fetch(f"{url}{SERVED}"))
+            with Worked() as worked:
+                began_ns = time.monotonic_ns()
+                self._run_on_all([self._start(way, host, url, kills, features) for host in self.nodes])
+            after = json.loads(fetch(f"{url}{SERVED}"))
             node_bytes = [now - then for now, then in zip(self._received(), received, strict=True)]
-        return self._sample(way, began_ns, kills, after[0] - before[0], after[1] - before[1], node_bytes, cpu)
+        return self._sample(way, began_ns, kills, after[0] - before[0], after[1] - before[1], node_bytes, worked)
 
     def keep_logs(self, folder: str) -> None:
         """What all nodes have logged of the last start, for a report."""
@@ -189,6 +224,7 @@ class Bench:
         os.sync()
         with open(DROP, "w", encoding="ascii") as file:
             file.write("3")
+        touch_memory()
         # The store has it in memory, and our own code and interpreter are the machine's, not the job's.
         folders = (self._served, os.path.join(ROOT, "bootseer"), os.path.join(ROOT, "launcher"))
         ckpt_pages.make_warm(
@@ -308,7 +344,7 @@ class Bench:
         requests: int,
         sent_bytes: int,
         node_bytes: list[int],
-        cpu: float,
+        worked: Worked,
     ) -> Sample:
         found, stages = [], []
         for host in self.nodes:
@@ -330,6 +366,7 @@ class Bench:
         ]
         losses = [loss for each in found for loss in each["losses"]]
         seconds = max(each["first_step"] for each in nodes)
+        cpu = worked.between(began_ns, began_ns + int(seconds * 1e9))
         return Sample(seconds, nodes, shifted, sent_bytes, node_bytes, requests, cpu, step_s, losses)
 
     def _died(self) -> int:
@@ -340,6 +377,13 @@ class Bench:
                 if "died" in moments:
                     return moments["died"]
         raise BenchError("no rank was killed")
+
+
+def touch_memory() -> None:
+    """What a virtual machine has not used its host has to give it first, at several times the price of memory."""
+    size = min(MEMORY_BYTES, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area, contextlib.suppress(OSError):
+        area.madvise(MADV_POPULATE_WRITE)  # Linux 5.14
 
 
 def newest_moments(out: str) -> str:
@@ -365,6 +409,9 @@ def read_stages(out: str) -> Stages:
                 elif event.get("stage") and event["kind"] == "end" and event["span"] in begun:
                     began_ns = begun.pop(event["span"])["mono_ns"]
                     found.append((event["name"], began_ns, event["mono_ns"]))
-                    if (resolved_s := event.get("attrs", {}).get("resolved_s")) is not None:
-                        found.append((RESOLVED, began_ns, began_ns + int(resolved_s * 1e9)))
+                    found += [
+                        (name, began_ns, began_ns + int(event["attrs"][attr] * 1e9))
+                        for attr, name in PARTS.items()
+                        if attr in event.get("attrs", {})
+                    ]
     return found

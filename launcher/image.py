@@ -59,6 +59,7 @@ class ImageEvents(NamedTuple):
     lost: Callable[[], object]  # nothing more can be started in it, until it is opened anew
     failed: Callable[[str], object]
     noted: Callable[[StageSpan], object]
+    show_noted: Callable[[StageSpan], object]  # of `NodeImage.show_from`
     started: Callable[[Mapping[str, float]], object]  # figures, after the first step
     fell_back: Callable[[str], object]  # why it is opened in another way than it could be
     said: Callable[[str], object]  # a line for people
@@ -94,6 +95,7 @@ class NodeImage:
         self._door: tuple[str, list[str]] | None = None  # mounts that are seen inside, and whose they are
         self._on_shown_from: Callable[[str], object] = _ignore
         self._is_showing_from = False  # the keeper owes the answer
+        self._show_ns = 0  # since when
         self._hiding: list[Callable[[], object]] = []  # one for each answer that it owes
         self._was_used = False  # ranks of this job may run in it
         self._reopened: RankProgram | None = None  # it is told of when these are seen again
@@ -373,12 +375,14 @@ class NodeImage:
     def _ask_to_show_from(self) -> None:
         if self._keeper is not None and self._door is not None:
             self._is_showing_from = True
+            self._show_ns = time.monotonic_ns()
             self._keeper.ask("show-from", door=self._door[0], folders=self._door[1])
 
     def _take_shown_from(self, door: str, why: str) -> None:
         if self._door is None or self._door[0] != door:
             return  # of mounts that have been made anew since
         self._is_showing_from = False
+        self._events.show_noted(StageSpan(self._show_ns, time.monotonic_ns(), {}, why))
         program, self._reopened = self._reopened, None
         if why:
             self._door = None

@@ -60,6 +60,7 @@ class Node:
         self._guard = guard
         self._spec = spec
         self._began_ns = began_ns  # when bootrun began, or the last attempt ended
+        self._launched_ns = 0  # when it knew what to do; 0 once that was told
         self.host = os.uname().nodename
         self._writer: EventWriter | None = None
         self._brought: list[tuple[str, str]] = []  # stage and digest, of which is to be said if it was warmed
@@ -91,6 +92,7 @@ class Node:
             setup_news=lambda news: self.agent.tell_setup(news),  # noqa: PLW0108
             image_noted=self._note_image,
             setup_noted=self._note_setup,
+            show_noted=partial(self._note_span, "env", "show"),
             caches_noted=self._note_caches,
             image_figures=self._note_image_figures,
             fell_back=self.fell_back,
@@ -149,10 +151,13 @@ class Node:
 
     def begin(self, secret: bytes | None) -> None:
         """Time zero: starts what can run before the nodes have met. Args: secret: of the job."""
+        self._launched_ns = time.monotonic_ns()
         self.preloader.listing_path = self.recorded_start.begin(os.environ, self._events_dir)
         spec = self._spec
         if spec.load_checkpoint or spec.setup or spec.image or (spec.caches and spec.caches.store):
             self._begin_peers(secret)
+        own = [folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR]
+        self.workplace.begin(own, "" if self._run_dir == logs.NO_LOG_DIR else self._run_dir, self.peers)
         if self._spec.load_checkpoint:
             from launcher.checkpoint import NodeCheckpoint
 
@@ -167,8 +172,6 @@ class Node:
                 self.peers,
             )
             self.checkpoint.begin()
-        own = [folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR]
-        self.workplace.begin(own, "" if self._run_dir == logs.NO_LOG_DIR else self._run_dir, self.peers)
         if self.workplace.program is not None:
             self.preloader.begin(os.environ, self.workplace.program)
 
@@ -473,9 +476,11 @@ class Node:
             self.host,
             group,
             self._began_ns,
+            self._launched_ns,
             self.say,
             lambda: self._on_first_step(group.ranks[0]),
         )
+        self._launched_ns = 0
 
     def _on_first_step(self, rank: Rank) -> None:
         """All ranks of this node have made theirs; `rank` is local rank 0."""

@@ -75,6 +75,9 @@ MADV_HUGEPAGE = 14
 MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE_BYTES = 2 << 20
 MOST_HUGE_S = 0.1  # for making huge pages
+# Nearly all that imports make stays: with the interpreter's own 700 new objects between collections a fifth of the
+# time in which torch is imported goes into looking for what does not.
+OBJECTS_BETWEEN_COLLECTIONS = 50000
 MOST_LISTED_PAGES = 1 << 20  # of a mapping
 IN_MEMORY = bytes([1 if byte >= 0x40 else 0 for byte in range(256)])  # of a page: present or swapped
 RESERVE_BYTES, BLOCK_BYTES = 128 << 20, 126976  # of the heap, in huge pages; blocks below malloc's threshold
@@ -164,7 +167,9 @@ class _Preloaded:
         self.checked_s = 0.0
         self.parked = []  # type: List[int]
         self.spare = 0  # processes to park for the next attempt
+        self.is_in_huge_pages = False
         self.select = _import_apart("select")
+        self.gc = _import_apart("gc")
         _write_text("/proc/self/comm", "bootrun-preload")
 
     # ---- frames ----------------------------------------------------------------------------------------------
@@ -217,6 +222,10 @@ class _Preloaded:
         encode = os.environ.encodekey
         os.environ.encodekey = self._noting(encode)
         os.environ.update(SET_WHILE_IMPORTING)
+        thresholds = self.gc.get_threshold()
+        rarely = (max(OBJECTS_BETWEEN_COLLECTIONS, thresholds[0]), *thresholds[1:])
+        if thresholds[0]:
+            self.gc.set_threshold(*rarely)
         absent = []
         for entry in entries:
             sign, name = entry[:1], entry[1:]
@@ -227,6 +236,8 @@ class _Preloaded:
                 absent.append(name)
             self._look(name)
         self.send("importing", "")
+        if self.gc.get_threshold() == rarely:  # else an import has set its own
+            self.gc.set_threshold(*thresholds)
         os.environ.encodekey = encode
         self.libc.free(top)  # what imports did not need goes back to the system
         self._settle()
@@ -283,6 +294,9 @@ class _Preloaded:
         """Raises when the import of `name` did what each rank would have to do for itself."""
         when = "" if name == START_UP else " when it is imported"
         now = _open_fds()
+        if len(now) > len(self.fds):
+            self.gc.collect()  # what is open may be so in garbage alone
+            now = _open_fds()
         for fd, where in self.fds.items():
             if now.get(fd) != where:
                 raise _Failed(name, "closes or replaces descriptor %d%s" % (fd, when))
@@ -337,19 +351,14 @@ class _Preloaded:
         self.inside["known_modules"] = frozenset(sys.modules)
         self.inside["listed"] = (len(sys.modules), len(sys.path_importer_cache))
         self.socket = _import_apart("_socket")
-        gc = _import_apart("gc")
-        gc.collect()
-        kept = {id(vars(module)) for module in list(sys.modules.values()) if isinstance(module, type(sys))}
-        kept.add(id(sys.modules))
+        modules = [module for module in list(sys.modules.values()) if isinstance(module, type(sys))]
         self.main_places = [  # multiprocessing and dill keep the script's module, say
             (place, name)
-            for place in gc.get_referrers(self.main)
-            if id(place) in kept
-            for name, value in place.items()
+            for place in [sys.modules, *map(vars, modules)]
+            for name, value in list(place.items())
             if value is self.main
         ]
-        gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
-        self._use_huge_pages()
+        self.gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
 
     def _reserve_huge_pages(self) -> int:
         """Has glibc's heap grow in huge pages from the start, as later each has to be copied.
@@ -374,7 +383,10 @@ class _Preloaded:
 
     def _use_huge_pages(self) -> None:
         """For its memory, as far as the kernel can: each fork, and at a restart each end of a rank that is waited
-        for, goes through all pages that they share."""
+        for, goes through all pages that they share. Once, and not while the first ranks are waited for."""
+        if self.is_in_huge_pages:
+            return
+        self.is_in_huge_pages = True
         end_s = time.monotonic() + MOST_HUGE_S
         with open("/proc/self/maps", "rb", 0) as file:
             lines = file.readall().splitlines()
@@ -506,6 +518,7 @@ class _Preloaded:
             call = None
             if self.spare and not self._is_asked():
                 count, self.spare = self.spare, 0
+                self._use_huge_pages()
                 call = self._make_ready(count)
                 self.checked_s = 0.0  # long before they are needed
             else:

@@ -40,6 +40,7 @@ class WorkplaceEvents(NamedTuple):
     setup_news: Callable[[SetupNews], object]  # for the coordinator
     image_noted: Callable[[StageSpan], object]
     setup_noted: Callable[[StageSpan], object]
+    show_noted: Callable[[StageSpan], object]  # of a mounted environment, in the image
     caches_noted: Callable[[CachesSpan], object]
     image_figures: Callable[[Mapping[str, float]], object]
     fell_back: Callable[[str, str], object]  # stage, why: the ordinary way is taken
@@ -80,6 +81,8 @@ class Workplace:
             self._begin_setup(run_dir)
         elif self._spec.image is None and self._spec.caches is not None:
             self._open_caches(own_program(self._spec.python))
+        if self.program is None and self._spec.caches is not None:
+            self._loop.call_soon(_import_ahead)
 
     def _begin_image(self, own: Iterable[str]) -> None:
         from launcher.image import ImageEvents, NodeImage
@@ -90,6 +93,7 @@ class Workplace:
             lost=self._on_image_lost,
             failed=self._on_image_failed,
             noted=self._events.image_noted,
+            show_noted=self._events.show_noted,
             started=self._events.image_figures,
             fell_back=partial(self._events.fell_back, "image"),
             said=self._events.said,
@@ -315,6 +319,12 @@ class Workplace:
         for part in (self._image, self._setup, self._caches):
             if part is not None:
                 part.close()
+
+
+def _import_ahead() -> None:
+    """What is needed when image and environment are there, while they are waited for."""
+    import bootseer.env.caches_folders  # noqa: F401
+    import launcher.caches  # noqa: F401
 
 
 def in_environment(program: RankProgram, python: str, own: tuple[str, ...]) -> RankProgram:

@@ -125,7 +125,7 @@ class Answers:
         hot = self._hot()
         is_recorded = await hot.end_recording(is_started=True)
         if self._daemon.settings.streams:
-            hot.stream()
+            hot.stream(self._daemon.settings.stream_after_s)
         return {"recorded": is_recorded}
 
     async def _prefetch(self, request: Mapping[str, Any]) -> dict[str, Any]:

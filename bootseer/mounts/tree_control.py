@@ -23,6 +23,7 @@ from bootseer.errors import BootseerError, ConfigError, StorageError, StorageTim
 IDLE_S = 60.0
 DEADLINE_S = 30.0
 STORE_TIMEOUT_S = 30.0
+STREAM_AFTER_S = 10.0  # nobody waits for what no start needs; what trains has just begun to
 READ_AHEAD_SHARE = 7 / 8
 ANY_WORKLOAD = "0" * 16  # as in bootseer.blocks.trace
 

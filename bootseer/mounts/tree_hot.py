@@ -79,12 +79,9 @@ class HotBlocks:
         if workload not in self._prefetchers:
             self._spawn(self._prefetch(workload))
 
-    def stream(self) -> None:
+    def stream(self, after_s: float = 0.0) -> None:
         """All that is not here yet, when nobody waits for anything else."""
-        if WHOLE not in self._prefetchers:
-            rate = self._settings.cold_bytes_per_s
-            whole = Prefetcher(self._parts.fetcher, is_whole=True, most_bytes_per_s=rate, log=self._log)
-            self._spawn(self._run(WHOLE, whole))
+        self._spawn(self._stream(after_s))
 
     def keep_later(self, work: Awaitable[None]) -> None:
         """Something else to do in the background."""
@@ -206,9 +203,13 @@ class HotBlocks:
         bringer = self._bringers.get(workload)
         return bringer is not None and bringer.brought.read_ahead > 0
 
-    async def _run(self, name: str, prefetcher: Prefetcher) -> None:
-        self._prefetchers[name] = prefetcher
-        await prefetcher.run()
+    async def _stream(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        if WHOLE not in self._prefetchers:
+            rate = self._settings.cold_bytes_per_s
+            whole = Prefetcher(self._parts.fetcher, is_whole=True, most_bytes_per_s=rate, log=self._log)
+            self._prefetchers[WHOLE] = whole
+            await whole.run()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         """What goes wrong in the background ends nothing else."""

@@ -6,7 +6,14 @@ from typing import Any
 
 import msgspec
 
-from bootseer.mounts.tree_control import ANY_WORKLOAD, DEADLINE_S, IDLE_S, READ_AHEAD_SHARE, STORE_TIMEOUT_S
+from bootseer.mounts.tree_control import (
+    ANY_WORKLOAD,
+    DEADLINE_S,
+    IDLE_S,
+    READ_AHEAD_SHARE,
+    STORE_TIMEOUT_S,
+    STREAM_AFTER_S,
+)
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,7 +33,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     prefetches: bool = True
     read_ahead_share: float = READ_AHEAD_SHARE  # of the starts
     whole_bytes: int = 0  # a tree that is stored in no more is brought whole when no trace of it is known
-    streams: bool = True  # after the first step, all that is not cached yet
+    streams: bool = True  # some time after the first step, all that is not cached yet
+    stream_after_s: float = STREAM_AFTER_S  # that time
     cold_bytes_per_s: float | None = None  # of that
     publishes: bool = False  # puts the trace into the store
     shares: bool = False  # the same, if nobody has done so for this workload

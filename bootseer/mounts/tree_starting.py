@@ -16,6 +16,7 @@ from bootseer.mounts.tree_control import (
     IDLE_S,
     READ_AHEAD_SHARE,
     STORE_TIMEOUT_S,
+    STREAM_AFTER_S,
     to_error,
 )
 from bootseer.mounts.tree_orders import Order
@@ -43,7 +44,8 @@ class TreeOptions(NamedTuple):
     prefetches: bool = True
     read_ahead_share: float = READ_AHEAD_SHARE  # of the starts; the others tell what a start really reads
     whole_bytes: int = 0  # a tree that is stored in no more is brought whole when no trace of it is known
-    streams: bool = True  # after the first step, all that is not cached yet
+    streams: bool = True  # some time after the first step, all that is not cached yet
+    stream_after_s: float = STREAM_AFTER_S  # that time
     cold_bytes_per_s: float | None = None  # of that
     publishes: bool = False  # puts the trace into the store
     shares: bool = False  # the same, if nobody has done so for this workload
@@ -66,7 +68,8 @@ def settings_of(
             each: getattr(options, each)
             for each in (
                 *("store_timeout_s", "idle_s", "deadline_s", "records", "prefetches", "streams"),
-                *("read_ahead_share", "whole_bytes", "cold_bytes_per_s", "publishes", "shares", "peers"),
+                *("read_ahead_share", "whole_bytes", "stream_after_s", "cold_bytes_per_s"),
+                *("publishes", "shares", "peers"),
             )
         },
     }

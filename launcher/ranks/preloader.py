@@ -72,6 +72,7 @@ class Preloader:
         self._state = State.NONE
         self._starts = 0
         self._began_ns = 0
+        self._asked_ns = 0  # the first process was asked for; what is read before it starts is part of its span
         self._modules: tuple[str, ...] = ()  # what the process imports, or imported
         self._known: tuple[str, ...] = ()  # recorded hot imports
         self._caches_folder = ""  # of first-step caches: of the last start, then of this one
@@ -97,10 +98,12 @@ class Preloader:
 
         Args: with_caches: what ranks are run by if caches are in this folder, "" for nobody knows.
         """
+        self._asked_ns = time.monotonic_ns()
         self._make_plan(environ, with_caches(""))
         folder = self._caches_folder if os.path.isdir(self._caches_folder) else ""
         program = with_caches(folder)
         if self._state in (State.LOADING, State.READY) and self._program != program:
+            self._asked_ns = 0
             self._start_anew(program)
             return
         self._program = program
@@ -108,6 +111,7 @@ class Preloader:
         if self._plan.at_once and self._state is State.NONE and can_begin:
             self._is_guessed = bool(folder)
             self._start()
+        self._asked_ns = 0  # else it begins when `begin` is called
 
     def begin(
         self, environ: Mapping[str, str], program: RankProgram | None = None, caches_folder: str = ""
@@ -117,6 +121,7 @@ class Preloader:
         Args: program: what ranks are run by; by default this node's interpreter; caches_folder: of first-step
             caches, which the next start will take it for; "" for none.
         """
+        self._asked_ns = self._asked_ns or time.monotonic_ns()
         program = own_program(self._spec.python) if program is None else program
         self._make_plan(environ, program)
         self._caches_folder = caches_folder
@@ -125,7 +130,7 @@ class Preloader:
             self._start()
         elif self._is_guessed and guessed is not None and guessed.environ.items() - program.environ.items():
             self._start_anew(program)
-        self._is_guessed = False
+        self._is_guessed, self._asked_ns = False, 0
 
     def _start_anew(self, program: RankProgram) -> None:
         """What was begun is of no use."""
@@ -187,7 +192,7 @@ class Preloader:
         self._modules = chosen
         self._starts += 1
         self._state = State.LOADING
-        self._began_ns = time.monotonic_ns()
+        self._began_ns, self._asked_ns = self._asked_ns or time.monotonic_ns(), 0
         entry = spec.entry
         argv = [of.python, "-u", of.inside, "preload", of.preloaded, SOCKET_FD, entry.mode, entry.target]
         telling = [">" + self.listing_path] if self.listing_path and not self._has_attempt else []

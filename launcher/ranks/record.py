@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from bootseer.events import (
     BEAT_MARK,
@@ -35,11 +36,13 @@ class AttemptRecord:
         node: str,
         group: RankGroup,
         began_ns: int,
+        launched_ns: int,
         say: Callable[[str], object],
         first_step_seen: Callable[[], object],
     ) -> None:
         self._group = group
         self._began_ns = began_ns  # when bootrun began, or what made this attempt necessary
+        self._launched_ns = launched_ns  # bootrun knew what to do; 0 for a later attempt
         self._say = say
         self._first_step_seen = first_step_seen
         self._path = agent_events_path(events_dir, node)
@@ -50,7 +53,10 @@ class AttemptRecord:
     def _write_start(self) -> None:
         group, writer = self._group, self._writer
         span = writer.begin(Stage.RENDEZVOUS, "rendezvous", mono_ns=self._began_ns)
-        writer.end(Stage.RENDEZVOUS, "rendezvous", span, mono_ns=group.prepared_ns)
+        launch: dict[str, Any] = {}
+        if self._launched_ns:
+            launch["launch_s"] = (self._launched_ns - self._began_ns) / 1e9
+        writer.end(Stage.RENDEZVOUS, "rendezvous", span, mono_ns=group.prepared_ns, **launch)
         span = writer.begin(
             Stage.SPAWN,
             "spawn",

@@ -464,6 +464,23 @@ def test_hashes_with_a_seed(jobs: Jobs) -> None:
     check_same(*jobs.both(path, nproc=2, preload="none,json", env={"PYTHONHASHSEED": "0"}))
 
 
+def test_what_an_import_leaves_to_be_collected(jobs: Jobs) -> None:
+    """Imports are collected after more rarely than the interpreter does; what is garbage keeps no file open."""
+    jobs.write(
+        "culprit.py",
+        "import gc\ngc.disable()\n\nclass Open:\n    def __init__(self):\n"
+        "        self.file, self.me = open(__file__), self\nOpen()\ngc.enable()\n",
+    )
+    path = jobs.write("program.py", "import culprit, gc\nprint(gc.get_threshold(), gc.isenabled())")
+    check_same(*jobs.both(path, nproc=2, preload="none,culprit"))
+
+
+def test_an_import_that_sets_how_often_is_collected(jobs: Jobs) -> None:
+    jobs.write("culprit.py", "import gc\ngc.set_threshold(12345, 6, 7)")
+    path = jobs.write("program.py", "import culprit, gc\nprint(gc.get_threshold())")
+    check_same(*jobs.both(path, nproc=2, preload="none,culprit"))
+
+
 def test_a_script_that_changes_between_attempts(jobs: Jobs) -> None:
     text = (
         "import sys\nprint('first')\nwith open(__file__, 'w') as file:\n    file.write('print(2)')\nsys.exit(3)\n"

@@ -75,6 +75,7 @@ class Bed(KeeperBed):
             self.failed.append,
             lambda _: None,
             lambda _: None,
+            lambda _: None,
             self.said.append,
             self.said.append,
         )

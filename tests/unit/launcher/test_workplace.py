@@ -90,6 +90,7 @@ class Bed(KeeperBed):
             setup_news=news,
             image_noted=ignore,
             setup_noted=ignore,
+            show_noted=ignore,
             caches_noted=ignore,
             image_figures=ignore,
             fell_back=lambda _, why: self.fallen.append(why),
