@@ -23,7 +23,7 @@ import msgspec
 from bootseer import aio
 from bootseer.blocks import BlockFetcher, Prefetcher
 from bootseer.blocks.cache import Cache
-from bootseer.blocks.folder import Limit
+from bootseer.cache_folder import Limit
 from bootseer.peers import open_peer_store
 from bootseer.storage import RangeReader, RangeRequest, SecondHand
 from bootseer.tree import index as indexes

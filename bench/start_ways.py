@@ -44,7 +44,7 @@ from bench.start_node import WORK
 RATE_BYTES_PER_S = 200e6
 STORE_BYTES_PER_S = 400e6
 PORT, RENDEZVOUS_PORT = 7000, 29400
-STEPS, DIE_AT_STEP = 30, 20
+STEPS, DIE_AT_STEP = 100, 20
 MOST_STEP_S = 0.05
 LOOK_S = 0.02
 MEMORY_BYTES = 8 << 30
@@ -312,7 +312,7 @@ class Bench:
         if "env" in using:
             found += ["--env-store", "s3://env/store"]
         if "checkpoint" in using:
-            found += ["--load-checkpoint", "s3://ckpt/striped", "--keep-arena"]
+            found += ["--load-checkpoint", "s3://ckpt/striped", "--keep-arena", "--checkpoint-disk", "10GiB"]
         if "ranks" not in using:
             found += ["--fork-ranks", "off", "--record-start", "off"]
         return found

@@ -77,6 +77,7 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
     "checkpoint": {
         "url": Setting("--load-checkpoint", Kind.TEXT),
         "memory": Setting("--checkpoint-memory", Kind.TEXT),
+        "disk": Setting("--checkpoint-disk", Kind.TEXT),
         "keep": Setting("--keep-arena", Kind.SWITCH),
         "save_memory": Setting("--arena-bytes", Kind.TEXT),
     },

@@ -120,6 +120,7 @@ class NodeCheckpoint:
             nodes=spec.max_nodes,
             memory_bytes=spec.checkpoint_memory_bytes,
             arena_bytes=spec.arena_bytes,
+            disk_bytes=spec.checkpoint_disk_bytes,
             keep=spec.keep_arena,
             peers="" if self._peers is None else self._peers.path,
         )
@@ -176,7 +177,8 @@ class NodeCheckpoint:
                 return partial(self._on_progress, int(answer["attempt"]), done_bytes, of_bytes)
             case "ready":
                 found = (str(answer["path"]), str(answer["address"]))
-                return partial(self._on_loaded, int(answer["attempt"]), *found)
+                disk_bytes = int(answer["disk_bytes"])
+                return partial(self._on_loaded, int(answer["attempt"]), *found, disk_bytes=disk_bytes)
             case "direct":
                 path, why = str(answer.get("path") or ""), str(answer["why"])
                 return partial(self._on_loaded, int(answer["attempt"]), path, "", why)
@@ -293,14 +295,19 @@ class NodeCheckpoint:
             self._said_s = now_s
             self._say(f"loading the checkpoint: {done_bytes / 1e9:.1f} of {of_bytes / 1e9:.1f} GB")
 
-    def _on_loaded(self, attempt: int, path: str, address: str, why: str = "") -> None:
+    def _on_loaded(self, attempt: int, path: str, address: str, why: str = "", disk_bytes: int = 0) -> None:
         then = self._loaded
         if then is None or attempt != self._attempt:
             return
         self._loaded = None
         self._watchdog.cancel()
         pinned, failure = self._pinned, self._why
-        facts = {"version": "" if pinned is None else pinned.version, "how": "memory" if address else "files"}
+        facts: dict[str, object] = {
+            "version": "" if pinned is None else pinned.version,
+            "how": "memory" if address else "files",
+        }
+        if disk_bytes:
+            facts["disk_bytes"] = disk_bytes
         self._noted(StageSpan(self._began_ns, time.monotonic_ns(), {} if failure else facts, failure))
         if why:
             self._fell_back(f"the checkpoint is not shared on this node: {why}")

@@ -228,6 +228,11 @@ FLAGS: tuple[Flag, ...] = (
         "memory that a node may keep it in, as 200GiB; 0 for none (default: a quarter of what there is)",
         metavar="SIZE",
     ),
+    _ours(
+        "--checkpoint-disk",
+        "what loaded checkpoints may take of this node's disk, as 500GiB; the next start reads it (default 0)",
+        metavar="SIZE",
+    ),
     _ours("--keep-arena", "keep it there after the ranks have loaded it", kind=None),
     _ours(
         "--arena-bytes",

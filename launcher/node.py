@@ -151,11 +151,11 @@ class Node:
 
     def begin(self, secret: bytes | None) -> None:
         """Time zero: starts what can run before the nodes have met. Args: secret: of the job."""
-        self._launched_ns = time.monotonic_ns()
         self.preloader.listing_path = self.recorded_start.begin(os.environ, self._events_dir)
         spec = self._spec
         if spec.load_checkpoint or spec.setup or spec.image or (spec.caches and spec.caches.store):
             self._begin_peers(secret)
+        self._launched_ns = time.monotonic_ns()
         own = [folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR]
         self.workplace.begin(own, "" if self._run_dir == logs.NO_LOG_DIR else self._run_dir, self.peers)
         if self._spec.load_checkpoint:

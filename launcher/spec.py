@@ -78,6 +78,7 @@ class LaunchSpec(NamedTuple):
     caches: CachesOptions | None  # None: first-step caches are not kept
     load_checkpoint: str  # URL, "" for none
     checkpoint_memory_bytes: int | None  # None: a quarter of what there is
+    checkpoint_disk_bytes: int
     keep_arena: bool
     arena_bytes: int
     peers: bool  # nodes help each other, if the job has a secret
@@ -190,6 +191,7 @@ def build_spec(
         caches=_caches(args),
         load_checkpoint=_checkpoint(args.load_checkpoint),
         checkpoint_memory_bytes=parse_size(args.checkpoint_memory, "--checkpoint-memory"),
+        checkpoint_disk_bytes=parse_size(args.checkpoint_disk, "--checkpoint-disk") or 0,
         keep_arena=args.keep_arena,
         arena_bytes=parse_size(args.arena_bytes, "--arena-bytes") or 0,
         peers=args.peers != "off",

@@ -12,13 +12,13 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from bootseer.blocks import folder as folders
-from bootseer.blocks.folder import Limit
+from bootseer import cache_folder as folders
 from bootseer.blocks.locks import NO_LOCK_ERRNOS, try_lock, wait_lock
 from bootseer.blocks.present import read_boot_id
 from bootseer.blocks.room import FULL_ERRNOS
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.tree_files import INDEX, LOCK, USE_BYTE, TreeFiles, open_files, size_on_disk, write_whole
+from bootseer.cache_folder import Limit
 from bootseer.errors import StorageError
 from bootseer.storage.os_errors import map_os_errors, to_storage_error
 from bootseer.tree.index import MOST_INDEX_BYTES, digest_of

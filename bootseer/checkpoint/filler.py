@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import socket
 import threading
 import time
 from collections import deque
 from typing import Any
 
-from bootseer import aio
+from bootseer import aio, cache_folder
 from bootseer.checkpoint.arena import EMPTY, FAILED, READY, TAKEN, Arena
 from bootseer.checkpoint.direct import StoredFile
+from bootseer.checkpoint.disk_copy import DiskCopy
 from bootseer.checkpoint.keeper_process import run_child
 from bootseer.checkpoint.opening import local_path, store_at, store_url_of
 from bootseer.checkpoint.sums import crc32c
 from bootseer.checkpoint.versions import Pinned
 from bootseer.errors import BootseerError
+from bootseer.priority import lower
 from bootseer.storage import HasPeers, SecondHand, Store
 from bootseer.storage.local_reading import read_range
 from bootseer.storage.page_cache import is_remote
@@ -53,8 +56,10 @@ class Filler:
         arena: Arena,
         most_bytes_per_s: float | None = None,
         peers_path: str = "",
+        disk_bytes: int = 0,
     ) -> None:
-        """Args: connection: to the keeper; peers_path: of the file of the job's peers, "" for none."""
+        """Args: connection: to the keeper; peers_path: of the file of the job's peers, "" for none; disk_bytes:
+        what may be kept of all versions on this node's disk."""
         self.connection = connection
         self._peers_path = peers_path
         self._rate = most_bytes_per_s
@@ -71,16 +76,21 @@ class Filler:
         self._populating = threading.Event()
         self._folder = _disk_folder(url)
         self._refused: set[int] = set()  # devices that take no O_DIRECT
+        self._disk_bytes = disk_bytes
+        self._copy: DiskCopy | None = None
+        self._copying: threading.Thread | None = None
+        self._to_copy: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
 
     async def run(self) -> None:
         connection = self.connection
         connection.setblocking(False)
         store = self._open_store()
         self._reader = RangeReader(store)
+        await self._open_copy()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
-                if isinstance(store, HasPeers):
+                if isinstance(store, HasPeers) and not (self._copy is not None and self._copy.is_whole):
                     await store.meet(self._pinned.size, lambda: self._is_over)
                 for _ in range(AT_ONCE):
                     group.create_task(self._work())
@@ -97,6 +107,49 @@ class Filler:
         from bootseer.peers.membership import PeersFile
 
         return PeerStore(store, store_url_of(self._url), PeersFile(self._peers_path))
+
+    async def _open_copy(self) -> None:
+        """What this node's disk has of it, and where the rest goes; not of what lies on that disk anyway."""
+        files = self._pinned.files
+        if not self._disk_bytes or self._folder is not None or not all(file.sums for file in files):
+            return
+        try:
+            cache = cache_folder.prepare(cache_folder.locate(os.environ, os.geteuid()))
+            self._copy = DiskCopy(cache, self._pinned.digest, files, self._disk_bytes)
+        except (OSError, BootseerError) as error:
+            await self._say_copy(error)
+            return
+
+    async def _say_copy(self, error: Exception) -> None:
+        why = getattr(error, "strerror", None) or error
+        await self._tell({"said": f"the checkpoint is not kept on this node's disk: {why}"})
+
+    def _copy_units(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A thread's: what has been read goes to the disk when nobody else wants it."""
+        lower()
+        copy = self._copy
+        assert copy is not None
+        while unit := self._to_copy.get():
+            try:
+                if copy.is_writer and not copy.has(*unit):
+                    copy.write(*unit, self._arena.view(unit[0], *self._arena.extent(*unit)))
+            except OSError as error:
+                asyncio.run_coroutine_threadsafe(self._say_copy(error), loop)
+            if self._to_copy.empty():
+                asyncio.run_coroutine_threadsafe(self._tell({"is_copying": False}), loop)
+
+    async def _keep(self, file: int, units: list[int]) -> None:
+        """Has the disk get them; what is there already is left alone."""
+        missing = [unit for unit in units if self._copy is not None and not self._copy.has(file, unit)]
+        if missing and self._copy is not None and self._copy.is_writer:
+            if self._copying is None:
+                self._copying = threading.Thread(
+                    target=self._copy_units, args=(asyncio.get_running_loop(),), daemon=True
+                )
+                self._copying.start()
+            await self._tell({"is_copying": True})
+            for unit in missing:
+                self._to_copy.put((file, unit))
 
     async def _listen(self) -> None:
         loop, waiting = asyncio.get_running_loop(), bytearray()
@@ -157,6 +210,7 @@ class Filler:
             for _, unit in units:
                 self._arena.set_state(file, unit, FAILED if unit in failed else READY)
             if ready := [[file, unit] for _, unit in units if unit not in failed]:
+                await self._keep(file, [unit for _, unit in ready])  # is known before all is ready
                 await self._tell({"ready": ready})
             for unit, why in failed.items():
                 await self._tell({"failed_units": [[file, unit]], "why": why})
@@ -173,6 +227,8 @@ class Filler:
             start, end = self._arena.extent(file, unit)
             if taken and (taken[-1] != (file, unit - 1) or size + end - start > READ_BYTES):
                 break
+            if taken and self._has_copy(*taken[0]) != self._has_copy(file, unit):
+                break
             taken.append(queue.popleft())
             size += end - start
         return taken
@@ -181,6 +237,8 @@ class Filler:
         """Neighbouring units; returns those whose sums are wrong, and why."""
         file = self._pinned.files[number]
         start, end = self._arena.extent(number, units[0])[0], self._arena.extent(number, units[-1])[1]
+        if self._has_copy(number, units[0]) and await self._read_copy(number, units):
+            return {}
         if not is_demand:
             await self._wait_turn(end - start)
         await self._read(file, number, start, end, is_demand, 0)
@@ -200,6 +258,24 @@ class Filler:
                     f" {file.sums[unit]:08x}"
                 )
         return failed
+
+    def _has_copy(self, file: int, unit: int) -> bool:
+        return self._copy is not None and self._copy.has(file, unit)
+
+    async def _read_copy(self, number: int, units: list[int]) -> bool:
+        """Neighbouring units, from this node's disk; whether all of them are what they should be."""
+        copy, sums = self._copy, self._pinned.files[number].sums
+        assert copy is not None
+        start, end = self._arena.extent(number, units[0])[0], self._arena.extent(number, units[-1])[1]
+        is_right = await aio.run_io(copy.read, number, start, self._arena.view(number, start, end))
+        for unit in units:
+            view = self._arena.view(number, *self._arena.extent(number, unit))
+            if not is_right or await aio.run_io(crc32c, view) != sums[unit]:
+                is_right = False
+                copy.forget(number, unit)
+        if is_right:
+            await self._tell({"from_disk": end - start})
+        return is_right
 
     def _distrust(self, file: StoredFile, start: int, end: int) -> None:
         """Who gave these bytes of a file gave wrong ones."""

@@ -9,15 +9,17 @@ its input does, and leaves nothing behind.
              whole                          all of it is wanted, whatever an earlier load has read
              holds                          for a job that comes later: offered, and when it is taken -> taken
              most_bytes_per_s               of what is read; None: no limit
+             disk_bytes                     of all versions that are kept on this node's disk; 0 for none
                                   -> listening saves shown: where savers leave units ("" without arena_bytes),
                                      and the URL without secrets
     resolve                       -> resolved version digest | absent why kind | unresolved why
                                      kind: "none" (nothing is there) or "unusable" (nothing complete)
     load     version digest world_size nnodes group_rank attempt
                                   -> progress bytes of_bytes ... then ready path address | direct why path,
-                                     all with the order's attempt
+                                     all with the order's attempt; ready disk_bytes: what of it was on the disk
     release                       ranks have what they need: what was read is recorded, the memory is given up
-    statistics                    -> statistics: bytes in the arena and left by savers, units, readers, ranks
+    statistics                    -> statistics: bytes in the arena and left by savers, units, readers, ranks,
+                                     whether it is being copied to the disk
     end                           as the end of input
                                   -> at any time said text: a line for people; alive: what takes long goes on;
                                      origin url folders: of a store, what the job's nodes may give each other
@@ -100,6 +102,9 @@ class Keeper:
         self._admitted = bytearray()  # of each unit, whether that counts it
         self._quiet_since_s: float | None = None
         self._told_s = 0.0
+        self._disk_bytes = 0  # of the load, that came from this node's disk
+        self._is_copying = False  # to that disk, what is in the arena
+        self._is_given_back = False  # when that is done
         self._position = prefetch.Position(1, 1, 0)
         self._recordings = Recordings(cache_folder(os.environ))
         self._folder, self._lock_fd = make_folder()
@@ -219,7 +224,7 @@ class Keeper:
     def _begin_load(self, order: dict[str, Any]) -> None:
         # Of a mount the kernel would answer from what the last attempt has read, and none be recorded.
         self._paths.drop()
-        self._load = order
+        self._load, self._disk_bytes = order, 0
         self._position = prefetch.Position(
             int(order["world_size"]), int(order["nnodes"]), int(order["group_rank"])
         )
@@ -248,6 +253,7 @@ class Keeper:
         files = {file.path: file for file in arena.files}
         server.begin_attempt()
         self._quiet_since_s = None
+        self._is_given_back = False
         plan = prefetch.plan(
             files,
             self._recordings.load(files, self._position),
@@ -301,7 +307,10 @@ class Keeper:
         server.is_used = True  # from now on ranks may map it, also those that only know its files' names
         address = server.address
         self._paths.show(
-            self._shown, arena, address, lambda path: self._answer_load("ready", path=path, address=address)
+            self._shown,
+            arena,
+            address,
+            lambda path: self._answer_load("ready", path=path, address=address, disk_bytes=self._disk_bytes),
         )
 
     def _offer(self) -> None:
@@ -360,7 +369,17 @@ class Keeper:
                 why = self._recordings.save(files, self._position, made, complete)
                 if why:
                     self._say(why)
-        if not self._start.get("keep"):
+        if self._start.get("keep"):
+            return
+        if self._is_copying and complete:
+            self._is_given_back = True
+            return
+        self._paths.give_back(self._drop_arena)
+
+    def _note_copying(self, is_copying: bool) -> None:
+        self._is_copying = is_copying
+        if self._is_given_back and not is_copying:
+            self._is_given_back = False
             self._paths.give_back(self._drop_arena)
 
     def _statistics(self) -> dict[str, object]:
@@ -371,6 +390,7 @@ class Keeper:
             "units": arena.units if arena is not None else 0,
             "ready_units": states.count(READY),
             "taken_bytes": arena.taken_bytes if arena is not None else 0,
+            "is_copying": self._is_copying,
             "saved_bytes": self._offers.bytes if self._offers is not None else 0,
             "readers": self._fillers,
             "ranks": self._server.attached if self._server is not None else 0,
@@ -488,6 +508,7 @@ class Keeper:
         return True
 
     def _drop_arena(self) -> None:
+        self._is_given_back = False
         self._paths.drop_links()
         self._stop_filler()
         if self._start.get("holds") and self._server is not None and self._pinned is not None:
@@ -508,15 +529,16 @@ class Keeper:
             return
         arena, pinned = self._arena, self._pinned
         rate = self._start.get("most_bytes_per_s")
-        peers = self._start.get("peers", "")
+        peers, disk = self._start.get("peers", ""), int(self._start.get("disk_bytes") or 0)
         self._filler = self._fork(
-            lambda connection: run_filler(Filler(connection, self._url, pinned, arena, rate, peers))
+            lambda connection: run_filler(Filler(connection, self._url, pinned, arena, rate, peers, disk))
         )
         self._fillers += 1
         self._selector.register(self._filler.lines.fd, selectors.EVENT_READ, self._hear_filler)
 
     def _stop_filler(self) -> None:
         child, self._filler = self._filler, None
+        self._is_copying = False
         if child is not None:
             end_child(child, self._selector)
             if self._arena is not None:
@@ -532,6 +554,12 @@ class Keeper:
                 self._note_units(news["failed_units"], str(news["why"]))
             elif "failed" in news:
                 self._say(f"the reader of the checkpoint has failed: {news['failed']}")
+            elif "said" in news:
+                self._say(str(news["said"]))
+            elif "from_disk" in news:
+                self._disk_bytes += int(news["from_disk"])
+            elif "is_copying" in news:
+                self._note_copying(bool(news["is_copying"]))
         if lines is None:
             self._replace_filler()
 

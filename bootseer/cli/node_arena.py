@@ -22,6 +22,7 @@ from typing import Any
 from bootseer.errors import CheckpointError, ConfigError, NotFound
 from bootseer.storage.paths import redact, scheme_of
 
+LOOK_S = 0.1
 END_S = 10.0  # for the keeper to end by itself
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -36,12 +37,15 @@ class NodeArena:
         *,
         holds: bool = False,
         most_bytes_per_s: float | None = None,
+        disk_bytes: int = 0,
     ) -> None:
         """
         Args: memory_bytes: at most so much; by default what the keeper itself allows. holds: for a job that comes
-            later, whose own keeper takes it over. most_bytes_per_s: of what is read.
+            later, whose own keeper takes it over. most_bytes_per_s: of what is read. disk_bytes: of this
+            node's disk, for all versions that are kept there.
         """
         self.size = 0  # bytes of the version that is loaded
+        self.disk_bytes = 0  # of those, what this node's disk had
         self._url = url = url if scheme_of(url) else os.path.abspath(url)  # programs may stand elsewhere
         self._keeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"],
@@ -59,7 +63,15 @@ class NodeArena:
             whole=True,
             holds=holds,
             most_bytes_per_s=most_bytes_per_s,
+            disk_bytes=disk_bytes,
         )
+
+    def resolve(self) -> tuple[str, str]:
+        """Name and digest of the newest version. Raises: as `load`."""
+        self._ask("resolve")
+        found = self._hear("resolved", lambda _done, _all: None)
+        self.size = int(found["bytes"])
+        return str(found["version"]), str(found["digest"])
 
     def load(self, progress: Callable[[int, int], object], most_bytes: int | None = None) -> dict[str, str]:
         """Loads the whole newest version; returns variables for programs.
@@ -67,16 +79,14 @@ class NodeArena:
         Raises: NotFound when there is none yet; CheckpointError when it cannot be held in memory; ConfigError when
             it has more than `most_bytes`.
         """
-        self._ask("resolve")
-        found = self._hear("resolved", progress)
-        version, digest = str(found["version"]), str(found["digest"])
-        self.size = int(found["bytes"])
+        version, digest = self.resolve()
         if most_bytes is not None and self.size > most_bytes:
             raise ConfigError(
                 f"{redact(self._url)}: {self.size:,} bytes are to be fetched, and only {most_bytes:,} are allowed"
             )
         self._ask("load", version=version, digest=digest, world_size=1, nnodes=1, group_rank=0, attempt=0)
         ready = self._hear("ready", progress)
+        self.disk_bytes = int(ready["disk_bytes"])
         return {
             "BOOTSEER_CHECKPOINT": str(ready["path"]) or self._url,
             "BOOTSEER_CHECKPOINT_URL": self._url,
@@ -84,6 +94,14 @@ class NodeArena:
             "BOOTSEER_CHECKPOINT_DIGEST": digest,
             "BOOTSEER_ARENA": str(ready["address"]),
         }
+
+    def await_copy(self) -> None:
+        """Until this node's disk has it, if it can be kept there. Raises: CheckpointError."""
+        while True:
+            self._ask("statistics")
+            if not self._hear("statistics", lambda _done, _all: None)["is_copying"]:
+                return
+            time.sleep(LOOK_S)
 
     def is_taken(self, wait_s: float) -> bool:
         """Waits for a job to take it over, for so long. Raises: CheckpointError when the keeper has ended."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from bootseer.blocks.folder import make_private
+from bootseer.cache_folder import make_private
 from bootseer.env import used_folders
 from bootseer.env.caches_kinds import KINDS, NCCL, Kind
 from bootseer.env.used_folders import OLD_S, UsedFolder

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from bootseer.blocks.folder import make_private
+from bootseer.cache_folder import make_private
 from bootseer.env import caches_own
 from bootseer.env.caches_collect import prefix
 from bootseer.env.caches_document import Fact

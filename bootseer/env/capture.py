@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from bootseer.env import contents, outside, priority
+from bootseer import priority
+from bootseer.env import contents, outside
 from bootseer.env.compiling import Compiler
 from bootseer.env.difference import Difference, compare
 from bootseer.env.inside import HERE, Inside

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bootseer.blocks import folder as folders
+from bootseer import cache_folder as folders
 from bootseer.blocks.present import read_boot_id
 from bootseer.blocks.tree_files import write_whole
 from bootseer.errors import IntegrityError

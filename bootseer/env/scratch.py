@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from bootseer.blocks.folder import make_private
 from bootseer.blocks.locks import try_lock
+from bootseer.cache_folder import make_private
 from bootseer.errors import BootseerError
 from bootseer.mounts import image_shared
 from bootseer.storage.os_errors import map_os_errors

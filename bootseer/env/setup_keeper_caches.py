@@ -23,7 +23,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bootseer.env import priority
+from bootseer import priority
 from bootseer.env.caches import FirstStepCaches, Seeded
 from bootseer.env.caches_key import make_key, read_node_type
 from bootseer.env.caches_store import url_of

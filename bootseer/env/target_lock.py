@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from bootseer.blocks import folder as cache_folder
+from bootseer import cache_folder
 from bootseer.blocks.locks import NO_LOCK_ERRNOS
 from bootseer.env.walk import OURS
 from bootseer.errors import ConfigError, StorageTimeout

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bootseer.blocks.folder import make_private
 from bootseer.blocks.locks import NO_LOCK_ERRNOS, try_lock, wait_lock
+from bootseer.cache_folder import make_private
 from bootseer.storage.os_errors import map_os_errors
 
 LOCK, GOING = ".bootseer-lock", ".bootseer-going-"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from bootseer.blocks.folder import locate, make_private, prepare
+from bootseer.cache_folder import locate, make_private, prepare
 from bootseer.errors import StorageError
 from bootseer.storage.os_errors import map_os_errors
 

@@ -17,7 +17,7 @@ from bootseer.blocks import BlockFetcher, Cache, TreeCache
 from bootseer.blocks import open_cache as open_named_cache
 from bootseer.blocks.cache import TREES
 from bootseer.blocks.donors import Donors
-from bootseer.blocks.folder import Limit
+from bootseer.cache_folder import Limit
 from bootseer.mounts import tree_maker, tree_metadata
 from bootseer.mounts.flat_server import Device
 from bootseer.mounts.metadata_memory import MetadataMemory

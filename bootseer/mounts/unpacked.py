@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping
 from bootseer import aio
 from bootseer.blocks import Cache, open_cache
 from bootseer.blocks.cache import TREES
-from bootseer.blocks.folder import VARIABLE as CACHE_VARIABLE
-from bootseer.blocks.folder import make_private
 from bootseer.blocks.local import open_local
 from bootseer.blocks.present import read_boot_id
 from bootseer.blocks.trace import ANY_WORKLOAD
 from bootseer.blocks.tree_files import write_whole
+from bootseer.cache_folder import VARIABLE as CACHE_VARIABLE
+from bootseer.cache_folder import make_private
 from bootseer.errors import StorageError, StorageTimeout
 from bootseer.mounts.tree_traces import Traces
 from bootseer.mounts.unpacked_locks import SILENT_S, PlaceLock, open_lock

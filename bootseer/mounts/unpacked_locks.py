@@ -1,7 +1,7 @@
 """The lock of an unpacked tree: shared by those who use it, held alone while it is unpacked or taken away.
 
 A file `lock` in the tree's folder, or, where the cache's file system has no locks, one of this user's runtime
-folder: a cache is one node's alone (bootseer.blocks.folder). Whoever holds it alone beats: changes its time every
+folder: a cache is one node's alone (bootseer.cache_folder). Whoever holds it alone beats: changes its time every
 few seconds. One that was stopped, or hangs at a dead disk, is silent, and is not waited for any longer.
 """
 
@@ -14,8 +14,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bootseer.blocks.folder import make_private
 from bootseer.blocks.locks import NO_LOCK_ERRNOS
+from bootseer.cache_folder import make_private
 from bootseer.mounts import tree_places
 
 LOCK = "lock"

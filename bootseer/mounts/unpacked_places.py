@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from bootseer.blocks import Cache
-from bootseer.blocks.folder import UNPACKED
+from bootseer.cache_folder import UNPACKED
 from bootseer.errors import StorageError
 from bootseer.mounts import unpacked_locks
 from bootseer.mounts.unpacked_locks import open_lock

@@ -10,7 +10,7 @@ import fcntl
 import os
 import stat
 
-from bootseer.blocks.folder import make_private, trusted_uids
+from bootseer.cache_folder import make_private, trusted_uids
 from bootseer.errors import ConfigError
 from bootseer.trust.owned_files import NotOwnedError, check_owned_folder
 

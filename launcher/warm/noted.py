@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from bootseer.blocks.folder import locate, prepare
+from bootseer.cache_folder import locate, prepare
 from bootseer.errors import BootseerError
 from bootseer.trust.owned_files import NotOwnedError, read_owned
 from launcher.warm.results import CACHED, HELD, SEEDED, THERE, UNPACKED, Warmed, from_record, to_record

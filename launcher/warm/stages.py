@@ -307,17 +307,21 @@ class Warmer:
     # ---- the checkpoint --------------------------------------------------------------------------------------
 
     def _warm_checkpoint(self) -> Warmed:
-        if not self._limit.hold_s:
-            return Warmed(CHECKPOINT, NOTHING, text="is held in memory only with --hold")
+        if not self._limit.hold_s and not self._spec.checkpoint_disk_bytes:
+            return Warmed(CHECKPOINT, NOTHING, text="is kept with --checkpoint-disk, held with --hold")
         from bootseer.cli.node_arena import NodeArena
 
         arena = NodeArena(
             self._spec.load_checkpoint,
             self._spec.checkpoint_memory_bytes,
-            holds=True,
+            holds=self._limit.hold_s > 0,
             most_bytes_per_s=self._limit.most_bytes_per_s,
+            disk_bytes=self._spec.checkpoint_disk_bytes,
         )
         try:
+            if not self._limit.hold_s:
+                with arena:
+                    return self._keep_checkpoint(arena)
             found = arena.load(lambda done, total: self._progress(CHECKPOINT, done, total), self._limit.most_bytes)
         except NotFound:
             arena.close()
@@ -328,6 +332,21 @@ class Warmer:
         self._arena = arena
         version = found["BOOTSEER_CHECKPOINT_VERSION"]
         return Warmed(CHECKPOINT, HELD, found["BOOTSEER_CHECKPOINT_DIGEST"], arena.size, arena.size, text=version)
+
+    def _keep_checkpoint(self, arena: NodeArena) -> Warmed:
+        """On this node's disk, for whoever loads it next."""
+        from bootseer.cache_folder import locate, prepare
+        from bootseer.checkpoint.disk_copy import is_kept
+
+        cache = prepare(locate(os.environ, os.geteuid()))
+        version, digest = arena.resolve()
+        if is_kept(cache, digest):
+            return Warmed(CHECKPOINT, THERE, digest, arena.size, 0, text=version)
+        arena.load(lambda done, total: self._progress(CHECKPOINT, done, total), self._limit.most_bytes)
+        arena.await_copy()
+        if not is_kept(cache, digest):
+            return Warmed(CHECKPOINT, NOTHING, text="this node's disk has not taken it, or it has no sums")
+        return Warmed(CHECKPOINT, CACHED, digest, arena.size, arena.size - arena.disk_bytes, text=version)
 
     @property
     def is_holding(self) -> bool:

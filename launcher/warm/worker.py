@@ -57,7 +57,7 @@ def _work(order: dict[str, Any], tell: Any) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))  # its session is its own
     die_with_parent(signal.SIGTERM)  # not before: another user is another beginning to the kernel
     os.chdir(job.folder or os.environ.get("HOME") or "/")
-    from bootseer.env.priority import lower
+    from bootseer.priority import lower
     from launcher.config_file import fill
     from launcher.spec import build_spec
     from launcher.warm.noted import note

@@ -24,7 +24,8 @@ class KeeperProcess:
     def __init__(self, folder: Path, url: str, **start: Any) -> None:
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
-        environ = {**os.environ, "TMPDIR": str(self.temporary), "BOOTSEER_CACHE_DIR": str(folder / "cache")}
+        caches = dict.fromkeys(("BOOTSEER_CACHE", "BOOTSEER_CACHE_DIR"), str(folder / "cache"))
+        environ = {**os.environ, "TMPDIR": str(self.temporary), **caches}
         self._errors = (folder / "keeper.err").open("ab+")
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"],

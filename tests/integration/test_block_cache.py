@@ -18,7 +18,7 @@ import pytest
 
 from bootseer import aio
 from bootseer.blocks import BlockFetcher, Cache, open_cache
-from bootseer.blocks.folder import Limit
+from bootseer.cache_folder import Limit
 from bootseer.storage import open_store
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests.support import Program, Programs, lacking, python, wait_until

@@ -284,7 +284,10 @@ def test_nobody_takes_another_version(machine: Machine, bootrun: support.Program
 
 def test_without_hold_a_checkpoint_is_left_where_it_is(machine: Machine) -> None:
     found = stages(machine, "--load-checkpoint", "/nowhere")["checkpoint"]
-    assert (found["how"], found["text"]) == ("nothing", "is held in memory only with --hold")
+    assert (found["how"], found["text"]) == (
+        "nothing",
+        "is kept with --checkpoint-disk, held with --hold",
+    )
     found = stages(machine, "--hold", 5, "--load-checkpoint", "/nowhere")["checkpoint"]
     assert (found["how"], found["text"]) == ("nothing", "there is none yet")
 

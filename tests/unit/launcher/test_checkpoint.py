@@ -219,7 +219,7 @@ def test_another_keeper_takes_the_place_of_one_that_has_failed(make: Make) -> No
     assert bed.guard.ended == [0, 1]
     bed.checkpoint.on_service_ended(1, "an earlier one")
     bed.load()
-    bed.answer("ready", attempt=0, path="/links", address="/arena")
+    bed.answer("ready", attempt=0, path="/links", address="/arena", disk_bytes=0)
     run_until(bed.loop, lambda: bool(bed.loaded))
     assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == "/links"
 
@@ -232,7 +232,7 @@ def test_ranks_get_the_path(make: Make) -> None:
     bed.load(attempt=3)
     assert bed.hear("load")["attempt"] == 3
     assert "host" not in bed.hear("start")
-    bed.answer("ready", attempt=3, path="/links", address="/arena")
+    bed.answer("ready", attempt=3, path="/links", address="/arena", disk_bytes=0)
     bed.settle()
     assert bed.loaded == [
         {
@@ -252,7 +252,7 @@ def test_what_is_late_is_no_answer_to_the_next_attempt(make: Make) -> None:
     bed.load(attempt=0)
     bed.checkpoint.cancel()
     bed.load(attempt=1, pinned=Pinned("step-40", "bb"))
-    bed.answer("ready", attempt=0, path="/old", address="/old-arena")
+    bed.answer("ready", attempt=0, path="/old", address="/old-arena", disk_bytes=0)
     bed.answer("direct", attempt=0, path="/old", why="of the last attempt")
     bed.settle()
     assert bed.loaded == [] and bed.said == []
@@ -264,7 +264,7 @@ def test_what_is_late_is_no_answer_to_the_next_attempt(make: Make) -> None:
 def test_an_answer_that_says_not_of_which_attempt_is_not_understood(make: Make) -> None:
     bed = make()
     bed.load()
-    bed.answer("ready", path="/links", address="/arena")
+    bed.answer("ready", path="/links", address="/arena", disk_bytes=0)
     run_until(bed.loop, lambda: bool(bed.loaded))
     assert "could not be understood" in bed.said[-1]
     assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == URL
@@ -277,7 +277,7 @@ def test_trouble_of_whoever_is_told_is_not_the_keepers(make: Make) -> None:
         raise ValueError("of the ranks")
 
     bed.checkpoint.load(World(0, 0, 0, 1, 0, 1, 0, 1, "h", 1, PINNED), trouble)
-    bed.answer("ready", attempt=0, path="/links", address="/arena")
+    bed.answer("ready", attempt=0, path="/links", address="/arena", disk_bytes=0)
     with pytest.raises(ValueError, match="of the ranks"):
         run_until(bed.loop, lambda: bool(bed.said))
 
@@ -356,7 +356,7 @@ def test_memory_that_no_first_step_gives_back_is_said_once(make: Make, monkeypat
     monkeypatch.setattr(checkpoint, "FIRST_STEP_SAY_S", 0.02)
     bed = make()
     bed.load()
-    bed.answer("ready", attempt=0, path="/links", address="/arena")
+    bed.answer("ready", attempt=0, path="/links", address="/arena", disk_bytes=0)
     bed.hear("statistics")
     bed.answer("statistics", taken_bytes=12_300_000_000)
     bed.settle()
@@ -368,7 +368,7 @@ def test_after_the_first_step_nothing_is_said(make: Make, monkeypatch: pytest.Mo
     monkeypatch.setattr(checkpoint, "FIRST_STEP_SAY_S", 0.1)
     bed = make()
     bed.load()
-    bed.answer("ready", attempt=0, path="/links", address="/arena")
+    bed.answer("ready", attempt=0, path="/links", address="/arena", disk_bytes=0)
     bed.settle()
     bed.checkpoint.first_step_seen()
     bed.hear("release")

@@ -85,6 +85,7 @@ def test_our_flags_and_their_defaults() -> None:
         "config": None,
         "load_checkpoint": None,
         "checkpoint_memory": None,
+        "checkpoint_disk": None,
         "keep_arena": False,
         "arena_bytes": None,
         "peers": None,

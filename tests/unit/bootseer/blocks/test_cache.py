@@ -13,10 +13,10 @@ import pytest
 
 from bootseer.blocks import open_cache as open_user_cache
 from bootseer.blocks.cache import GONE, Cache
-from bootseer.blocks.folder import Limit
 from bootseer.blocks.locks import try_lock
 from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.tree_files import USE_BYTE
+from bootseer.cache_folder import Limit
 from bootseer.errors import ConfigError, StorageError
 from tests.support import wait_until
 from tests.unit.bootseer.blocks.trees import Tree, fill_all, make_tree, open_cache, open_root

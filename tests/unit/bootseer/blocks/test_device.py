@@ -100,7 +100,7 @@ def test_any_range_is_read_and_later_ones_at_once(root: Cache) -> None:
 
 
 def test_without_room_all_is_read_all_the_same(tmp_path: Path) -> None:
-    from bootseer.blocks.folder import Limit
+    from bootseer.cache_folder import Limit
 
     root = open_root(tmp_path, limit=Limit(most_bytes=0))
 

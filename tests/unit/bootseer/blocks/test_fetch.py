@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bootseer.blocks import fetch
 from bootseer.blocks.cache import Cache
 from bootseer.blocks.fetch import BlockFetcher
-from bootseer.blocks.folder import Limit
+from bootseer.cache_folder import Limit
 from bootseer.errors import BootseerError, ConfigError, IntegrityError, NotFound, StorageTimeout, Unavailable
 from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.tree import compression

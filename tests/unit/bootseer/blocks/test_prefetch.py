@@ -16,8 +16,8 @@ from bootseer.blocks.cache import Cache
 from bootseer.blocks.device import BLOCK_SHIFT, open_device
 from bootseer.blocks.donors import Donors
 from bootseer.blocks.fetch import BlockFetcher
-from bootseer.blocks.folder import Limit
 from bootseer.blocks.prefetch import Phase, Prefetcher
+from bootseer.cache_folder import Limit
 from bootseer.errors import NotFound, Unavailable
 from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from tests.unit.bootseer.blocks.trees import assert_right, fill_all, make_store, make_tree, open_cache, open_root

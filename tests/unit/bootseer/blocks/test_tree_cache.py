@@ -375,7 +375,7 @@ def test_a_closed_cache_gives_and_takes_nothing(root: Cache) -> None:
 
 
 def test_beyond_its_limit_it_keeps_nothing_and_says_so_once(tmp_path: Path) -> None:
-    from bootseer.blocks.folder import Limit
+    from bootseer.cache_folder import Limit
 
     said: list[str] = []
     root = open_root(tmp_path, limit=Limit(most_bytes=0), log=said.append)

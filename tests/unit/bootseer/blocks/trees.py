@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer.blocks.cache import Cache
-from bootseer.blocks.folder import Limit
 from bootseer.blocks.tree_cache import TreeCache
+from bootseer.cache_folder import Limit
 from bootseer.testing.faulty_store import Fault, FaultyStore
 from bootseer.tree import compression
 from bootseer.tree.block_codec import block_digest, pack_block

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.folder import Limit, locate, make_private, parse_limit, prepare
+from bootseer.cache_folder import Limit, locate, make_private, parse_limit, prepare
 from bootseer.errors import ConfigError, StorageError
 from tests.support import lacking
 
@@ -95,7 +95,7 @@ def test_where_root_is_nobody_its_folders_are_roots(tmp_path: Path) -> None:
         pytest.skip("a folder of another user is made by root")
     tmp_path.chmod(0o755)
     os.chown(tmp_path, 12345, -1)  # not mapped below, as root is not in a container
-    code = f"from bootseer.blocks.folder import prepare; print(prepare({os.fspath(tmp_path / 'cache')!r}))"
+    code = f"from bootseer.cache_folder import prepare; print(prepare({os.fspath(tmp_path / 'cache')!r}))"
     (tmp_path / "cache").mkdir(mode=0o700)
     run = subprocess.run(
         ["unshare", "--user", "--map-root-user", sys.executable, "-c", code], capture_output=True, text=True
