@@ -320,7 +320,7 @@ class NodeCheckpoint:
     def first_step_seen(self) -> None:
         """All ranks have made their first step: they have what they need."""
         self._reminder.cancel()
-        if self._lines.is_open and not self._spec.keep_arena:
+        if self._lines.is_open and (self._spec.checkpoint_disk_bytes or not self._spec.keep_arena):
             self._lines.ask("release")
 
     def _remind(self, taken_bytes: int) -> None:

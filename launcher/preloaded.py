@@ -167,7 +167,8 @@ class _Preloaded:
         self.checked_s = 0.0
         self.parked = []  # type: List[int]
         self.spare = 0  # processes to park for the next attempt
-        self.is_in_huge_pages = False
+        self.is_in_huge_pages = False  # or the time for it is over
+        self.has_forked = False
         self.select = _import_apart("select")
         self.gc = _import_apart("gc")
         _write_text("/proc/self/comm", "bootrun-preload")
@@ -383,10 +384,7 @@ class _Preloaded:
 
     def _use_huge_pages(self) -> None:
         """For its memory, as far as the kernel can: each fork, and at a restart each end of a rank that is waited
-        for, goes through all pages that they share. Once, and not while the first ranks are waited for."""
-        if self.is_in_huge_pages:
-            return
-        self.is_in_huge_pages = True
+        for, goes through all pages that they share. Whoever asks for ranks meanwhile does not wait for it."""
         end_s = time.monotonic() + MOST_HUGE_S
         with open("/proc/self/maps", "rb", 0) as file:
             lines = file.readall().splitlines()
@@ -399,8 +397,12 @@ class _Preloaded:
                 if place + HUGE_PAGE_BYTES > high:
                     break
                 if time.monotonic() > end_s:
+                    self.is_in_huge_pages = True
+                    return
+                if self._is_asked(0.0):
                     return
                 self.libc.madvise(place, HUGE_PAGE_BYTES, MADV_COLLAPSE)  # what cannot be done stays as it is
+        self.is_in_huge_pages = True
 
     def _list_touched(self) -> str:
         """What imports have needed, for the recording of this start; to be asked before it is unmapped.
@@ -516,9 +518,12 @@ class _Preloaded:
         """Waits for requests; returns in ranks."""
         while True:
             call = None
-            if self.spare and not self._is_asked():
-                count, self.spare = self.spare, 0
+            # Before the first ranks they share what is made; after them it is for those of the next attempt.
+            is_later = bool(self.spare) or not self.has_forked
+            if is_later and not self.is_in_huge_pages and not self._is_asked():
                 self._use_huge_pages()
+            elif self.spare and not self._is_asked():
+                count, self.spare = self.spare, 0
                 call = self._make_ready(count)
                 self.checked_s = 0.0  # long before they are needed
             else:
@@ -530,9 +535,9 @@ class _Preloaded:
             if call is not None:
                 return call
 
-    def _is_asked(self) -> bool:
-        """Whether a request comes while ranks that have just been started are busiest."""
-        return bool(self.select.select([self.fd], [], [], PARK_AFTER_S)[0])
+    def _is_asked(self, wait_s: float = PARK_AFTER_S) -> bool:
+        """Whether a request comes; by default while ranks that have just been started are busiest."""
+        return bool(self.select.select([self.fd], [], [], wait_s)[0])
 
     def _make_ready(self, count: int) -> "Optional[Call]":
         """As `_park`; after trouble not even those are used that were forked before it."""
@@ -630,7 +635,7 @@ class _Preloaded:
             told += [rank.key, str(time.monotonic_ns())]
         self.send("forked", *told)
         waiting = list(zip(self.parked, ranks))
-        self.parked = []
+        self.parked, self.has_forked = [], True
         if port:
             waiting.sort(key=lambda each: each[1].environ.get("RANK") != "0")
         for place, (fd, rank) in enumerate(waiting):

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from launcher.stage_span import StageSpan
 
 
+IMPORT_AFTER_S = 0.05  # the rendezvous goes first
+
+
 class WorkplaceEvents(NamedTuple):
     """What the node is told; each a callback."""
 
@@ -82,7 +85,7 @@ class Workplace:
         elif self._spec.image is None and self._spec.caches is not None:
             self._open_caches(own_program(self._spec.python))
         if self.program is None and self._spec.caches is not None:
-            self._loop.call_soon(_import_ahead)
+            self._loop.call_later(IMPORT_AFTER_S, _import_ahead)
 
     def _begin_image(self, own: Iterable[str]) -> None:
         from launcher.image import ImageEvents, NodeImage

@@ -1,12 +1,12 @@
-"""A version's units on this node's disk, from its last load: `checkpoints/DIGEST/` in the cache (cache_folder.py).
+"""A version's units on this node's disk, from an earlier load: `checkpoints/DIGEST/` in the cache.
 
     units       a byte a unit, 1 where it is there: written when the unit is
     0, 1, ...   the files, in the version's order; what was not loaded is a hole
     used        locked by whoever has it open: nobody removes it then
-    written     locked by who may write; others read what is there
+    written     locked by who writes it
 
 Only of versions whose units have sums, and what is read here is checked like what is read anywhere: a unit that a
-crash has cut off is read from the store. Nothing that goes wrong here is an error; the store has it all.
+crash has cut off is read from the store.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bootseer.storage.page_cache import is_remote
 from bootseer.trust.owned_files import NotOwnedError, check_owned_folder
 
 FOLDER = "checkpoints"
+UNITS, USED, WRITTEN = "units", "used", "written"
 BLOCK_BYTES = 4096  # what O_DIRECT wants offset, length and address to be multiples of
 LEAST_FREE_SHARE = 0.05  # of the disk
 HAS = 1
@@ -31,17 +32,19 @@ HAS = 1
 _Move = Callable[[int, Sequence[memoryview], int], int]  # os.preadv, os.pwritev
 
 
+def can_keep(files: Sequence[StoredFile]) -> bool:
+    """PURE: whether every unit has a sum by which it is known to be right."""
+    return all(file.sums or not file.layout.size for file in files)
+
+
 class DiskCopy:
-    """Of one version. Threads may share it."""
+    """Of one version; made by `find` or `make`. Threads may share it."""
 
-    def __init__(self, cache: str, digest: str, files: Sequence[StoredFile], most_bytes: int) -> None:
-        """Opens what there is, or a new one, within `most_bytes` for all versions together.
-
-        Raises: OSError.
-        """
-        self._above = os.path.join(cache, FOLDER)
-        self._folder = os.path.join(self._above, digest)
+    def __init__(self, folder: str, files: Sequence[StoredFile], *, is_writer: bool) -> None:
+        """The caller has checked whose folder it is. Raises: OSError."""
+        self.folder = folder
         self._files = files
+        self._is_writer = is_writer
         self._first: list[int] = []  # of each file, its place among all units
         count = 0
         for file in files:
@@ -51,35 +54,48 @@ class DiskCopy:
         self._fds: list[int] = []  # of the files
         self._direct: list[int] = []  # the same around the page cache; -1 where that cannot be
         try:
-            if is_remote(cache):
-                raise OSError(f"{cache} is on a network file system")
-            for folder in (self._above, self._folder):
-                make_private(folder)
-                _check_own(folder)
-            self._lock("used", fcntl.LOCK_SH)
-            self.is_writer = self._lock("written", fcntl.LOCK_EX)
-            if self.is_writer:
-                make_room(self._above, digest, sum(file.layout.size for file in files), most_bytes)
-            self._units_fd = self._open("units", count)
+            self._lock(USED, fcntl.LOCK_SH)
+            if is_writer:
+                self._lock(WRITTEN, fcntl.LOCK_EX)
+            self._units_fd = self._open(UNITS, count)
             for number, file in enumerate(files):
                 self._fds.append(self._open(str(number), file.layout.size))
                 self._direct.append(self._open_direct(self._fds[-1]))
             self._has = bytearray(os.pread(self._units_fd, count, 0).ljust(count, b"\0"))
             os.utime(self._units_fd)
         except OSError:
-            if not os.path.exists(os.path.join(self._folder, "units")):
-                shutil.rmtree(self._folder, ignore_errors=True)  # nothing came of it
             self.close()
             raise
+
+    @classmethod
+    def find(cls, cache: str, digest: str, files: Sequence[StoredFile]) -> DiskCopy | None:
+        """What there is, for reading; None for nothing that could be used."""
+        folder = os.path.join(cache, FOLDER, digest)
+        if not os.path.isdir(folder):
+            return None
+        try:
+            _check_own(folder)
+            return cls(folder, files, is_writer=False)
+        except OSError:
+            return None
+
+    @classmethod
+    def make(cls, cache: str, digest: str, files: Sequence[StoredFile]) -> DiskCopy:
+        """What there is, or a new one, for writing.
+
+        Raises: OSError; BlockingIOError if another process writes it.
+        """
+        if is_remote(cache):
+            raise OSError(f"{cache} is on a network file system")
+        folder = os.path.join(cache, FOLDER, digest)
+        for each in (os.path.dirname(folder), folder):
+            make_private(each)
+            _check_own(each)
+        return cls(folder, files, is_writer=True)
 
     def has(self, file: int, unit: int) -> bool:
         """Whether it should be there."""
         return self._has[self._first[file] + unit] == HAS
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every unit should be there."""
-        return self._has.count(HAS) == len(self._has)
 
     def read(self, file: int, start: int, target: memoryview) -> bool:
         """Fills it with bytes of a file; whether that went well."""
@@ -89,19 +105,36 @@ class DiskCopy:
             return False
 
     def write(self, file: int, unit: int, data: memoryview) -> None:
-        """Keeps a unit that is right. Raises: OSError; then nothing more is kept."""
-        layout = self._files[file].layout
-        try:
-            if not self._move(os.pwritev, file, unit * layout.unit_bytes, data):
-                raise OSError(f"{self._folder}: the disk took less than it was given")
-        except OSError:
-            self.is_writer = False
-            raise
+        """Keeps a unit that is right. Raises: OSError."""
+        self._mark(file, unit, 0)
+        if not self._move(os.pwritev, file, unit * self._files[file].layout.unit_bytes, data):
+            raise OSError(errno.EIO, "the disk takes less than it is given", self.folder)
         self._mark(file, unit, HAS)
 
-    def forget(self, file: int, unit: int) -> None:
-        """It is not what it should be."""
-        self._mark(file, unit, 0)
+    def make_room(self, size: int, most_bytes: int) -> None:
+        """For so many more bytes, within `most_bytes` for all versions.
+
+        Removes those that nobody uses, the one that was used longest ago first. Raises: OSError for no room.
+        """
+        own = _taken_bytes(self.folder)
+        if own + size > most_bytes:
+            raise OSError(f"{own + size:,} bytes of it were to be kept, and {most_bytes:,} may be")
+        above = os.path.dirname(self.folder)
+        with os.scandir(above) as entries:
+            folders = [each.path for each in entries if each.is_dir(follow_symlinks=False)]
+        others = sorted((_used_ns(path), path, _promised_bytes(path)) for path in folders if path != self.folder)
+        taken = own + sum(bytes_of for _, _, bytes_of in others)
+        for _, path, bytes_of in others:
+            if taken + size <= most_bytes and is_free(above, size):
+                return
+            if _remove_unused(path):
+                taken -= bytes_of
+        if taken + size > most_bytes or not is_free(above, size):
+            raise OSError(f"{above} has no room for {size:,} bytes beside what is in use")
+
+    def remove(self) -> None:
+        """Nothing of it is worth what it takes."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         for fd in self._opened:
@@ -110,9 +143,9 @@ class DiskCopy:
 
     def _mark(self, file: int, unit: int, value: int) -> None:
         place = self._first[file] + unit
-        self._has[place] = value
-        if self.is_writer:
+        if self._has[place] != value:
             os.pwrite(self._units_fd, bytes([value]), place)
+            self._has[place] = value
 
     def _move(self, move: _Move, file: int, offset: int, data: memoryview) -> bool:
         """Whether all of it went; what lies in whole blocks goes around the page cache where that can be."""
@@ -126,28 +159,28 @@ class DiskCopy:
                 self._direct[file] = -1
         return done + _move_all(move, self._fds[file], offset + done, data[done:]) == len(data)
 
-    def _lock(self, name: str, kind: int) -> bool:
-        """Whether we have it, until we are closed."""
-        fd = _open_lock(os.path.join(self._folder, name))
+    def _lock(self, name: str, kind: int) -> None:
+        """Until we are closed. Raises: BlockingIOError; OSError when it is being removed."""
+        path = os.path.join(self.folder, name)
+        fd = _open_lock(path, os.O_CREAT if self._is_writer else 0)
         self._opened.append(fd)
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        if os.stat(path, follow_symlinks=False).st_ino != os.fstat(fd).st_ino:
+            raise OSError(errno.ESTALE, "is being removed", path)
 
     def _open(self, name: str, size: int) -> int:
-        fd = os.open(
-            os.path.join(self._folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        flags = os.O_RDWR | os.O_CREAT if self._is_writer else os.O_RDONLY
+        path = os.path.join(self.folder, name)
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._opened.append(fd)
-        if self.is_writer and os.fstat(fd).st_size != size:
+        if self._is_writer and os.fstat(fd).st_size != size:
             os.ftruncate(fd, size)
         return fd
 
     def _open_direct(self, fd: int) -> int:
+        flags = os.O_RDWR if self._is_writer else os.O_RDONLY
         try:
-            direct = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC | os.O_DIRECT)
+            direct = os.open(f"/proc/self/fd/{fd}", flags | os.O_CLOEXEC | os.O_DIRECT)
         except OSError:
             return -1  # tmpfs, say
         self._opened.append(direct)
@@ -155,64 +188,63 @@ class DiskCopy:
 
 
 def is_kept(cache: str, digest: str) -> bool:
-    """Whether a version should be there, whole."""
+    """Whether a version should be there, whole; if so it counts as used now."""
+    path = os.path.join(cache, FOLDER, digest, UNITS)
     try:
-        with open(os.path.join(cache, FOLDER, digest, "units"), "rb") as file:
+        with open(path, "rb") as file:
             units = file.read()
+        if units and units.count(HAS) == len(units):
+            os.utime(path)
+            return True
     except OSError:
-        return False
-    return bool(units) and units.count(HAS) == len(units)
+        pass  # it is not
+    return False
 
 
-def make_room(above: str, keep: str, size: int, most_bytes: int) -> None:
-    """Removes versions that nobody uses, the one that was used longest ago first, until `keep` has room.
-
-    Args: above: the folder of all versions; size: bytes of the one to be kept, when it is whole.
-    Raises: OSError where there is none.
-    """
-    if size > most_bytes:
-        raise OSError(f"it has {size:,} bytes, and {most_bytes:,} may be kept")
-    others = []
-    with os.scandir(above) as entries:
-        for entry in entries:
-            if entry.name != keep and entry.is_dir(follow_symlinks=False):
-                others.append((_used_ns(entry.path), _taken_bytes(entry.path), entry.path))
-    taken = sum(each[1] for each in others)
-    for _, bytes_of, path in sorted(others):
-        if taken + size <= most_bytes and _is_free(above, keep, size):
-            return
-        if _remove_unused(path):
-            taken -= bytes_of
-    if taken + size > most_bytes or not _is_free(above, keep, size):
-        raise OSError(f"{above} has no room for {size:,} bytes beside what is in use")
-
-
-def _is_free(above: str, keep: str, size: int) -> bool:
-    """Whether the disk itself has room."""
+def is_free(above: str, size: int) -> bool:
+    """Whether the disk itself has room for so much, and some more."""
     system = os.statvfs(above)
-    left = system.f_bavail * system.f_frsize + _taken_bytes(os.path.join(above, keep)) - size
-    return left >= system.f_blocks * system.f_frsize * LEAST_FREE_SHARE
+    return system.f_bavail * system.f_frsize - size >= system.f_blocks * system.f_frsize * LEAST_FREE_SHARE
 
 
 def _used_ns(folder: str) -> int:
     try:
-        return os.stat(os.path.join(folder, "units")).st_mtime_ns
+        return os.stat(os.path.join(folder, UNITS)).st_mtime_ns
     except OSError:
         return 0
 
 
 def _taken_bytes(folder: str) -> int:
+    return sum(found.st_blocks * 512 for found in _stats(folder))
+
+
+def _promised_bytes(folder: str) -> int:
+    """What it takes, or will when who writes it has done so."""
+    try:
+        fd = _open_lock(os.path.join(folder, WRITTEN), 0)
+    except OSError:
+        return _taken_bytes(folder)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return sum(found.st_size for found in _stats(folder))
+    finally:
+        os.close(fd)
+    return _taken_bytes(folder)
+
+
+def _stats(folder: str) -> list[os.stat_result]:
     try:
         with os.scandir(folder) as entries:
-            return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in entries)
+            return [entry.stat(follow_symlinks=False) for entry in entries]
     except OSError:
-        return 0
+        return []
 
 
 def _remove_unused(folder: str) -> bool:
     """Whether it is gone."""
     try:
-        fd = _open_lock(os.path.join(folder, "used"))
+        fd = _open_lock(os.path.join(folder, USED), os.O_CREAT)
     except OSError:
         return False
     try:
@@ -225,8 +257,8 @@ def _remove_unused(folder: str) -> bool:
     return True
 
 
-def _open_lock(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _open_lock(path: str, flags: int) -> int:
+    return os.open(path, os.O_RDWR | flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _check_own(folder: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import queue
 import socket
 import threading
 import time
@@ -19,13 +18,12 @@ from typing import Any
 from bootseer import aio, cache_folder
 from bootseer.checkpoint.arena import EMPTY, FAILED, READY, TAKEN, Arena
 from bootseer.checkpoint.direct import StoredFile
-from bootseer.checkpoint.disk_copy import DiskCopy
+from bootseer.checkpoint.disk_copy import DiskCopy, can_keep
 from bootseer.checkpoint.keeper_process import run_child
 from bootseer.checkpoint.opening import local_path, store_at, store_url_of
 from bootseer.checkpoint.sums import crc32c
 from bootseer.checkpoint.versions import Pinned
 from bootseer.errors import BootseerError
-from bootseer.priority import lower
 from bootseer.storage import HasPeers, SecondHand, Store
 from bootseer.storage.local_reading import read_range
 from bootseer.storage.page_cache import is_remote
@@ -56,10 +54,10 @@ class Filler:
         arena: Arena,
         most_bytes_per_s: float | None = None,
         peers_path: str = "",
-        disk_bytes: int = 0,
+        has_disk: bool = False,
     ) -> None:
-        """Args: connection: to the keeper; peers_path: of the file of the job's peers, "" for none; disk_bytes:
-        what may be kept of all versions on this node's disk."""
+        """Args: connection: to the keeper; peers_path: of the file of the job's peers, "" for none; has_disk:
+        this node's disk may have a copy."""
         self.connection = connection
         self._peers_path = peers_path
         self._rate = most_bytes_per_s
@@ -74,23 +72,22 @@ class Filler:
         self._telling = asyncio.Lock()
         self._is_over = False
         self._populating = threading.Event()
-        self._folder = _disk_folder(url)
+        self._folder = disk_folder(url)
         self._refused: set[int] = set()  # devices that take no O_DIRECT
-        self._disk_bytes = disk_bytes
+        self._has_disk = has_disk
         self._copy: DiskCopy | None = None
-        self._copying: threading.Thread | None = None
-        self._to_copy: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._bad: set[tuple[int, int]] = set()  # units that are wrong there
 
     async def run(self) -> None:
         connection = self.connection
         connection.setblocking(False)
         store = self._open_store()
         self._reader = RangeReader(store)
-        await self._open_copy()
+        self._copy = await aio.run_io(self._find_copy)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
-                if isinstance(store, HasPeers) and not (self._copy is not None and self._copy.is_whole):
+                if isinstance(store, HasPeers) and self._copy is None:
                     await store.meet(self._pinned.size, lambda: self._is_over)
                 for _ in range(AT_ONCE):
                     group.create_task(self._work())
@@ -108,48 +105,15 @@ class Filler:
 
         return PeerStore(store, store_url_of(self._url), PeersFile(self._peers_path))
 
-    async def _open_copy(self) -> None:
-        """What this node's disk has of it, and where the rest goes; not of what lies on that disk anyway."""
-        files = self._pinned.files
-        if not self._disk_bytes or self._folder is not None or not all(file.sums for file in files):
-            return
+    def _find_copy(self) -> DiskCopy | None:
+        """What this node's disk has of it; not of what lies on that disk anyway."""
+        if not self._has_disk or self._folder is not None or not can_keep(self._pinned.files):
+            return None
         try:
             cache = cache_folder.prepare(cache_folder.locate(os.environ, os.geteuid()))
-            self._copy = DiskCopy(cache, self._pinned.digest, files, self._disk_bytes)
-        except (OSError, BootseerError) as error:
-            await self._say_copy(error)
-            return
-
-    async def _say_copy(self, error: Exception) -> None:
-        why = getattr(error, "strerror", None) or error
-        await self._tell({"said": f"the checkpoint is not kept on this node's disk: {why}"})
-
-    def _copy_units(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A thread's: what has been read goes to the disk when nobody else wants it."""
-        lower()
-        copy = self._copy
-        assert copy is not None
-        while unit := self._to_copy.get():
-            try:
-                if copy.is_writer and not copy.has(*unit):
-                    copy.write(*unit, self._arena.view(unit[0], *self._arena.extent(*unit)))
-            except OSError as error:
-                asyncio.run_coroutine_threadsafe(self._say_copy(error), loop)
-            if self._to_copy.empty():
-                asyncio.run_coroutine_threadsafe(self._tell({"is_copying": False}), loop)
-
-    async def _keep(self, file: int, units: list[int]) -> None:
-        """Has the disk get them; what is there already is left alone."""
-        missing = [unit for unit in units if self._copy is not None and not self._copy.has(file, unit)]
-        if missing and self._copy is not None and self._copy.is_writer:
-            if self._copying is None:
-                self._copying = threading.Thread(
-                    target=self._copy_units, args=(asyncio.get_running_loop(),), daemon=True
-                )
-                self._copying.start()
-            await self._tell({"is_copying": True})
-            for unit in missing:
-                self._to_copy.put((file, unit))
+        except BootseerError:
+            return None  # who writes it says so
+        return DiskCopy.find(cache, self._pinned.digest, self._pinned.files)
 
     async def _listen(self) -> None:
         loop, waiting = asyncio.get_running_loop(), bytearray()
@@ -210,7 +174,6 @@ class Filler:
             for _, unit in units:
                 self._arena.set_state(file, unit, FAILED if unit in failed else READY)
             if ready := [[file, unit] for _, unit in units if unit not in failed]:
-                await self._keep(file, [unit for _, unit in ready])  # is known before all is ready
                 await self._tell({"ready": ready})
             for unit, why in failed.items():
                 await self._tell({"failed_units": [[file, unit]], "why": why})
@@ -235,10 +198,37 @@ class Filler:
 
     async def _fill(self, number: int, units: list[int], is_demand: bool) -> dict[int, str]:
         """Neighbouring units; returns those whose sums are wrong, and why."""
+        if not self._has_copy(number, units[0]):
+            return await self._fill_from_store(number, units, is_demand)
+        failed: dict[int, str] = {}
+        for unit in await self._fill_from_copy(number, units):
+            failed |= await self._fill_from_store(number, [unit], is_demand)
+        return failed
+
+    def _has_copy(self, file: int, unit: int) -> bool:
+        return self._copy is not None and (file, unit) not in self._bad and self._copy.has(file, unit)
+
+    async def _fill_from_copy(self, number: int, units: list[int]) -> list[int]:
+        """From this node's disk; returns the units that are not what they should be."""
+        copy, sums, arena = self._copy, self._pinned.files[number].sums, self._arena
+        assert copy is not None
+        start, end = arena.extent(number, units[0])[0], arena.extent(number, units[-1])[1]
+        await aio.run_io(copy.read, number, start, arena.view(number, start, end))
+        bad, size = [], 0
+        for unit in units:
+            view = arena.view(number, *arena.extent(number, unit))
+            if await aio.run_io(crc32c, view) == sums[unit]:
+                size += len(view)
+            else:
+                bad.append(unit)
+                self._bad.add((number, unit))
+        await self._tell({"from_disk": size, "bad": [[number, unit] for unit in bad]})
+        return bad
+
+    async def _fill_from_store(self, number: int, units: list[int], is_demand: bool) -> dict[int, str]:
+        """As `_fill`."""
         file = self._pinned.files[number]
         start, end = self._arena.extent(number, units[0])[0], self._arena.extent(number, units[-1])[1]
-        if self._has_copy(number, units[0]) and await self._read_copy(number, units):
-            return {}
         if not is_demand:
             await self._wait_turn(end - start)
         await self._read(file, number, start, end, is_demand, 0)
@@ -258,24 +248,6 @@ class Filler:
                     f" {file.sums[unit]:08x}"
                 )
         return failed
-
-    def _has_copy(self, file: int, unit: int) -> bool:
-        return self._copy is not None and self._copy.has(file, unit)
-
-    async def _read_copy(self, number: int, units: list[int]) -> bool:
-        """Neighbouring units, from this node's disk; whether all of them are what they should be."""
-        copy, sums = self._copy, self._pinned.files[number].sums
-        assert copy is not None
-        start, end = self._arena.extent(number, units[0])[0], self._arena.extent(number, units[-1])[1]
-        is_right = await aio.run_io(copy.read, number, start, self._arena.view(number, start, end))
-        for unit in units:
-            view = self._arena.view(number, *self._arena.extent(number, unit))
-            if not is_right or await aio.run_io(crc32c, view) != sums[unit]:
-                is_right = False
-                copy.forget(number, unit)
-        if is_right:
-            await self._tell({"from_disk": end - start})
-        return is_right
 
     def _distrust(self, file: StoredFile, start: int, end: int) -> None:
         """Who gave these bytes of a file gave wrong ones."""
@@ -326,7 +298,7 @@ class Filler:
             await asyncio.get_running_loop().sock_sendall(self.connection, json.dumps(news).encode() + b"\n")
 
 
-def _disk_folder(url: str) -> str | None:
+def disk_folder(url: str) -> str | None:
     """The folder above a checkpoint on a disk of this machine: there threads alone are the fastest."""
     path = local_path(url)
     folder = None if path is None else os.path.dirname(os.path.abspath(path))

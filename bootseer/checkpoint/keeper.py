@@ -10,6 +10,8 @@ its input does, and leaves nothing behind.
              holds                          for a job that comes later: offered, and when it is taken -> taken
              most_bytes_per_s               of what is read; None: no limit
              disk_bytes                     of all versions that are kept on this node's disk; 0 for none
+             is_eager                       by default; else no memory is made, nor taken over from
+                                            `bootseer warm`, before a load is ordered
                                   -> listening saves shown: where savers leave units ("" without arena_bytes),
                                      and the URL without secrets
     resolve                       -> resolved version digest | absent why kind | unresolved why
@@ -17,9 +19,10 @@ its input does, and leaves nothing behind.
     load     version digest world_size nnodes group_rank attempt
                                   -> progress bytes of_bytes ... then ready path address | direct why path,
                                      all with the order's attempt; ready disk_bytes: what of it was on the disk
-    release                       ranks have what they need: what was read is recorded, the memory is given up
-    statistics                    -> statistics: bytes in the arena and left by savers, units, readers, ranks,
-                                     whether it is being copied to the disk
+    release                       ranks have what they need: what was read is recorded and copied to the disk,
+                                  the memory is given up
+    copy                          -> copied why: to the disk, "" if that went well
+    statistics                    -> statistics: bytes in the arena and left by savers, units, readers, ranks
     end                           as the end of input
                                   -> at any time said text: a line for people; alive: what takes long goes on;
                                      origin url folders: of a store, what the job's nodes may give each other
@@ -45,7 +48,9 @@ from bootseer.checkpoint.arena import EMPTY, FAILED, READY, SHARD_UNIT_BYTES, UN
 from bootseer.checkpoint.arena_offers import Offers
 from bootseer.checkpoint.arena_server import ArenaServer, Unit
 from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide
-from bootseer.checkpoint.filler import Filler, run_filler
+from bootseer.checkpoint.copier import run_copier
+from bootseer.checkpoint.disk_copy import can_keep
+from bootseer.checkpoint.filler import Filler, disk_folder, run_filler
 from bootseer.checkpoint.keeper_process import (
     Child,
     allow_descriptors,
@@ -71,6 +76,7 @@ PROGRESS_S = 0.5
 # come first; elsewhere a program may build its optimizer before it loads that one's state.
 QUIET_S = 60.0
 DCP_METADATA = ".metadata"
+NOT_KEPT = "the checkpoint is not kept on this node's disk"
 
 
 class State(Enum):
@@ -102,9 +108,9 @@ class Keeper:
         self._admitted = bytearray()  # of each unit, whether that counts it
         self._quiet_since_s: float | None = None
         self._told_s = 0.0
-        self._disk_bytes = 0  # of the load, that came from this node's disk
-        self._is_copying = False  # to that disk, what is in the arena
-        self._is_given_back = False  # when that is done
+        self._from_disk_bytes = 0  # of this load
+        self._bad: set[Unit] = set()  # units that are wrong on the disk
+        self._copier: Child | None = None
         self._position = prefetch.Position(1, 1, 0)
         self._recordings = Recordings(cache_folder(os.environ))
         self._folder, self._lock_fd = make_folder()
@@ -129,6 +135,7 @@ class Keeper:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the guard's, at the end of the job
         self._resolver.drop()
         self._paths.drop()
+        self._stop_copier()
         if self._server is not None and self._server.is_used:
             self._release(complete=False)
         self._drop_arena()
@@ -171,6 +178,10 @@ class Keeper:
                     self._begin_load(order)
                 case "release":
                     self._release(complete=True)
+                case "copy":
+                    self._start_copier()
+                    if self._copier is None:
+                        self._answer("copied", why="it is not in this node's memory, or has no sums to check")
                 case "statistics":
                     self._answer("statistics", **self._statistics())
                 case "end":
@@ -190,8 +201,14 @@ class Keeper:
 
     # ---- which version ---------------------------------------------------------------------------------------
 
+    @property
+    def _is_eager(self) -> bool:
+        return bool(self._start.get("is_eager", True))
+
     def _look_ahead(self) -> None:
         """Before anybody has asked: the version that will probably be loaded, to make memory ready for it."""
+        if not self._is_eager:
+            return
 
         def found(news: dict[str, Any]) -> None:
             if "pinned" in news and self._state is State.IDLE:
@@ -210,7 +227,7 @@ class Keeper:
             if "pinned" in news:
                 pinned = _to_pinned(news["pinned"])
                 self._answer("resolved", version=pinned.version, digest=pinned.digest, bytes=pinned.size)
-                if self._state is State.IDLE:
+                if self._state is State.IDLE and self._is_eager:
                     self._get_ready(pinned)
             elif "absent" in news:
                 self._answer("absent", why=news["absent"], kind=news["kind"])
@@ -224,7 +241,8 @@ class Keeper:
     def _begin_load(self, order: dict[str, Any]) -> None:
         # Of a mount the kernel would answer from what the last attempt has read, and none be recorded.
         self._paths.drop()
-        self._load, self._disk_bytes = order, 0
+        self._stop_copier()  # what it holds takes memory
+        self._load, self._from_disk_bytes = order, 0
         self._position = prefetch.Position(
             int(order["world_size"]), int(order["nnodes"]), int(order["group_rank"])
         )
@@ -253,7 +271,6 @@ class Keeper:
         files = {file.path: file for file in arena.files}
         server.begin_attempt()
         self._quiet_since_s = None
-        self._is_given_back = False
         plan = prefetch.plan(
             files,
             self._recordings.load(files, self._position),
@@ -310,7 +327,7 @@ class Keeper:
             self._shown,
             arena,
             address,
-            lambda path: self._answer_load("ready", path=path, address=address, disk_bytes=self._disk_bytes),
+            lambda path: self._answer_load("ready", path=path, address=address, disk_bytes=self._from_disk_bytes),
         )
 
     def _offer(self) -> None:
@@ -369,17 +386,9 @@ class Keeper:
                 why = self._recordings.save(files, self._position, made, complete)
                 if why:
                     self._say(why)
-        if self._start.get("keep"):
-            return
-        if self._is_copying and complete:
-            self._is_given_back = True
-            return
-        self._paths.give_back(self._drop_arena)
-
-    def _note_copying(self, is_copying: bool) -> None:
-        self._is_copying = is_copying
-        if self._is_given_back and not is_copying:
-            self._is_given_back = False
+        if complete:
+            self._start_copier()
+        if not self._start.get("keep"):
             self._paths.give_back(self._drop_arena)
 
     def _statistics(self) -> dict[str, object]:
@@ -390,7 +399,6 @@ class Keeper:
             "units": arena.units if arena is not None else 0,
             "ready_units": states.count(READY),
             "taken_bytes": arena.taken_bytes if arena is not None else 0,
-            "is_copying": self._is_copying,
             "saved_bytes": self._offers.bytes if self._offers is not None else 0,
             "readers": self._fillers,
             "ranks": self._server.attached if self._server is not None else 0,
@@ -410,6 +418,7 @@ class Keeper:
         if self._arena is not None and self._pinned is not None and self._pinned.digest == pinned.digest:
             return
         self._pinned = pinned
+        self._bad.clear()
         if self._start.get("peers") and pinned.striped_version:
             self._answer("origin", url=store_url_of(self._url), folders=[pinned.folder])
         plain_bytes = UNIT_BYTES if self._is_whole else SHARD_UNIT_BYTES
@@ -452,7 +461,7 @@ class Keeper:
 
     def _take_warm(self, pinned: Pinned, files: list[SourceFile], units: list[int]) -> bool:
         """Whether this node's memory has it already, from `bootseer warm`: then that is the arena."""
-        if self._start.get("holds"):
+        if self._start.get("holds") or not self._is_eager:
             return False
         held = warm_arenas.take(pinned.digest, files, os.environ)
         if not held:
@@ -508,7 +517,6 @@ class Keeper:
         return True
 
     def _drop_arena(self) -> None:
-        self._is_given_back = False
         self._paths.drop_links()
         self._stop_filler()
         if self._start.get("holds") and self._server is not None and self._pinned is not None:
@@ -529,16 +537,15 @@ class Keeper:
             return
         arena, pinned = self._arena, self._pinned
         rate = self._start.get("most_bytes_per_s")
-        peers, disk = self._start.get("peers", ""), int(self._start.get("disk_bytes") or 0)
+        peers, has_disk = self._start.get("peers", ""), bool(self._start.get("disk_bytes"))
         self._filler = self._fork(
-            lambda connection: run_filler(Filler(connection, self._url, pinned, arena, rate, peers, disk))
+            lambda connection: run_filler(Filler(connection, self._url, pinned, arena, rate, peers, has_disk))
         )
         self._fillers += 1
         self._selector.register(self._filler.lines.fd, selectors.EVENT_READ, self._hear_filler)
 
     def _stop_filler(self) -> None:
         child, self._filler = self._filler, None
-        self._is_copying = False
         if child is not None:
             end_child(child, self._selector)
             if self._arena is not None:
@@ -552,14 +559,11 @@ class Keeper:
                 self._note_units(news["ready"], "")
             elif "failed_units" in news:
                 self._note_units(news["failed_units"], str(news["why"]))
+            elif "from_disk" in news:
+                self._from_disk_bytes += int(news["from_disk"])
+                self._bad.update((file, unit) for file, unit in news["bad"])
             elif "failed" in news:
                 self._say(f"the reader of the checkpoint has failed: {news['failed']}")
-            elif "said" in news:
-                self._say(str(news["said"]))
-            elif "from_disk" in news:
-                self._disk_bytes += int(news["from_disk"])
-            elif "is_copying" in news:
-                self._note_copying(bool(news["is_copying"]))
         if lines is None:
             self._replace_filler()
 
@@ -604,6 +608,43 @@ class Keeper:
             self._filler.lines.send({"want": wanted})
         return refused
 
+    # ---- the node's disk -------------------------------------------------------------------------------------
+
+    def _start_copier(self) -> None:
+        """Of what lies on this node's disk anyway there is no copy."""
+        arena, pinned, most_bytes = self._arena, self._pinned, int(self._start.get("disk_bytes") or 0)
+        if not most_bytes or arena is None or pinned is None or self._copier is not None:
+            return
+        if not can_keep(pinned.files) or disk_folder(self._url) is not None:
+            return
+        bad = frozenset(self._bad)
+        try:
+            self._copier = self._fork(lambda connection: run_copier(connection, pinned, arena, most_bytes, bad))
+        except OSError as error:
+            self._say(f"{NOT_KEPT}: no process could be started to write it: {error.strerror}")
+            return
+        self._selector.register(self._copier.lines.fd, selectors.EVENT_READ, self._hear_copier)
+
+    def _hear_copier(self) -> None:
+        assert self._copier is not None
+        lines = self._copier.lines.receive()
+        for news in lines or ():
+            if "copied" in news:
+                if news["copied"]:
+                    self._say(f"{NOT_KEPT}: {news['copied']}")
+                else:
+                    self._bad.clear()
+                self._answer("copied", why=str(news["copied"]))
+            else:
+                self._answer("copying", bytes=news["bytes"], of_bytes=news["of_bytes"])
+        if lines is None:
+            self._stop_copier()
+
+    def _stop_copier(self) -> None:
+        child, self._copier = self._copier, None
+        if child is not None:
+            end_child(child, self._selector)
+
     # ---- processes -------------------------------------------------------------------------------------------
 
     def _fork(self, work: Callable[[socket.socket], None]) -> Child:
@@ -618,8 +659,9 @@ class Keeper:
             self._offers.close_inherited()
         self._resolver.close_inherited()
         self._paths.close_inherited()
-        if self._filler is not None:
-            self._filler.lines.close()
+        for child in (self._filler, self._copier):
+            if child is not None:
+                child.lines.close()
 
 
 def _to_pinned(record: object) -> Pinned:

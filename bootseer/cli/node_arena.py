@@ -22,7 +22,6 @@ from typing import Any
 from bootseer.errors import CheckpointError, ConfigError, NotFound
 from bootseer.storage.paths import redact, scheme_of
 
-LOOK_S = 0.1
 END_S = 10.0  # for the keeper to end by itself
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -38,14 +37,16 @@ class NodeArena:
         holds: bool = False,
         most_bytes_per_s: float | None = None,
         disk_bytes: int = 0,
+        is_eager: bool = True,
     ) -> None:
         """
         Args: memory_bytes: at most so much; by default what the keeper itself allows. holds: for a job that comes
             later, whose own keeper takes it over. most_bytes_per_s: of what is read. disk_bytes: of this
-            node's disk, for all versions that are kept there.
+            node's disk, for all versions that are kept there. is_eager: memory is made ready before `load`.
         """
         self.size = 0  # bytes of the version that is loaded
         self.disk_bytes = 0  # of those, what this node's disk had
+        self._found: tuple[str, str] | None = None
         self._url = url = url if scheme_of(url) else os.path.abspath(url)  # programs may stand elsewhere
         self._keeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"],
@@ -64,14 +65,17 @@ class NodeArena:
             holds=holds,
             most_bytes_per_s=most_bytes_per_s,
             disk_bytes=disk_bytes,
+            is_eager=is_eager,
         )
 
     def resolve(self) -> tuple[str, str]:
-        """Name and digest of the newest version. Raises: as `load`."""
-        self._ask("resolve")
-        found = self._hear("resolved", lambda _done, _all: None)
-        self.size = int(found["bytes"])
-        return str(found["version"]), str(found["digest"])
+        """Name and digest of the newest version, which `load` then loads. Raises: as `load`."""
+        if self._found is None:
+            self._ask("resolve")
+            found = self._hear("resolved", lambda _done, _all: None)
+            self.size = int(found["bytes"])
+            self._found = str(found["version"]), str(found["digest"])
+        return self._found
 
     def load(self, progress: Callable[[int, int], object], most_bytes: int | None = None) -> dict[str, str]:
         """Loads the whole newest version; returns variables for programs.
@@ -95,13 +99,10 @@ class NodeArena:
             "BOOTSEER_ARENA": str(ready["address"]),
         }
 
-    def await_copy(self) -> None:
-        """Until this node's disk has it, if it can be kept there. Raises: CheckpointError."""
-        while True:
-            self._ask("statistics")
-            if not self._hear("statistics", lambda _done, _all: None)["is_copying"]:
-                return
-            time.sleep(LOOK_S)
+    def copy(self, progress: Callable[[int, int], object]) -> str:
+        """Has this node's disk get what is loaded; returns why not, "" if it has it. Raises: CheckpointError."""
+        self._ask("copy")
+        return str(self._hear("copied", progress)["why"])
 
     def is_taken(self, wait_s: float) -> bool:
         """Waits for a job to take it over, for so long. Raises: CheckpointError when the keeper has ended."""
@@ -159,7 +160,7 @@ class NodeArena:
                 raise CheckpointError(f"{redact(self._url)}: the keeper says {line[:80]!r}") from error
             if did == wanted:
                 return answer
-            if did == "progress":
+            if did in ("progress", "copying"):
                 progress(int(answer["bytes"]), int(answer["of_bytes"]))
             elif did == "said":
                 print(f"bootseer: {answer['text']}", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootseer.errors import BootseerError, NotFound, StorageError
@@ -317,6 +318,7 @@ class Warmer:
             holds=self._limit.hold_s > 0,
             most_bytes_per_s=self._limit.most_bytes_per_s,
             disk_bytes=self._spec.checkpoint_disk_bytes,
+            is_eager=self._limit.hold_s > 0,
         )
         try:
             if not self._limit.hold_s:
@@ -342,10 +344,9 @@ class Warmer:
         version, digest = arena.resolve()
         if is_kept(cache, digest):
             return Warmed(CHECKPOINT, THERE, digest, arena.size, 0, text=version)
-        arena.load(lambda done, total: self._progress(CHECKPOINT, done, total), self._limit.most_bytes)
-        arena.await_copy()
-        if not is_kept(cache, digest):
-            return Warmed(CHECKPOINT, NOTHING, text="this node's disk has not taken it, or it has no sums")
+        arena.load(partial(self._progress, CHECKPOINT), self._limit.most_bytes)
+        if why := arena.copy(partial(self._progress, CHECKPOINT)):
+            return Warmed(CHECKPOINT, NOTHING, text=f"it is not kept on this node's disk: {why}")
         return Warmed(CHECKPOINT, CACHED, digest, arena.size, arena.size - arena.disk_bytes, text=version)
 
     @property

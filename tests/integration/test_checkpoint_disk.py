@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 
 from bootseer import aio
+from bootseer.checkpoint.direct import StoredFile
 from bootseer.checkpoint.disk_copy import FOLDER, DiskCopy
 from bootseer.checkpoint.inputs import MemoryInput
+from bootseer.checkpoint.layout import Layout
 from bootseer.checkpoint.writer import Geometry, write_version
 from bootseer.storage.local import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer
@@ -81,15 +84,9 @@ def copies(folder: Path) -> list[Path]:
     return sorted(above.iterdir()) if above.is_dir() else []
 
 
-def await_copies(folder: Path, count: int = 1) -> list[Path]:
-    """Until so many versions are there, whole."""
-
-    def are_there() -> bool:
-        whole = [path for path in copies(folder) if (path / "units").read_bytes() == b"\1" * UNITS]
-        return len(whole) == count
-
-    wait_until(are_there, "what was loaded to be on the disk")
-    return copies(folder)
+def whole(folder: Path) -> list[Path]:
+    """Versions of which every unit is there."""
+    return [path for path in copies(folder) if (path / "units").read_bytes() == b"\1" * UNITS]
 
 
 def load(keeper: KeeperProcess, stored: Stored) -> dict[str, Any]:
@@ -104,17 +101,27 @@ def said(keeper: KeeperProcess) -> list[str]:
     return [each["text"] for each in keeper.heard if each["did"] == "said"]
 
 
-def load_once(start: Start, stored: Stored, folder: Path, count: int = 1) -> None:
+def release(keeper: KeeperProcess) -> str:
+    """After the first step; returns why it was not copied."""
+    keeper.order("release")
+    return str(keeper.hear("copied")["why"])
+
+
+def load_once(start: Start, stored: Stored, disk_bytes: int = ROOM) -> None:
     """By a keeper that is gone then; its version is on the disk."""
-    first = start(stored.url, disk_bytes=ROOM)
+    first = start(stored.url, disk_bytes=disk_bytes)
     assert load(first, stored)["disk_bytes"] == 0
-    await_copies(folder, count)
-    first.order("end")
-    first.process.wait()
+    assert release(first) == ""
+    end(first)
+
+
+def end(keeper: KeeperProcess) -> None:
+    keeper.order("end")
+    keeper.process.wait()
 
 
 def test_the_next_start_reads_the_disk(keeper: Start, stored: Stored, tmp_path: Path) -> None:
-    load_once(keeper, stored, tmp_path)
+    load_once(keeper, stored)
     before = stored.sent_bytes
     assert load(keeper(stored.url, disk_bytes=ROOM), stored)["disk_bytes"] == SIZE
     assert stored.sent_bytes == before
@@ -125,7 +132,10 @@ def test_the_next_start_reads_the_disk(keeper: Start, stored: Stored, tmp_path: 
 
 
 def test_without_the_flag_nothing_is_kept(keeper: Start, stored: Stored, tmp_path: Path) -> None:
-    load(keeper(stored.url), stored)
+    running = keeper(stored.url)
+    load(running, stored)
+    running.order("release")
+    end(running)
     assert copies(tmp_path) == []
 
 
@@ -133,7 +143,7 @@ def test_without_the_flag_nothing_is_kept(keeper: Start, stored: Stored, tmp_pat
 def test_what_is_damaged_is_read_from_the_store(
     damage: str, keeper: Start, stored: Stored, tmp_path: Path
 ) -> None:
-    load_once(keeper, stored, tmp_path)
+    load_once(keeper, stored)
     [kept] = copies(tmp_path)
     with open(kept / "0", "r+b") as file, open(kept / "units", "r+b") as units:
         if damage == "flipped":
@@ -150,65 +160,85 @@ def test_what_is_damaged_is_read_from_the_store(
             file.truncate(0)
             file.truncate(SIZE)
     before = stored.sent_bytes
-    found = load(keeper(stored.url, disk_bytes=ROOM), stored)
-    assert stored.sent_bytes - before >= (SIZE - 9 * UNIT_BYTES if damage == "cut off" else UNIT_BYTES)
-    assert found["disk_bytes"] < SIZE
-    wait_until(lambda: (kept / "0").read_bytes() == stored.data, "the copy to be right again")
-    await_copies(tmp_path)
+    running = keeper(stored.url, disk_bytes=ROOM)
+    found = load(running, stored)
+    missing = {
+        "flipped": UNIT_BYTES,
+        "cut off": SIZE - 9 * UNIT_BYTES,
+        "not marked": UNIT_BYTES,
+        "all marked": SIZE,
+    }
+    assert found["disk_bytes"] == SIZE - missing[damage]
+    assert stored.sent_bytes - before == missing[damage]
+    assert release(running) == ""
+    assert (kept / "0").read_bytes() == stored.data
+    assert whole(tmp_path) == [kept]
 
 
 def test_older_versions_make_room(keeper: Start, stored: Stored, tmp_path: Path) -> None:
-    load_once(keeper, stored, tmp_path)
+    load_once(keeper, stored)
     [old] = copies(tmp_path)
     stored.write(1)
-    load_once(keeper, stored, tmp_path, 2)
+    load_once(keeper, stored)
     stored.write(2)
-    third = keeper(stored.url, disk_bytes=2 * SIZE + (1 << 20))
-    load(third, stored)
-    assert old not in await_copies(tmp_path, 2)
-    assert said(third) == []
+    load_once(keeper, stored, 2 * SIZE + (1 << 20))
+    assert len(whole(tmp_path)) == 2
+    assert old not in whole(tmp_path)
 
 
 def test_a_version_in_use_stays(keeper: Start, stored: Stored, tmp_path: Path) -> None:
-    first = keeper(stored.url, disk_bytes=ROOM)
-    load(first, stored)
-    await_copies(tmp_path)
+    load_once(keeper, stored)
+    [old] = whole(tmp_path)
+    assert load(keeper(stored.url, disk_bytes=ROOM), stored)["disk_bytes"] == SIZE
     stored.write(1)
-    second = keeper(stored.url, disk_bytes=SIZE + 1)
+    second = keeper(stored.url, disk_bytes=SIZE + (1 << 20))
     load(second, stored)
-    [line] = said(second)
-    assert "the checkpoint is not kept on this node's disk" in line
-    assert "beside what is in use" in line
-    assert len(await_copies(tmp_path)) == 1
+    assert "beside what is in use" in release(second)
+    assert "the checkpoint is not kept on this node's disk" in said(second)[0]
+    assert whole(tmp_path) == [old]
 
 
 def test_two_keepers_of_one_version(keeper: Start, stored: Stored, tmp_path: Path) -> None:
-    """One writes; the other reads what is there, and what is not from the store."""
-    first, second = keeper(stored.url, disk_bytes=ROOM), keeper(stored.url, disk_bytes=ROOM)
-    load(first, stored)
-    load(second, stored)
-    await_copies(tmp_path)
-    assert said(first) == said(second) == []
+    both = [keeper(stored.url, disk_bytes=ROOM), keeper(stored.url, disk_bytes=ROOM)]
+    for each in both:
+        load(each, stored)
+        each.order("release")
+    for each in both:
+        assert each.hear("copied")["why"] == "", "the one that does not write says nothing"
+    [kept] = whole(tmp_path)
+    assert (kept / "0").read_bytes() == stored.data
 
 
 def test_one_that_is_too_large_is_not_kept(keeper: Start, stored: Stored, tmp_path: Path) -> None:
     small = keeper(stored.url, disk_bytes=SIZE - 1)
     load(small, stored)
-    [line] = said(small)
-    assert f"it has {SIZE:,} bytes, and {SIZE - 1:,} may be kept" in line
+    assert f"of it were to be kept, and {SIZE - 1:,} may be" in release(small)
+    assert whole(tmp_path) == []
 
 
-def test_memory_is_given_back_when_the_disk_has_it(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_memory_is_given_up_while_it_is_copied(keeper: Start, stored: Stored, tmp_path: Path) -> None:
     running = keeper(stored.url, disk_bytes=ROOM)
     load(running, stored)
     running.order("release")
 
-    def is_given_back() -> bool:
+    def is_given_up() -> bool:
         running.order("statistics")
         return bool(running.hear("statistics")["arena_bytes"] == 0)
 
-    wait_until(is_given_back, "the memory to be given back")
-    await_copies(tmp_path)
+    wait_until(is_given_up, "the memory to be given up")
+    wait_until(lambda: whole(tmp_path), "the copy")
+
+
+def test_what_was_copied_when_the_keeper_was_killed_counts(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+    first = keeper(stored.url, disk_bytes=ROOM)
+    load(first, stored)
+    first.order("release")
+    wait_until(lambda: copies(tmp_path) and any((copies(tmp_path)[0] / "units").read_bytes()), "the first unit")
+    first.process.kill()
+    first.process.wait()
+    before = stored.sent_bytes
+    found = load(keeper(stored.url, disk_bytes=ROOM), stored)
+    assert 0 < found["disk_bytes"] == SIZE - (stored.sent_bytes - before)
 
 
 @pytest.mark.system
@@ -221,12 +251,13 @@ def test_a_full_disk(keeper: Start, stored: Stored, tmp_path: Path) -> None:
         (cache / "other").write_bytes(bytes(18 << 20))
         running = keeper(stored.url, disk_bytes=ROOM)
         load(running, stored)
-        assert "has no room" in said(running)[0]
+        assert "has no room" in release(running)
+        end(running)
         (cache / "other").write_bytes(b"")
-        running.order("end")
-        running.process.wait()
-        load_once(keeper, stored, tmp_path)  # tmpfs knows no O_DIRECT, or another kind of it
-        assert load(keeper(stored.url, disk_bytes=ROOM), stored)["disk_bytes"] == SIZE
+        load_once(keeper, stored)  # tmpfs knows no O_DIRECT, or another kind of it
+        again = keeper(stored.url, disk_bytes=ROOM)
+        assert load(again, stored)["disk_bytes"] == SIZE
+        end(again)
     finally:
         subprocess.run(["umount", "-l", str(cache)], check=True)
 
@@ -237,35 +268,50 @@ def test_a_folder_that_others_may_write_to_is_not_used(keeper: Start, stored: St
     above.chmod(0o777)
     running = keeper(stored.url, disk_bytes=ROOM)
     load(running, stored)
-    assert "others" in said(running)[0]
+    assert "others" in release(running)
     assert list(above.iterdir()) == []
 
 
-def test_a_disk_that_fails_while_it_is_written(tmp_path: Path) -> None:
-    """Nothing more is kept then."""
-    from bootseer.checkpoint.direct import StoredFile
-    from bootseer.checkpoint.layout import Layout
-
+def one_file(tmp_path: Path) -> tuple[DiskCopy, memoryview]:
+    """A copy of two units, the first of which is there; and what is in each."""
     file = StoredFile("f", Layout(2 * UNIT_BYTES, UNIT_BYTES, 1), ("s",), (0, 0))
-    copy = DiskCopy(str(tmp_path), "d" * 64, [file], ROOM)
+    tmp_path.chmod(0o700)
+    copy = DiskCopy.make(str(tmp_path), "d" * 64, [file])
     data = memoryview(bytearray(UNIT_BYTES))
     copy.write(0, 0, data)
+    return copy, data
+
+
+def test_a_disk_that_fails_while_it_is_written(tmp_path: Path) -> None:
+    copy, data = one_file(tmp_path)
     for fd in (*copy._fds, *copy._direct):
         if fd >= 0:
             null = os.open("/dev/full", os.O_RDWR)
             os.dup2(null, fd)
             os.close(null)
-    with pytest.raises(OSError, match="No space left"):
-        copy.write(0, 1, data)
-    assert (copy.has(0, 0), copy.has(0, 1), copy.is_writer) == (True, False, False)
+    for unit in (0, 1):
+        with pytest.raises(OSError, match="No space left"):
+            copy.write(0, unit, data)
+        assert not copy.has(0, unit), "what was half written counts as nothing"
     copy.close()
+
+
+def test_one_that_is_being_removed_is_not_opened(tmp_path: Path) -> None:
+    copy, _ = one_file(tmp_path)
+    copy.close()
+    folder = tmp_path / FOLDER / ("d" * 64)
+    with open(folder / "used", "r+b") as used:
+        fcntl.flock(used, fcntl.LOCK_EX)
+        assert DiskCopy.find(str(tmp_path), "d" * 64, copy._files) is None
+        with pytest.raises(BlockingIOError):
+            DiskCopy.make(str(tmp_path), "d" * 64, copy._files)
 
 
 def test_a_job_says_what_came_from_the_disk(bootrun: support.Programs, stored: Stored) -> None:
     folder = Path(bootrun.dir)
     units = f"cache/{FOLDER}/*/units"
     waits = (
-        "import glob, time\n"
+        "import glob, time, bootseer\nbootseer.heartbeat(0)\n"
         f"while [open(path, 'rb').read() for path in glob.glob({units!r})] != [b'\\1' * {UNITS}]:\n"
         "    time.sleep(0.01)  # looks again: a thread of the keeper writes it\n"
     )
@@ -304,7 +350,28 @@ def test_warming_brings_it_to_the_disk(stored: Stored, tmp_path: Path) -> None:
         return f"{found['how']} {found['size_bytes']} {found['fetched_bytes']}"
 
     assert warm() == f"cached {SIZE} {SIZE}"
-    await_copies(tmp_path)
+    assert len(whole(tmp_path)) == 1
     before = stored.sent_bytes
     assert warm() == f"there {SIZE} 0"
     assert stored.sent_bytes == before
+
+
+def test_warming_the_disk_takes_nothing_from_who_holds_it(stored: Stored, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    environ = {**support.clean_environ(), "BOOTSEER_CACHE": os.fspath(tmp_path / "cache")}
+    argv = [os.path.join(os.path.dirname(sys.executable), "bootseer"), "warm", "--load-checkpoint", stored.url]
+    holder = subprocess.Popen(
+        [*argv, "--hold", "60", "train.py"], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().startswith("checkpoint: held")
+        words = ["--checkpoint-disk", "1GiB", "train.py"]
+        subprocess.run([*argv, *words], cwd=tmp_path, env=environ, check=True, timeout=60)
+        assert len(whole(tmp_path)) == 1
+        assert holder.poll() is None
+        holder.terminate()
+        assert holder.wait(60) == 0
+    finally:
+        holder.kill()
+        holder.communicate()

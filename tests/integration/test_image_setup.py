@@ -207,6 +207,8 @@ def test_on_a_node_that_was_warmed(job: Job, way: str, how: str) -> None:
     assert told(job.start(*ways))["version"] == "1.0"
     assert (job.how(), job.installs()) == (how, 1)
     assert {each.stage for each in agent_events(job.logs) if each.name == "warmed"} >= {"env"}
+    shown = {each.kind for each in agent_events(job.logs) if each.name == "show"}
+    assert shown == ({"begin", "end"} if way == "mount" else set())
 
 
 def test_what_another_image_or_file_changes(job: Job) -> None:

@@ -95,6 +95,9 @@ def test_breakdown_names_set_up(machine: Machine, start: Start, tmp_path: Path) 
     assert re.fullmatch("[0-9a-f]{64}", str(span.attrs["key"]))
     assert 0 < float(str(span.attrs["setup_s"])) < 60
     assert 0 <= float(str(span.attrs["capture_s"])) < 30
+    met = {event.kind: event for event in agent_events(tmp_path / "logs1") if event.name == "rendezvous"}
+    took_s = (met["end"].mono_ns - met["begin"].mono_ns) / 1e9
+    assert 0 < float(str(met["end"].attrs["launch_s"])) < took_s
 
 
 def test_mounted_where_that_can_be(

@@ -194,6 +194,23 @@ def test_a_small_tree_of_which_nothing_is_known_is_brought_whole(recorded: Trees
     assert status["read_ahead"] == 0, "it would count as what the start needs"
 
 
+def test_what_no_start_needs_comes_some_time_after_the_first_step(recorded: Trees) -> None:
+    """Whoever asks for all of it has it at once."""
+    tree = mount_tree(recorded.url, workload="f" * 16, options=TreeOptions(idle_s=0, stream_after_s=3600.0))
+    tree.end_start()
+    assert "whole" not in tree.status()["prefetch"]
+    tree.prefetch(whole=True)
+    wait_until(lambda: tree.status()["prefetch"].get("whole", {}).get("phase") == "done", 30, "the prefetch")
+    assert tree.status()["cache"]["present"] == BLOCKS
+
+
+def test_all_of_it_is_streamed_after_the_first_step(recorded: Trees) -> None:
+    tree = mount_tree(recorded.url, workload="f" * 16, options=TreeOptions(idle_s=0, stream_after_s=0.0))
+    tree.end_start()
+    wait_until(lambda: tree.status()["prefetch"].get("whole", {}).get("phase") == "done", 30, "the prefetch")
+    assert tree.status()["cache"]["present"] == BLOCKS
+
+
 def test_a_start_that_is_to_be_recorded_in_any_case_reads_nothing_ahead(recorded: Trees) -> None:
     source = open_source(recorded.url, PROGRAM, reads_ahead=False)
     try:
