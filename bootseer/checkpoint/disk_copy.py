@@ -97,6 +97,11 @@ class DiskCopy:
         """Whether it should be there."""
         return self._has[self._first[file] + unit] == HAS
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every unit should be there."""
+        return self._has.count(HAS) == len(self._has)
+
     def read(self, file: int, start: int, target: memoryview) -> bool:
         """Fills it with bytes of a file; whether that went well."""
         try:

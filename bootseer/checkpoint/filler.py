@@ -24,11 +24,14 @@ from bootseer.checkpoint.opening import local_path, store_at, store_url_of
 from bootseer.checkpoint.sums import crc32c
 from bootseer.checkpoint.versions import Pinned
 from bootseer.errors import BootseerError
+from bootseer.mounts import hot_first
+from bootseer.mounts.tree_places import locate as locate_runtime
 from bootseer.storage import HasPeers, SecondHand, Store
 from bootseer.storage.local_reading import read_range
 from bootseer.storage.page_cache import is_remote
 from bootseer.storage.ranges import RangeReader, RangeRequest
 
+HOT_LOOK_S = 0.05
 AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of these are on their way
 READ_BYTES = 16 << 20  # neighbouring units are read together up to here
 
@@ -74,6 +77,7 @@ class Filler:
         self._populating = threading.Event()
         self._folder = disk_folder(url)
         self._refused: set[int] = set()  # devices that take no O_DIRECT
+        self._runtime = _runtime()
         self._has_disk = has_disk
         self._copy: DiskCopy | None = None
         self._bad: set[tuple[int, int]] = set()  # units that are wrong there
@@ -87,10 +91,10 @@ class Filler:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen())
-                if isinstance(store, HasPeers) and self._copy is None:
+                if isinstance(store, HasPeers) and not (self._copy is not None and self._copy.is_whole):
                     await store.meet(self._pinned.size, lambda: self._is_over)
-                for _ in range(AT_ONCE):
-                    group.create_task(self._work())
+                for number in range(AT_ONCE):
+                    group.create_task(self._work(number))
         finally:
             self._populating.set()
             await store.aclose()
@@ -146,7 +150,8 @@ class Filler:
                     return
                 self._arena.populate(file, *self._arena.extent(file, unit))
 
-    async def _work(self) -> None:
+    async def _work(self, number: int) -> None:
+        """One of AT_ONCE. While what imports wait for is brought to this node, the first one alone reads ahead."""
         while not self._is_over:
             while self._to_check:  # before anything is read that may be there
                 await self._check(*self._to_check.popleft())
@@ -156,6 +161,9 @@ class Filler:
                 await self._wake.wait()
                 continue
             is_demand = queue is self._demand
+            if number and not is_demand and hot_first.is_bringing(self._runtime):
+                await asyncio.sleep(HOT_LOOK_S)
+                continue
             units = self._take_units(queue)
             if not units:
                 continue
@@ -296,6 +304,14 @@ class Filler:
     async def _tell(self, news: dict[str, Any]) -> None:
         async with self._telling:
             await asyncio.get_running_loop().sock_sendall(self.connection, json.dumps(news).encode() + b"\n")
+
+
+def _runtime() -> str:
+    """This user's runtime folder, "" for none."""
+    try:
+        return locate_runtime(os.environ)
+    except BootseerError:
+        return ""
 
 
 def disk_folder(url: str) -> str | None:

@@ -22,6 +22,7 @@ from bootseer.blocks import Prefetcher, Recorder
 from bootseer.blocks.prefetch import Phase
 from bootseer.blocks.trace import Trace, beyond
 from bootseer.errors import BootseerError
+from bootseer.mounts import hot_first
 from bootseer.mounts.bringing import Bringer, end_spare
 from bootseer.mounts.tree_bringer import Order
 from bootseer.mounts.tree_parts import Parts
@@ -42,14 +43,16 @@ class HotBlocks:
         settings: Settings,
         digest: str,
         root: str,
+        runtime: str,
         log: Callable[[str], None],
     ) -> None:
-        """Args: group: which its tasks are of; root: where the tree will be shown."""
+        """Args: group: which its tasks are of; root: where the tree will be shown; runtime: of this user."""
         self._group = group
         self.recorder = Recorder(0)
         self.recording = "off"  # on, full, done
         self.trace_where = ""  # of the trace that was found
         self._parts, self._settings, self._digest, self._root, self._log = parts, settings, digest, root, log
+        self._runtime = runtime
         self._reads_ahead = random.random() < settings.read_ahead_share  # noqa: S311  no secret
         self._is_shown = False
         self._prefetchers: dict[str, Prefetcher] = {}
@@ -178,8 +181,14 @@ class HotBlocks:
 
     async def _run_hot(self, name: str, hot: Sequence[int], may_read_ahead: bool) -> None:
         """Many blocks by another process; what that leaves, or few, by this one."""
+        prefetcher = self._prefetchers[name] = Prefetcher(self._parts.fetcher, hot, log=self._log)
+        with hot_first.bringing(self._runtime):
+            await self._run_apart(name, hot, may_read_ahead)
+            await prefetcher.run()
+
+    async def _run_apart(self, name: str, hot: Sequence[int], may_read_ahead: bool) -> None:
+        """By another process, if they are many."""
         parts = self._parts
-        prefetcher = self._prefetchers[name] = Prefetcher(parts.fetcher, hot, log=self._log)
         root = self._root if len(hot) >= APART_BLOCKS and may_read_ahead else ""
         missing = await aio.run_io(parts.tree_cache.missing, hot)
         if (root or len(missing) >= APART_BLOCKS) and not parts.tree_cache.full_reason:
@@ -191,7 +200,6 @@ class HotBlocks:
                 settings=settings, digest=self._digest, hot=list(hot), index=parts.index_bytes, root=root
             )
             await bringer.run(order)
-        await prefetcher.run()
 
     def _may_read_ahead(self, trace: Trace) -> bool:
         """Not what a recording that is under way would take for reads of another program."""

@@ -242,7 +242,7 @@ class Daemon:
         """All that the tree is shown from. `mounting`: the folder in which device and metadata are seen."""
         parts = self.parts = await open_parts(stack, self.settings, self.place.digest, self._log, self._vetted)
         hot = self.hot = HotBlocks(
-            self._group, parts, self.settings, self.place.digest, self.place.root, self._log
+            self._group, parts, self.settings, self.place.digest, self.place.root, self.place.runtime, self._log
         )
         stack.push_async_callback(hot.end)
         metadata = await parts.metadata()

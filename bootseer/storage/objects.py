@@ -268,10 +268,11 @@ class ObjectStore:
             return PermissionDenied(f"{shown}: the store refuses it: are the credentials right? ({said})")
         if kind in ("InvalidPathError", "NotSupportedError", "ValueError"):
             return StorageError(f"{shown}: {said}")
-        if "InvalidGetRange" in text or "416" in said or "Requested range not satisfiable" in text:
+        found = re.search(r"status:? (?:code:? )?(4\d\d)", said)  # not any number: ports and names have some
+        status = found[1] if found else ""
+        if "InvalidGetRange" in text or status == "416" or "Requested range not satisfiable" in text:
             return Truncated(f"{shown}: the range lies past its end")
-        status = re.search(r"status:? (?:code:? )?(4\d\d)", said)
-        if status and status[1] not in ("408", "425", "429"):
+        if status and status not in ("408", "425", "429"):
             return StorageError(f"{shown}: {said}")
         if "TimedOut" in text or "timed out" in text:
             return StorageTimeout(f"{shown}: {said}")

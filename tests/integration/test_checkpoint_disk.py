@@ -84,9 +84,14 @@ def copies(folder: Path) -> list[Path]:
     return sorted(above.iterdir()) if above.is_dir() else []
 
 
+def units(kept: Path) -> bytes:
+    """A byte a unit; none while it is being made."""
+    return (kept / "units").read_bytes() if (kept / "units").exists() else b""
+
+
 def whole(folder: Path) -> list[Path]:
     """Versions of which every unit is there."""
-    return [path for path in copies(folder) if (path / "units").read_bytes() == b"\1" * UNITS]
+    return [path for path in copies(folder) if units(path) == b"\1" * UNITS]
 
 
 def load(keeper: KeeperProcess, stored: Stored) -> dict[str, Any]:
@@ -233,7 +238,7 @@ def test_what_was_copied_when_the_keeper_was_killed_counts(keeper: Start, stored
     first = keeper(stored.url, disk_bytes=ROOM)
     load(first, stored)
     first.order("release")
-    wait_until(lambda: copies(tmp_path) and any((copies(tmp_path)[0] / "units").read_bytes()), "the first unit")
+    wait_until(lambda: any(any(units(path)) for path in copies(tmp_path)), "the first unit")
     first.process.kill()
     first.process.wait()
     before = stored.sent_bytes

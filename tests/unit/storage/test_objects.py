@@ -18,6 +18,7 @@ from bootseer.errors import (
     PermissionDenied,
     StorageError,
     StorageTimeout,
+    Truncated,
     Unavailable,
 )
 from bootseer.storage import open_store
@@ -106,6 +107,19 @@ class Failing(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Tests are quiet."""
+
+
+def test_a_port_is_no_status() -> None:
+    """416 in an address was once taken for a range past the end."""
+    store = ObjectStore("s3://bucket/x", options=options("http://127.0.0.1:41634"))
+    text = (
+        "Generic S3 error: Error performing GET http://127.0.0.1:41634/bucket/x/file in 1ms - Server returned {}"
+    )
+    found = [
+        type(store._to_ours(store._obstore.exceptions.GenericError(text.format(said)), "file.bin"))
+        for said in ("non-2xx status code: 400 Bad Request", "non-2xx status code: 416 Range Not Satisfiable", "?")
+    ]
+    assert found == [StorageError, Truncated, Unavailable]
 
 
 @pytest.mark.parametrize(

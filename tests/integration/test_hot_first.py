@@ -1,0 +1,82 @@
+"""A checkpoint makes way while what imports wait for is brought to the node; and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.mounts import hot_first
+from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from tests.integration.keeper_driver import Start, keepers, wait_until
+
+DATA = random.Random(3).randbytes(48 << 20)  # three units, each of two pieces
+LOOK_S = 0.3  # several looks of the keeper
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("BOOTSEER_RUNTIME", os.fspath(folder))
+    return os.fspath(folder)
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, runtime: str) -> Iterator[Start]:
+    yield from keepers(tmp_path)
+
+
+def test_it_reads_one_unit_at_a_time_meanwhile(keeper: Start, runtime: str) -> None:
+    with FaultyHttpServer({"model.bin": DATA}) as server:
+        running = keeper(server.url_of("model.bin"))
+        found = running.resolve()
+        begun = server.count()
+        server.plan = [HttpFault(HttpKind.HELD, "model.bin")]
+        with hot_first.bringing(runtime):
+            running.begin_load(found)
+            wait_until(lambda: server.count() == begun + 2, "the first unit to be asked for")
+            time.sleep(LOOK_S)  # nothing else may come; if it did it would have by now
+            assert server.count() == begun + 2
+        wait_until(lambda: server.count() == begun + 6, "the others to be asked for")
+        server.let_go.set()
+        answer = running.hear("ready", "direct")
+        assert Path(answer["path"]).read_bytes() == DATA
+
+
+def test_who_brings_is_seen_until_all_have(runtime: str) -> None:
+    assert not hot_first.is_bringing(runtime)
+    with hot_first.bringing(runtime):
+        with hot_first.bringing(runtime):
+            assert hot_first.is_bringing(runtime)
+        assert hot_first.is_bringing(runtime)
+    assert not hot_first.is_bringing(runtime)
+
+
+def test_one_that_was_killed_brings_nothing(runtime: str) -> None:
+    code = (
+        "import sys\nfrom bootseer.mounts import hot_first\n"
+        "with hot_first.bringing(sys.argv[1]):\n    print(flush=True)\n    input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, runtime], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert hot_first.is_bringing(runtime)
+    process.kill()
+    process.communicate()
+    assert not hot_first.is_bringing(runtime)
+
+
+def test_without_a_folder_nobody_makes_way(tmp_path: Path) -> None:
+    nowhere = os.fspath(tmp_path / "nowhere")
+    with hot_first.bringing(nowhere):
+        assert not hot_first.is_bringing(nowhere)
+    assert not hot_first.is_bringing("")
