@@ -112,9 +112,7 @@ class Failing(http.server.BaseHTTPRequestHandler):
 def test_a_port_is_no_status() -> None:
     """416 in an address was once taken for a range past the end."""
     store = ObjectStore("s3://bucket/x", options=options("http://127.0.0.1:41634"))
-    text = (
-        "Generic S3 error: Error performing GET http://127.0.0.1:41634/bucket/x/file in 1ms - Server returned {}"
-    )
+    text = "Generic S3 error: Error performing GET http://127.0.0.1:41634/bucket/x/f in 1ms - Server returned {}"
     found = [
         type(store._to_ours(store._obstore.exceptions.GenericError(text.format(said)), "file.bin"))
         for said in ("non-2xx status code: 400 Bad Request", "non-2xx status code: 416 Range Not Satisfiable", "?")
