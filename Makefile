@@ -8,7 +8,8 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST := scripts/pytest.sh $(BIN)/python $(WORKERS)
 # Benches that need root are left out for others.
-BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile $(if $(filter 0,$(shell id -u)),hosts env pressure)
+BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile report \
+    $(if $(filter 0,$(shell id -u)),hosts env pressure image peers start warm zero)
 
 # Tests see what a fresh shell has, whatever this one sets.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 from bench.check import check_file
 from bench.numbers import format_documents
+from bench.picture import draw_documents
 from bench.record import BenchError, Figures, Target, make_document, write_document
 
 BENCHES = {
@@ -32,6 +33,7 @@ BENCHES = {
     "report": "a report on 1,000 nodes with 8 ranks each: time, memory, size of the page",
     "pressure": "do ranks wait when their output is under pressure (root)",
     "start": "one job from launch to first step: image, environment, checkpoint, ranks; 1 and 3 nodes (root)",
+    "warm": "a node is warmed by the daemon while a job trains on it; what remains of the start after it (root)",
     "zero": "starts with nothing configured, from a cold page cache: disk and FUSE store, first and second (root)",
 }
 
@@ -57,6 +59,7 @@ def main(argv: list[str]) -> int:
     """Runs a bench or checks its JSON; returns the exit status."""
     lines = [f"  {name:12} {text}" for name, text in BENCHES.items()]
     lines.append(f"  {'numbers':12} the JSON of benches as the page docs/numbers.md")
+    lines.append(f"  {'picture':12} the JSON of bench start as a picture of bars (SVG)")
     lines.append(f"  {'check':12} recompute the values of a bench's JSON and compare them with the targets")
     usage = "usage: python -m bench NAME [--rounds N] [--json FILE] ...\n" + "\n".join(lines)
     if not argv or argv[0] in ("-h", "--help"):
@@ -70,6 +73,14 @@ def main(argv: list[str]) -> int:
             format_documents(parser.parse_args(rest).files, {each: targets_of(load(each)) for each in BENCHES}),
             end="",
         )
+        return 0
+    if name == "picture":
+        parser.add_argument("files", nargs="+")
+        try:
+            print(draw_documents(parser.parse_args(rest).files), end="")
+        except BenchError as error:
+            print(f"bench picture: {error}", file=sys.stderr)
+            return 1
         return 0
     if name == "check":
         parser.add_argument("file")

@@ -89,7 +89,7 @@ class Browser:
                 return found
 
     def open(self, path: str) -> float:
-        """Shows a file; returns the seconds until its script was done."""
+        """Shows a file; returns the seconds until its script, if it has one, was done."""
         began_s = time.monotonic()
         self.call("Page.navigate", url=f"file://{os.path.abspath(path)}")
         while not self._is_ready(os.path.abspath(path)):
@@ -100,9 +100,9 @@ class Browser:
 
     def _is_ready(self, path: str) -> bool:
         try:
-            is_there = (
-                f"location.pathname === {json.dumps(path)} && document.documentElement.dataset.ready === 'yes'"
-            )
+            is_ready = "document.documentElement.dataset.ready === 'yes'"
+            has_none = "(document.readyState === 'complete' && !document.scripts.length)"
+            is_there = f"location.pathname === {json.dumps(path)} && ({is_ready} || {has_none})"
             return self.evaluate(is_there) is True
         except BrowserError:
             return False  # between two pages

@@ -50,7 +50,7 @@ def make_pages(folder: str) -> dict[str, str]:
 
 def main(argv: list[str]) -> int:
     """Makes the pictures; returns the exit status."""
-    if len(argv) != 1:
+    if len(argv) != 1 or argv[0].startswith("-"):
         print("usage: python -m bench.report_page FOLDER", file=sys.stderr)
         return 2
     folder = argv[0]

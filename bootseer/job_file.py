@@ -4,7 +4,7 @@
     [setup]       commands, inputs, targets, variables, timeout_s, wait_s, max_age_s, key, ways
     [env]         store
     [caches]      keep, dirs (a table: name = "folder")
-    [checkpoint]  url, memory, keep, save_memory
+    [checkpoint]  url, memory, disk, keep, save_memory
     [peers]       use, upload
     [ranks]       fork, preload, preload_timeout_s
     [start]       strict
@@ -47,6 +47,7 @@ class Setting(NamedTuple):
     flag: str
     kind: Kind
     off: str = ""  # of a switch: the flag that stands for false and wins over the file
+    choices: tuple[str, ...] = ()  # of a text: those of the flag
 
 
 TABLES: Mapping[str, Mapping[str, Setting]] = {
@@ -82,11 +83,11 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
         "save_memory": Setting("--arena-bytes", Kind.TEXT),
     },
     "peers": {
-        "use": Setting("--peers", Kind.TEXT),
+        "use": Setting("--peers", Kind.TEXT, choices=("on", "off")),
         "upload": Setting("--peers-upload", Kind.TEXT),
     },
     "ranks": {
-        "fork": Setting("--fork-ranks", Kind.TEXT),
+        "fork": Setting("--fork-ranks", Kind.TEXT, choices=("auto", "restarts", "on", "off")),
         "preload": Setting("--preload", Kind.TEXTS),
         "preload_timeout_s": Setting("--preload-timeout", Kind.SECONDS),
     },
@@ -147,12 +148,15 @@ def parse(data: bytes, shown: str) -> dict[str, Any]:
             setting = known.get(key)
             if setting is None:
                 raise ConfigError(f"{where}: unknown key {key!r} in [{table}]; there are {_names(known)}")
-            found[setting.flag] = _check(setting.kind, value, f"{where}: [{table}] {key}")
+            found[setting.flag] = _check(setting, value, f"{where}: [{table}] {key}")
     return found
 
 
-def _check(kind: Kind, value: Any, where: str) -> Any:
+def _check(setting: Setting, value: Any, where: str) -> Any:
+    kind = setting.kind
     if kind is Kind.TEXT and isinstance(value, str):
+        if setting.choices and value not in setting.choices:
+            raise ConfigError(f"{where}: {value!r}: there are {', '.join(setting.choices)}")
         return value
     if kind is Kind.TEXTS and isinstance(value, list) and all(isinstance(each, str) for each in value):
         return value

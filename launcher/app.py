@@ -152,7 +152,7 @@ def connect(
     if not spec.is_single:
         from launcher.networked import Networked
 
-        return Networked(
+        networked = Networked(
             loop,
             console,
             spec,
@@ -165,6 +165,8 @@ def connect(
             node.peers,
             secret,
         )
+        node.head_start = networked.head_start
+        return networked
     from launcher.job import Job
     from launcher.rendezvous.host import JobHost, LocalLink
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Ranks wait so long for caches: more than what restoring may take (bootseer.env.caches.SEED_S) and the probe.
 OPEN_PATIENCE_S = 100.0
 SEED_PATIENCE_S = 60.0  # a capture of the last attempt may be under way
+SAY_AFTER_S = 10.0  # that ranks wait for them, and then each SAY_EVERY_S
+SAY_EVERY_S = 30.0
 
 
 class CachesSpan(NamedTuple):
@@ -70,15 +72,22 @@ class NodeCaches:
         self._opened: Callable[[RankProgram], object] | None = None
         self._seeded: Callable[[], object] | None = None
         self._timer = Alarm(loop)
+        self._saying = Alarm(loop)
         self._began_ns = 0
         self._is_fresh = False  # seeded, and no rank has run since
+        self._seeds = 0  # that were asked for and are not done
         self.folder = ""  # where they are on this node, once they are opened
         self._captures = 0  # that were asked for and are not done
 
     # ---- before ranks start ----------------------------------------------------------------------------------
 
-    def open(self, program: RankProgram, then: Callable[[RankProgram], object]) -> None:
-        """Restores caches for what ranks are run by; calls `then` with that and the variables, in any case."""
+    def open(
+        self, program: RankProgram, then: Callable[[RankProgram], object], *, is_silent: bool = False
+    ) -> None:
+        """Restores caches for what ranks are run by; calls `then` with that and the variables, in any case.
+
+        `is_silent`: the store did not answer this node a moment ago.
+        """
         self._drop()
         self._program, self._opened = program, then
         self._began_ns = time.monotonic_ns()
@@ -101,6 +110,7 @@ class NodeCaches:
             salt=options.salt,
             inside=inside,
             peers="" if self._peers is None else self._peers.path,
+            is_silent=is_silent,
         )
         self._patience(OPEN_PATIENCE_S)
 
@@ -112,6 +122,7 @@ class NodeCaches:
             return
         self._seeded = then
         self._began_ns = time.monotonic_ns()
+        self._seeds += 1
         self._keeper.ask("seed")
         self._patience(SEED_PATIENCE_S)
 
@@ -134,7 +145,7 @@ class NodeCaches:
 
     def close(self) -> None:
         """The last capture is finished by the process itself."""
-        self._timer.cancel()
+        self._stop_waiting()
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
@@ -158,7 +169,9 @@ class NodeCaches:
                 self._go(answer["variables"])
             case "seeded":
                 self._note("caches_seeded", answer, is_part_of_start=True)
-                self._go_on()
+                self._seeds = max(0, self._seeds - 1)
+                if not self._seeds:  # else it was for an attempt that is over: the folders are still worked on
+                    self._go_on()
             case "captured":
                 self._captures = max(0, self._captures - 1)
                 self._note("caches_kept", answer, is_part_of_start=False)
@@ -182,14 +195,14 @@ class NodeCaches:
         self._events.noted(CachesSpan(name, self._began_ns, ended_ns, facts, "", is_part_of_start))
 
     def _go(self, variables: Mapping[str, str]) -> None:
-        self._timer.cancel()
+        self._stop_waiting()
         then, self._opened = self._opened, None
         program = self._program
         if then is not None and program is not None:
             then(program._replace(environ={**variables, **program.environ}))
 
     def _go_on(self) -> None:
-        self._timer.cancel()
+        self._stop_waiting()
         then, self._seeded = self._seeded, None
         if then is not None:
             then()
@@ -213,15 +226,26 @@ class NodeCaches:
 
     def _patience(self, seconds: float) -> None:
         self._timer.set(seconds, self._on_silence, seconds)
+        self._saying.set(SAY_AFTER_S, self._say_waiting)
+
+    def _say_waiting(self) -> None:
+        waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        self._events.said(f"still waiting for first-step caches, for {waited_s:.0f} s")
+        self._saying.set(SAY_EVERY_S, self._say_waiting)
+
+    def _stop_waiting(self) -> None:
+        self._timer.cancel()
+        self._saying.cancel()
 
     def _on_silence(self, seconds: float) -> None:
-        self._timer.cancel()
+        self._stop_waiting()
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.kill()
         self._go_without(f"their process has said nothing for {seconds:g} s")
 
     def _drop(self) -> None:
+        self._seeds = 0
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()

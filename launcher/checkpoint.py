@@ -232,7 +232,7 @@ class NodeCheckpoint:
         if kind == "unusable":
             self._absent = f"warning: the job starts from nothing, as no checkpoint can be loaded: {why}"
         else:
-            self._absent = f"there is no checkpoint yet: {self._shown}"
+            self._absent = f"there is no checkpoint yet, so the job starts from nothing: {self._shown}"
         self._on_resolved(Pinned("", ""), "")
 
     def _resolve_without(self) -> None:

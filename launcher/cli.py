@@ -77,12 +77,13 @@ def get_args_parser(
 ) -> Parser:
     """The parser; `environ` gives the defaults. Without `needs_script` that of no script is None."""
     environ = os.environ if environ is None else environ
+    words = "script [arguments of the script]" if needs_script else "[script [arguments of the script]]"
     parser = Parser(
         prog=prog,
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=_make_formatter,
-        usage=f"{prog} [flags] script [arguments of the script]",
+        usage=f"{prog} [flags] {words}",
     )
     parser.own = frozenset(name for flag in FLAGS if flag.ours for name in flag.spellings) | {"--version"}
     group = parser.add_argument_group("torchrun's flags")

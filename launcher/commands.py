@@ -71,6 +71,13 @@ def main(argv: list[str]) -> int:
     groups.add_parser("run", help="launch a job on this node: the same as bootrun", add_help=False)
     groups.add_parser("warm", help="fill this node's caches for a job before the job is there", add_help=False)
     groups.add_parser("completion", help="what a shell needs to complete bootrun and bootseer", add_help=False)
+    if argv and not argv[0].startswith("-") and argv[0] not in groups.choices:
+        import difflib
+
+        near = difflib.get_close_matches(argv[0], groups.choices, 1)
+        known = f"did you mean {near[0]}?" if near else f"there are {', '.join(groups.choices)}"
+        print(f"bootseer: error: there is no command {argv[0][:80]!r}: {known}", file=sys.stderr)
+        return 2
     args = parser.parse_args(argv)
     if args.group is None:
         parser.print_help(sys.stderr)

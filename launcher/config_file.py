@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from bootseer.errors import ConfigError
 from bootseer.job_file import NAME, TABLES, read_job_file
 from launcher.flags import FLAGS
 
@@ -25,15 +24,12 @@ def apply_config(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
     if settings is None:
         return ""
     shown = args.config or NAME
-    fill(args, settings, environ, shown)
+    fill(args, settings, environ)
     return f"settings of {shown}"
 
 
-def fill(args: argparse.Namespace, settings: Mapping[str, Any], environ: Mapping[str, str], shown: str) -> None:
-    """PURE: puts the settings of a file called `shown` into a parsed command line where that says nothing.
-
-    Raises: ConfigError.
-    """
+def fill(args: argparse.Namespace, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """PURE: puts the settings of a file into a parsed command line where that says nothing."""
     flags = {flag.names[0]: flag for flag in FLAGS}
     switches = {setting.flag: setting.off for keys in TABLES.values() for setting in keys.values() if setting.off}
     for name, value in settings.items():
@@ -45,6 +41,4 @@ def fill(args: argparse.Namespace, settings: Mapping[str, Any], environ: Mapping
         off = switches.get(name)
         if is_given or (off and getattr(args, flags[off].dest)):
             continue
-        if flag.choices and value not in flag.choices:
-            raise ConfigError(f"{shown}: {value!r} for {name}: there are {', '.join(flag.choices)}")
         setattr(args, flag.dest, value)

@@ -432,6 +432,11 @@ class _Guard:
             return
         self._poll.register(self._preloaded.fd, self._preloaded.wanted)
 
+    def _do_preload_rest(self, number: int, changes: list[str], modules: list[str]) -> None:
+        """More to be imported, and variables that are known by now."""
+        if self._preloaded is not None and self._preloaded.number == number:
+            self._preloaded.send("rest", str(len(changes)), *changes, *modules)
+
     def _drop_preloaded(self) -> None:
         """Ends the preloaded process; it may take its time to die, nothing it says is heard any more."""
         process, self._preloaded = self._preloaded, None

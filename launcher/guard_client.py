@@ -86,6 +86,10 @@ class GuardClient:
         """Starts the preloaded process (preloaded.py says what `modules` are): `preload_ready` or `_ended`."""
         self._ask("preload", number, argv, environ, list(unset), modules)
 
+    def preload_rest(self, number: int, changes: list[str], modules: list[str]) -> None:
+        """What a preloaded process waits for that was told so. Args: changes: NAME=VALUE, or NAME to be unset."""
+        self._ask("preload_rest", number, changes, modules)
+
     def unload(self) -> None:
         """Ends the preloaded process, if there is one; ranks go on."""
         self._ask("unload")

@@ -271,6 +271,7 @@ class Opened:
 
     def _make_hook(self) -> "Callable[[str, Tuple[Any, ...]], None]":
         most, writing = self.MOST, self.WRITING
+        importing = "<frozen importlib._bootstrap_external>"
 
         def hook(event: str, args: "Tuple[Any, ...]") -> None:
             found = self._found
@@ -279,6 +280,12 @@ class Opened:
             if event == "open" and len(args) == 3:
                 path, _, flags = args
                 if type(path) is str and type(flags) is int and not flags & writing and len(found) < most:
+                    # A source that is compiled is no file that the next start reads: that finds bytecode.
+                    if path[-3:] != ".py" or sys._getframe(1).f_code.co_filename != importing:
+                        found["open", path] = None
+            elif event == "import" or event == "ctypes.dlopen":  # no "open" tells of a library
+                path = args[1 if event == "import" else 0]
+                if type(path) is str and path[:1] == "/" and len(found) < most:
                     found["open", path] = None
             elif (event == "os.listdir" or event == "os.scandir") and len(args) == 1:
                 if type(args[0]) is str and len(found) < most:

@@ -42,9 +42,16 @@ def main(argv: list[str]) -> int:
     except ModuleNotFoundError:
         print("bootseer: error: shtab is missing: pip install 'bootseer[completion]'", file=sys.stderr)
         return 1
-    for name, made in parsers().items():
-        if args.program in (None, name):
-            sys.stdout.write(shtab.complete(made, shell=args.shell) + "\n")
+    texts = [
+        shtab.complete(made, shell=args.shell) + "\n"
+        for name, made in parsers().items()
+        if args.program in (None, name)
+    ]
+    try:
+        sys.stdout.write("".join(texts))
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads it has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

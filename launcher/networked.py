@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.agent import Agent
 from launcher.guard_client import GuardClient
+from launcher.head_start import HeadStart
 from launcher.image import LISTING
 from launcher.job import Job
 from launcher.loop import EventLoop
@@ -26,6 +27,8 @@ from launcher.rendezvous.messages import (
     FromMember,
     Join,
     Leave,
+    Listens,
+    MasterListens,
     PeerNodes,
     PeerServes,
     SetupOrder,
@@ -96,6 +99,7 @@ class Networked:
             agent.on_lost,
             console.say,
         )
+        self.head_start = HeadStart(loop, lambda attempt: self._link.send(Listens(attempt)))
         self._probe: IdentityProbe | None = None
         self._has_identity = join.has_identity
         self._when_program_known = when_program_known
@@ -131,6 +135,8 @@ class Networked:
     def _on_message(self, message: FromCoordinator) -> None:
         if isinstance(message, WantEvents):
             self._begin_shipping()
+        elif isinstance(message, MasterListens):
+            self.head_start.heard(message.attempt)
         elif isinstance(message, PeerNodes):
             if self._peers is not None:
                 self._peers.meet(message)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from launcher.caches import CachesSpan
     from launcher.checkpoint import NodeCheckpoint
     from launcher.event_files import EventFile
+    from launcher.head_start import HeadStart
     from launcher.peers import NodePeers
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
@@ -68,6 +69,7 @@ class Node:
         self.recorded_start = RecordedStart(guard, spec, self._note_helper, self._on_start_recorded)
         self.checkpoint: NodeCheckpoint | None = None
         self.peers: NodePeers | None = None
+        self.head_start: HeadStart | None = None  # in a job of several nodes
         self.workplace = Workplace(loop, spec, SECRET_VARIABLES, self._workplace_events())
         self._is_program_known = self.workplace.program is not None
         self._image_failure = ""
@@ -86,6 +88,7 @@ class Node:
     def _workplace_events(self) -> WorkplaceEvents:
         return WorkplaceEvents(
             coming=self._on_program_coming,
+            hot_imports=self.preloader.suggest,
             known=self._on_program,
             image_failed=self._on_image_failed,
             setup_failed=lambda news: self.agent.on_set_up_failed(news),  # noqa: PLW0108  there is no agent yet
@@ -223,7 +226,7 @@ class Node:
     def _on_start_recorded(self) -> None:
         """What the start has read is known: other nodes will read the same of what was built here."""
         if self.workplace.has_built:
-            self.workplace.touched(self.recorded_start.files())
+            self.workplace.touched(self.recorded_start.files(), self.preloader.hot_imports)
 
     def _on_image_failed(self, why: str) -> None:
         """Ranks that run inside go on; there will be no others."""
@@ -267,6 +270,18 @@ class Node:
         self._copy_output(group)
 
         def start(checkpoint: dict[str, str], fork: bool) -> None:
+            if group.is_stopping:
+                return
+            group.begin_spawn()
+            head_start = self.head_start if fork and group.world.group_world_size > 1 else None
+            if head_start is not None and group.world.first_rank:
+                head_start.follow(group.world, partial(spawn, checkpoint, fork))
+                return
+            spawn(checkpoint, fork)
+            if head_start is not None:
+                head_start.lead(group.world)
+
+        def spawn(checkpoint: dict[str, str], fork: bool) -> None:
             program = self.workplace.program
             if group.is_stopping:
                 return
@@ -536,6 +551,8 @@ class Node:
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
         self._has_ranks = False
+        if self.head_start is not None:
+            self.head_start.over()
         if self.checkpoint is not None:
             self.checkpoint.cancel()
         self.workplace.attempt_over()

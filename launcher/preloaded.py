@@ -3,7 +3,9 @@
 Loaded by inside.py, by path, in the interpreter, environment, folder and sys.path of the ranks; stdlib only, needs
 Python 3.8. In: frames of NUL-joined fields on one socket to the guard (a length of four bytes, then the fields).
     modules SIGN+NAME...       once: "?" may be absent, "!" asked for by the user, "~" recorded at an earlier start
-                               >PATH before them: a file for what the imports have touched
+                               >PATH before them: a file for what the imports have touched; + after them: more
+                               come, with
+    rest COUNT CHANGE... SIGN+NAME...       once, then: variables, NAME=VALUE or NAME to be unset
     prepare COUNT              ranks will be asked for soon: fork processes that wait to become them (parked)
     fork GUARD_PID PORT SPARE PAIRS NAME=VALUE... RANK...
 Out: importing NAME | ready COUNT ABSENT... | failed NAME WHY | parked PID... | discarded | forked KEY MONO_NS... |
@@ -63,6 +65,7 @@ DEVICES_IN_MAPS = (b"/dev/nvidia", b"/dev/kfd", b"/dev/dri/", b"/dev/accel", b"/
 # Would start a pool of processes while triton is imported; each rank starts its own when it compiles.
 SET_WHILE_IMPORTING = {"TORCH_WARM_POOL": "0"}
 CONSOLE = (5, 6, 7)  # the ranks' own standard streams; ours are /dev/null and a bounded file in memory
+MORE = "+"  # in place of a module
 CHECK_HOLDS_S = 2.0
 STAMP_BYTES = 24
 MASK = (1 << 64) - 1
@@ -227,9 +230,23 @@ class _Preloaded:
         rarely = (max(OBJECTS_BETWEEN_COLLECTIONS, thresholds[0]), *thresholds[1:])
         if thresholds[0]:
             self.gc.set_threshold(*rarely)
+        absent = self._import_all(entries)
+        if self.gc.get_threshold() == rarely:  # else an import has set its own
+            self.gc.set_threshold(*thresholds)
+        os.environ.encodekey = encode
+        self.libc.free(top)  # what imports did not need goes back to the system
+        self._settle()
+        self.send("ready", str(len(sys.modules)), *absent)
+
+    def _import_all(self, entries: "List[str]") -> "List[str]":
+        """Returns: those that are not there."""
         absent = []
         for entry in entries:
             sign, name = entry[:1], entry[1:]
+            if entry == MORE:
+                self.send("importing", "")
+                absent += self._import_all(self._await_rest())
+                break
             if name in sys.modules:
                 continue
             self.send("importing", name)
@@ -237,12 +254,19 @@ class _Preloaded:
                 absent.append(name)
             self._look(name)
         self.send("importing", "")
-        if self.gc.get_threshold() == rarely:  # else an import has set its own
-            self.gc.set_threshold(*thresholds)
-        os.environ.encodekey = encode
-        self.libc.free(top)  # what imports did not need goes back to the system
-        self._settle()
-        self.send("ready", str(len(sys.modules)), *absent)
+        return absent
+
+    def _await_rest(self) -> "List[str]":
+        """Variables that nobody has read yet get the values that ranks will have; returns what else to import."""
+        fields = self.receive()
+        end = 2 + int(fields[1])
+        for change in fields[2:end]:
+            name, sign, value = change.partition("=")
+            is_read = name not in READ_LATE and any(each in sys.modules for each in READ_BY.get(name, ("sys",)))
+            if not is_read:
+                _put(os.environ, name, value if sign else None)
+                _put(self.start_environ, name, value if sign else None)
+        return fields[end:]
 
     def _pose_as_rank(self) -> None:
         """What modules find when they are imported by the script: its arguments, folder and its __main__."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SAY_AFTER_S = 10.0
 SAY_EVERY_S = 30.0
+SILENT_FOR_S = 60.0  # a store that did not answer is asked again after it
 MOST_KEEPERS = 2
 LOST_KNOWN_S = 3.0  # until it is known that an image was lost: its keeper looks each second
 STABLE_S = 60.0  # a mount that held for so long does not count
@@ -56,6 +57,7 @@ class Environment(NamedTuple):
     prefix: tuple[str, ...]  # words before each command that bring it to where this is mounted; () where it lies
     targets: tuple[str, ...]
     python: str  # in an image: the interpreter that set-up made; "" for none
+    hot_imports: tuple[str, ...] = ()  # of this workload, where another node has run it; names as they were stored
 
 
 class SetupEvents(NamedTuple):
@@ -109,6 +111,7 @@ class NodeSetup:
         self._has_built = False  # what other nodes will mount
         self._ready_ns = 0
         self._why = ""  # a keeper has failed
+        self._silent_ns: int | None = None  # when the store did not answer
         self._order: dict[str, Any] | None = None  # the first one, until it is known what the image is
         self._digest: str | None = None  # of the image
         self._image: RankProgram | None = None  # while it is open
@@ -123,6 +126,12 @@ class NodeSetup:
     @property
     def is_ready(self) -> bool:
         return self._state is State.READY
+
+    @property
+    def is_store_silent(self) -> bool:
+        """Whether it did not answer a moment ago: others need not wait for it once more."""
+        silent_ns = self._silent_ns
+        return silent_ns is not None and time.monotonic_ns() - silent_ns < SILENT_FOR_S * 1e9
 
     def begin(self, run_dir: str) -> None:
         """Time zero. Args: run_dir: where the log goes; "" for none."""
@@ -284,6 +293,8 @@ class NodeSetup:
 
     def _take(self, answer: dict[str, Any]) -> None:
         did = answer["did"]
+        if answer.get("is_silent"):
+            self._silent_ns = time.monotonic_ns()
         if did in ("looked", "fetched", "unfetched", "found"):
             self._given_s = None  # the coordinator has the next word
         match did:
@@ -388,7 +399,11 @@ class NodeSetup:
         self._events.noted(StageSpan(self._began_ns, ended_ns, facts, ""))
         self._events.said(ready_line(how, (ended_ns - self._began_ns) / 1e9, facts))
         self._is_reopening = False
-        self._events.ready(Environment(tuple(answer["prefix"]), tuple(answer["targets"]), answer["python"]))
+        self._events.ready(
+            Environment(
+                tuple(answer["prefix"]), tuple(answer["targets"]), answer["python"], tuple(answer["imports"])
+            )
+        )
 
     def _on_failed(self, why: str, tail: list[str], *, could_enter: bool) -> None:
         if self._state is not State.WORKING:
@@ -494,10 +509,13 @@ class NodeSetup:
         """What a start reads of it is worth to be known: other nodes will mount it."""
         return self._has_built
 
-    def touched(self, files: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> None:
-        """What the start has read, in that order. Args: files: path, ranges (offset, bytes), none: all of it."""
+    def touched(self, files: Sequence[tuple[str, Sequence[tuple[int, int]]]], imports: Sequence[str]) -> None:
+        """What the start has read, in that order.
+
+        Args: files: path, ranges (offset, bytes), none: all of it; imports: hot ones, names of modules.
+        """
         if self._has_built and self._keeper is not None:
-            self._keeper.ask("touched", files=list(_first(files, MOST_TOUCHED_BYTES)))
+            self._keeper.ask("touched", files=list(_first(files, MOST_TOUCHED_BYTES)), imports=list(imports))
 
     def close(self) -> None:
         """What runs in the environment goes on; a keeper that publishes does so to the end."""

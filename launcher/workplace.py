@@ -36,6 +36,7 @@ class WorkplaceEvents(NamedTuple):
 
     # All of it but where first-step caches are: what it will be if they are in this folder, "" for nobody knows.
     coming: Callable[[Callable[[str], RankProgram]], object]
+    hot_imports: Callable[[tuple[str, ...]], object]  # before that: what ranks elsewhere have imported, as stored
     # By what ranks are run, and the folder of their first-step caches, "" for none; again when that has changed.
     known: Callable[[RankProgram, str], object]
     image_failed: Callable[[str], object]  # no more ranks can be started
@@ -180,6 +181,7 @@ class Workplace:
 
     def _on_environment(self, found: Environment) -> None:
         self._environment = found
+        self._events.hot_imports(found.hot_imports)
         if self._image is None:
             self._open_caches(own_program(self._spec.python)._replace(prefix=found.prefix))
             return
@@ -244,7 +246,8 @@ class Workplace:
                     environ={**(early_variables(inherited, folder) or {}), **program.environ}
                 )
             )
-        caches.open(program, lambda found: self._on_known(found, caches.folder))
+        is_silent = self._setup is not None and self._setup.is_store_silent
+        caches.open(program, lambda found: self._on_known(found, caches.folder), is_silent=is_silent)
 
     def _on_known(self, program: RankProgram, caches_folder: str = "") -> None:
         self.program, self._is_settled = program, True
@@ -299,10 +302,10 @@ class Workplace:
         """The environment was made here, and is published."""
         return self._setup is not None and self._setup.has_built
 
-    def touched(self, files: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> None:
+    def touched(self, files: Sequence[tuple[str, Sequence[tuple[int, int]]]], imports: Sequence[str]) -> None:
         """What the start has read, as NodeSetup.touched."""
         if self._setup is not None:
-            self._setup.touched(files)
+            self._setup.touched(files, imports)
 
     def attempt_over(self) -> None:
         """No rank runs any more."""

@@ -11,6 +11,7 @@ import argparse
 import glob
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def start(node: str, requirements: str, folder: str) -> Start | str:
         os.path.join(TOP, "examples", "train.py"),
         *("--checkpoints", os.path.join(folder, node, "checkpoints"), "--steps", "50"),
     ]
-    print(f"\n== {node} start\n+ {' '.join(argv)}", flush=True)
+    print(f"\n== {node} start\n+ {shlex.join(argv)}", flush=True)
     status = subprocess.run(argv, env=environ, stdin=subprocess.DEVNULL, check=False).returncode
     return Start(logs) if status == 0 else f"the {node} start ended with status {status}"
 

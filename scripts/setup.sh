@@ -86,5 +86,6 @@ if ! "$venv/bin/python" -c pass 2>/dev/null; then
     rm -rf "$venv"
     "$python" -m venv "$venv"
 fi
+say "installing what tests and benches need into $venv, torch among it: a minute or more"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[test]'
 touch "$venv/.ready"

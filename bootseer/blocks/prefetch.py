@@ -14,8 +14,9 @@ from enum import Enum
 from bootseer import aio
 from bootseer.blocks.fetch import BlockFetcher
 from bootseer.blocks.plan import plan_cold, plan_hot
-from bootseer.blocks.spans import Span
+from bootseer.blocks.spans import COLD_SPAN_BYTES, HOT_SPAN_BYTES, Span
 from bootseer.errors import BootseerError, Unavailable
+from bootseer.storage.turns import Turns
 
 HOT_WIDTH = 16  # spans at once
 COLD_WIDTH = 4
@@ -58,10 +59,9 @@ class Prefetcher:
     ) -> None:
         self.phase = Phase.NEW
         self._fetcher, self._hot, self._is_whole = fetcher, hot, is_whole
-        self._rate, self._limits_hot = most_bytes_per_s, limits_hot
+        self._turns, self._limits_hot = Turns(most_bytes_per_s), limits_hot
         self._hot_width, self._cold_width, self._quiet_s = hot_width, cold_width, quiet_s
         self._log = log
-        self._next_s = 0.0  # when the bandwidth limit lets the next span begin
         self._failures = 0  # in a row
         self._failed_spans = 0
         self._hot_s = 0.0
@@ -77,13 +77,16 @@ class Prefetcher:
             if len(hot) < len(self._hot):
                 missing = set(hot)
                 await aio.run_io(cache.read_ahead, [number for number in self._hot if number not in missing])
-            await aio.map_bounded(self._bring_hot, plan_hot(index, hot), width=self._hot_width)
+            span_bytes = self._turns.piece_bytes(HOT_SPAN_BYTES) if self._limits_hot else HOT_SPAN_BYTES
+            spans = plan_hot(index, hot, span_bytes=span_bytes)
+            await aio.map_bounded(self._bring_hot, spans, width=self._hot_width)
             self._hot_s = time.monotonic() - begin_s
             if self._is_whole and self.phase is Phase.HOT:
                 self.phase = Phase.COLD
                 await self._fetcher.waits.quiet(self._quiet_s)
                 rest = await aio.run_io(cache.missing, range(index.block_count))
-                await aio.map_bounded(self._bring_cold, plan_cold(index, rest), width=self._cold_width)
+                cold = plan_cold(index, rest, span_bytes=self._turns.piece_bytes(COLD_SPAN_BYTES))
+                await aio.map_bounded(self._bring_cold, cold, width=self._cold_width)
             if self.phase is not Phase.GIVEN_UP:
                 self.phase = Phase.DONE
         except asyncio.CancelledError:
@@ -116,10 +119,8 @@ class Prefetcher:
 
     async def _wait_turn(self, span: Span) -> None:
         """Until the bandwidth limit lets it begin."""
-        if self._rate is not None and self.phase is not Phase.GIVEN_UP:
-            begin_s = max(time.monotonic(), self._next_s)
-            self._next_s = begin_s + span.length / self._rate
-            await asyncio.sleep(begin_s - time.monotonic())
+        if self.phase is not Phase.GIVEN_UP:
+            await asyncio.sleep(self._turns.wait_s(span.length, time.monotonic()))
 
     def _is_tree_whole(self) -> bool:
         return not self._fetcher.cache.missing(range(self._fetcher.index.block_count))

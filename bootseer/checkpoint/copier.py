@@ -33,7 +33,6 @@ def run_copier(
     Args: most_bytes: for all versions together; bad: units that the copy has, and that are not right there.
     """
     lower()
-    why = ""
     try:
         cache = cache_folder.prepare(cache_folder.locate(os.environ, os.geteuid()))
         copy = DiskCopy.make(cache, pinned.digest, pinned.files)
@@ -43,8 +42,9 @@ def run_copier(
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 copy.remove()
             raise
+        why = ""
     except BlockingIOError:
-        pass  # another keeper does it
+        why = ""  # another keeper does it
     except (OSError, BootseerError) as error:
         why = getattr(error, "strerror", None) or str(error)
     _tell(connection, {"copied": why})

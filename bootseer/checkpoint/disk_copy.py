@@ -198,12 +198,12 @@ def is_kept(cache: str, digest: str) -> bool:
     try:
         with open(path, "rb") as file:
             units = file.read()
-        if units and units.count(HAS) == len(units):
+        is_whole = bool(units) and units.count(HAS) == len(units)
+        if is_whole:
             os.utime(path)
-            return True
     except OSError:
-        pass  # it is not
-    return False
+        return False
+    return is_whole
 
 
 def is_free(above: str, size: int) -> bool:

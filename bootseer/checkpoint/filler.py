@@ -30,8 +30,10 @@ from bootseer.storage import HasPeers, SecondHand, Store
 from bootseer.storage.local_reading import read_range
 from bootseer.storage.page_cache import is_remote
 from bootseer.storage.ranges import RangeReader, RangeRequest
+from bootseer.storage.turns import Turns
 
 HOT_LOOK_S = 0.05
+MOST_WAY_S = 20.0  # made for them; then one reads on: what is brought may be in a store that does not answer
 AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of these are on their way
 READ_BYTES = 16 << 20  # neighbouring units are read together up to here
 
@@ -63,8 +65,8 @@ class Filler:
         this node's disk may have a copy."""
         self.connection = connection
         self._peers_path = peers_path
-        self._rate = most_bytes_per_s
-        self._next_s = 0.0  # when the rate lets the next read begin
+        self._turns = Turns(most_bytes_per_s)
+        self._way_s = 0.0  # since when way was made
         self._url = url
         self._pinned = pinned
         self._arena = arena
@@ -78,6 +80,7 @@ class Filler:
         self._folder = disk_folder(url)
         self._refused: set[int] = set()  # devices that take no O_DIRECT
         self._runtime = _runtime()
+        self._beside = hot_first.reads_beside(len(os.sched_getaffinity(0)))
         self._has_disk = has_disk
         self._copy: DiskCopy | None = None
         self._bad: set[tuple[int, int]] = set()  # units that are wrong there
@@ -151,7 +154,7 @@ class Filler:
                 self._arena.populate(file, *self._arena.extent(file, unit))
 
     async def _work(self, number: int) -> None:
-        """One of AT_ONCE. While what imports wait for is brought to this node, the first one alone reads ahead."""
+        """One of AT_ONCE. While what imports wait for is brought to this node, few of them read ahead, or none."""
         while not self._is_over:
             while self._to_check:  # before anything is read that may be there
                 await self._check(*self._to_check.popleft())
@@ -161,7 +164,7 @@ class Filler:
                 await self._wake.wait()
                 continue
             is_demand = queue is self._demand
-            if number and not is_demand and hot_first.is_bringing(self._runtime):
+            if not is_demand and self._makes_way(number):
                 await asyncio.sleep(HOT_LOOK_S)
                 continue
             units = self._take_units(queue)
@@ -185,6 +188,12 @@ class Filler:
                 await self._tell({"ready": ready})
             for unit, why in failed.items():
                 await self._tell({"failed_units": [[file, unit]], "why": why})
+
+    def _makes_way(self, number: int) -> bool:
+        if number >= self._beside and hot_first.is_bringing(self._runtime):
+            self._way_s = self._way_s or time.monotonic()
+            return number > 0 or time.monotonic() - self._way_s < MOST_WAY_S
+        return False
 
     def _take_units(self, queue: deque[tuple[int, int]]) -> list[tuple[int, int]]:
         """The next unit that nobody has taken, with those that follow it in its file and in the queue."""
@@ -237,9 +246,12 @@ class Filler:
         """As `_fill`."""
         file = self._pinned.files[number]
         start, end = self._arena.extent(number, units[0])[0], self._arena.extent(number, units[-1])[1]
-        if not is_demand:
-            await self._wait_turn(end - start)
-        await self._read(file, number, start, end, is_demand, 0)
+        piece = end - start if is_demand else self._turns.piece_bytes(end - start)
+        for begin in range(start, end, max(1, piece)):
+            until = min(begin + piece, end)
+            if not is_demand:
+                await asyncio.sleep(self._turns.wait_s(until - begin, time.monotonic()))
+            await self._read(file, number, begin, until, is_demand, 0)
         failed: dict[int, str] = {}
         for unit in units if file.sums else ():
             start, end = self._arena.extent(number, unit)
@@ -263,13 +275,6 @@ class Filler:
         if isinstance(store, SecondHand):
             for piece in file.layout.pieces(start, end - start):
                 store.distrust(file.stripes[piece.stripe], piece.stripe_offset, piece.length)
-
-    async def _wait_turn(self, length: int) -> None:
-        """Until the rate lets so many bytes be read."""
-        if self._rate is not None:
-            begin_s = max(time.monotonic(), self._next_s)
-            self._next_s = begin_s + length / self._rate
-            await asyncio.sleep(begin_s - time.monotonic())
 
     async def _read(
         self, file: StoredFile, number: int, start: int, end: int, is_demand: bool, attempt: int

@@ -109,6 +109,7 @@ class Keeper:
         self._quiet_since_s: float | None = None
         self._told_s = 0.0
         self._from_disk_bytes = 0  # of this load
+        self._taken_bytes = 0  # of the arena: another keeper had them in memory
         self._bad: set[Unit] = set()  # units that are wrong on the disk
         self._copier: Child | None = None
         self._position = prefetch.Position(1, 1, 0)
@@ -327,7 +328,13 @@ class Keeper:
             self._shown,
             arena,
             address,
-            lambda path: self._answer_load("ready", path=path, address=address, disk_bytes=self._from_disk_bytes),
+            lambda path: self._answer_load(
+                "ready",
+                path=path,
+                address=address,
+                disk_bytes=self._from_disk_bytes,
+                taken_bytes=self._taken_bytes,
+            ),
         )
 
     def _offer(self) -> None:
@@ -460,8 +467,11 @@ class Keeper:
         self._start_filler()
 
     def _take_warm(self, pinned: Pinned, files: list[SourceFile], units: list[int]) -> bool:
-        """Whether this node's memory has it already, from `bootseer warm`: then that is the arena."""
-        if self._start.get("holds") or not self._is_eager:
+        """Whether this node's memory has it already, from `bootseer warm`: then that is the arena.
+
+        Who holds for a later job takes it over as well: it is not read anew.
+        """
+        if not (self._start.get("holds") or self._is_eager):
             return False
         held = warm_arenas.take(pinned.digest, files, os.environ)
         if not held:
@@ -477,6 +487,7 @@ class Keeper:
         finally:
             for each in held.values():
                 os.close(each.fd)  # the arena has its own
+        self._taken_bytes = pinned.size
         self._say("the checkpoint was in this node's memory already (bootseer warm)")
         return True
 
@@ -518,6 +529,7 @@ class Keeper:
 
     def _drop_arena(self) -> None:
         self._paths.drop_links()
+        self._taken_bytes = 0
         self._stop_filler()
         if self._start.get("holds") and self._server is not None and self._pinned is not None:
             warm_arenas.withdraw(self._pinned.digest, self._server.address, os.environ)

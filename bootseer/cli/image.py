@@ -34,7 +34,7 @@ DAY_S = 86_400.0
 
 
 @app.command(
-    epilog="bootseer image build docker://pytorch/pytorch:2.13.0 hdfs://namenode/images/train --threads 8"
+    epilog="bootseer image build docker://python:3.11 hdfs://namenode/images/python",
 )
 def build(
     source: Annotated[

@@ -46,6 +46,7 @@ class NodeArena:
         """
         self.size = 0  # bytes of the version that is loaded
         self.disk_bytes = 0  # of those, what this node's disk had
+        self.taken_bytes = 0  # and what another keeper held in memory
         self._found: tuple[str, str] | None = None
         self._url = url = url if scheme_of(url) else os.path.abspath(url)  # programs may stand elsewhere
         self._keeper = subprocess.Popen(
@@ -90,7 +91,7 @@ class NodeArena:
             )
         self._ask("load", version=version, digest=digest, world_size=1, nnodes=1, group_rank=0, attempt=0)
         ready = self._hear("ready", progress)
-        self.disk_bytes = int(ready["disk_bytes"])
+        self.disk_bytes, self.taken_bytes = int(ready["disk_bytes"]), int(ready["taken_bytes"])
         return {
             "BOOTSEER_CHECKPOINT": str(ready["path"]) or self._url,
             "BOOTSEER_CHECKPOINT_URL": self._url,

@@ -32,13 +32,21 @@ from bootseer.env.caches_store import CacheStore, Newest, open_caches
 from bootseer.env.caches_tidy import make_room, mark_all, tidy
 from bootseer.env.caches_tree import LastTree, MergedFiles
 from bootseer.env.caches_turn import WAIT_S, turn
-from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound, SourceChanged
+from bootseer.errors import (
+    AlreadyExists,
+    BootseerError,
+    IntegrityError,
+    NotFound,
+    SourceChanged,
+    StorageTimeout,
+)
 from bootseer.storage import HasPeers, Store
 from bootseer.tree.building import build
 from bootseer.tree.head import is_digest
 from bootseer.trust import SigningKey, Trust
 
 SEED_S = 30.0
+SILENT_FOR_S = 60.0  # ranks do not wait for a store that did not answer so shortly before
 TRIES = 6  # of a generation that another node was faster with
 _MIB = 1 << 20
 _MOST_NAMES = 5  # in a line
@@ -108,6 +116,7 @@ class FirstStepCaches:
         self._open_reading = store or ((lambda: open_caches(url, key, peers)) if url else None)
         self._environ, self._node_type = dict(environ), node_type
         self._wait_s = wait_s
+        self._silent_s = float("-inf")  # when the store did not answer
         self._given: Given | None = None
         self._sums: dict[str, Sum] = {}
         self._folder = KeyFolder(key, environ)
@@ -146,8 +155,11 @@ class FirstStepCaches:
 
     # ---- before ranks start --------------------------------------------------------------------------------
 
-    def seed(self, *, timeout_s: float = SEED_S) -> Seeded:
-        """Brings the folders in order and fills them from the store; no rank of this job may run."""
+    def seed(self, *, timeout_s: float = SEED_S, is_silent: bool = False) -> Seeded:
+        """Brings the folders in order and fills them from the store; no rank of this job may run.
+
+        `is_silent`: the store did not answer a moment ago: it is not waited for once more. Captures do ask it.
+        """
         started_s = time.monotonic()
         ours = [place for place in self.places if place.kind.name not in self._own]
         with self._folder.alone() as is_alone:
@@ -157,6 +169,12 @@ class FirstStepCaches:
                 mark_all(ours)
         if self._open_reading is None:
             return _seeded(started_s, 0, 0, 0, "first-step caches are kept on this node alone", is_cold=False)
+
+        if is_silent:
+            self._silent_s = time.monotonic()
+        if time.monotonic() - self._silent_s < SILENT_FOR_S:
+            line = "first-step caches of the store are not used: it did not answer a moment ago"
+            return _seeded(started_s, 0, 0, 0, line, is_cold=True, is_lost=True)
 
         def has_time() -> bool:
             return time.monotonic() - started_s < timeout_s
@@ -189,6 +207,7 @@ class FirstStepCaches:
                 for each in done.refused:
                     self._say(each)
         except BootseerError as error:
+            self._note_silence(error)
             return _seeded(started_s, 0, 0, number, _not_used(error), is_cold=True, is_lost=True)
         line = f"first-step caches: {done.files} files, {done.size / _MIB:.1f} MiB ({newest.because})"
         return _seeded(started_s, done.files, done.size, number, line, is_cold=False)
@@ -213,6 +232,7 @@ class FirstStepCaches:
                         return _captured(started_s, "first-step caches have nothing new")
                     return self._publish(caches, found, started_s)
         except BootseerError as error:
+            self._note_silence(error)
             return _captured(started_s, f"first-step caches are not kept: {error}")
 
     def _publish(self, caches: CacheStore, found: list[Found], started_s: float) -> Captured:
@@ -307,6 +327,10 @@ class FirstStepCaches:
         if paths:
             names = ", ".join(paths[:_MOST_NAMES]) + (" and others" if len(paths) > _MOST_NAMES else "")
             self._say(f"first-step caches: {names}: not kept, as these are credentials")
+
+    def _note_silence(self, error: BootseerError) -> None:
+        if isinstance(error, StorageTimeout):
+            self._silent_s = time.monotonic()
 
     def _key_to_sign(self) -> SigningKey | None:
         return self._signing_key or self._trust.signing_key()

@@ -34,6 +34,7 @@ from bootseer.errors import (
     NotFound,
     SourceChanged,
     StorageError,
+    StorageTimeout,
     Untrusted,
 )
 from bootseer.storage import Entry, Store, open_store
@@ -205,6 +206,8 @@ class CacheStore:
     async def _numbers(self) -> set[int]:
         try:
             entries = await self._list("")
+        except StorageTimeout:
+            raise  # nor would it answer for the hint
         except StorageError as refused:
             # A web server does not list. What the hint says is believed no more than a name in a list.
             try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from bootseer import aio
 from bootseer.env.lease import BuilderLease, Lease, Ready, kept
-from bootseer.errors import StorageError
+from bootseer.errors import StorageError, StorageTimeout
 from bootseer.storage import Store
 
 WAIT_S = 120.0
@@ -28,6 +28,7 @@ def turn(
     Args: store: that of the key's caches. is_needless: asked before, while and after it waits; on aio's loop.
     wait_s: at most; then, and where there is no lease to be had, nobody is waited for: of two that publish at once
     one merges again.
+    Raises: StorageTimeout.
     """
 
     async def until() -> bool | None:
@@ -36,6 +37,8 @@ def turn(
     leases = BuilderLease(store, owner=f"{socket.gethostname()} (pid {os.getpid()})")
     try:
         taken = aio.run_sync(leases.acquire(key, until, wait_s))
+    except StorageTimeout:
+        raise  # who publishes would wait for it once more
     except StorageError:
         taken = None  # what is wrong with the store is told by whoever publishes
     if isinstance(taken, Lease):

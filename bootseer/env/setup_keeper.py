@@ -4,14 +4,15 @@ bootrun starts it, gives orders on its standard input and hears answers on its s
 lines and URLs come that way, never in argv. It ends when its input does, except while it publishes what it has
 built: that it finishes first, within PUBLISH_MOST_S.
 
-    start  ... (setup_keeper_job.Job)      -> looked key tree why            what this node has, or could have
-    use    tree                            -> fetched tree, or unfetched why damaged (the tree, or "")
+    start  ... (setup_keeper_job.Job)      -> looked key tree why is_silent  what this node has, or could have;
+                                              is_silent: the store does not answer
+    use    tree                            -> fetched tree, or unfetched why damaged (the tree, or "") is_silent
     show   tree                            -> ready ...                      what was fetched is in its place
     build  is_urgent damaged (a tree)      -> ready ... then published tree, or unpublished why; or found tree
     own, again                             -> ready ...                      set-up was run, if it had to be
     image  prefix set unset python                                           it is open: set-up can run there
     first-step                                                               what the start has read is known
-    touched files (path, ranges (offset, bytes), none: all)                  it was that, of what was built
+    touched files (path, ranges (offset, bytes), none: all) imports          it was that, of what was built
     any time:  fell-back why (what is kept cannot be used, or not as fast as it could be)
                | origin url folders (of the store: the nodes of the job may give each other what is below)
                | said text | setup-began | line text (of set-up) | lost | alive (it gets on)

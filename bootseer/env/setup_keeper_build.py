@@ -153,8 +153,11 @@ class Builder:
         finally:
             job.is_publishing = False
 
-    def share_recording(self, files: Iterable[Sequence[Any]]) -> None:
-        """Of the start that has just been. What goes wrong costs others a prefetch. Args: files: as Touched."""
+    def share_recording(self, files: Iterable[Sequence[Any]], imports: Sequence[str]) -> None:
+        """Of the start that has just been. What goes wrong costs others a prefetch.
+
+        Args: files: as Touched; imports: hot ones, names of modules.
+        """
         job, made, store = self._job, self._made, self._job.known().store
         self._made = None  # it is large, and this is done once
         if made is None or store is None:
@@ -164,7 +167,7 @@ class Builder:
 
         touched = (Touched(path, ranges) for path, ranges in files)
         try:
-            if share(store, made, touched, workload_key(*job.order["workload"]), job.say):
+            if share(store, made, touched, imports, workload_key(*job.order["workload"]), job.say):
                 job.say("what the start has read of the environment is recorded for other nodes")
         except (BootseerError, OSError, TypeError, ValueError) as error:
             job.say(f"what the start has read of the environment is not recorded for other nodes: {error}")

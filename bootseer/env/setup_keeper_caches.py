@@ -4,7 +4,8 @@ bootrun starts it where ranks run (in their mounted environment, if there is one
 input and hears answers on its standard output, JSON lines. Orders are carried out one after the other; it ends
 when there are no more and its input has ended, so that the last capture is finished after the job.
 
-    open     python store dirs salt peers inside (an `Inside` of inside.py, or null)
+    open     python store dirs salt peers inside (an `Inside` of inside.py, or null) is_silent (the store did not
+             answer a moment ago: it is not asked before ranks start)
                                         -> origin url folders: of the store, what nodes may give each other
                                         -> opened folder variables line files bytes is_cold took_s notes, or
                                            failed why
@@ -69,7 +70,7 @@ class CachesKeeper:
             case "open":
                 try:
                     self._open(order)
-                    self._seed("opened")
+                    self._seed("opened", is_silent=order["is_silent"])
                 except (BootseerError, OSError) as error:
                     self._tell("failed", why=str(error))
             case "seed":
@@ -100,9 +101,9 @@ class CachesKeeper:
         if url and peers and not near_folder_of(url):
             self._tell("origin", url=url_of(url, keyed.key), folders=[PACKS])
 
-    def _seed(self, did: str) -> None:
+    def _seed(self, did: str, *, is_silent: bool = False) -> None:
         assert self._caches is not None, "it is opened first"
-        found: Seeded = self._caches.seed()
+        found: Seeded = self._caches.seed(is_silent=is_silent)
         self._variables = self._caches.variables
         self._tell(
             did,

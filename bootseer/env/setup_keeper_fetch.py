@@ -7,7 +7,9 @@ shown; or "unfetched".
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from bootseer import aio
@@ -20,7 +22,7 @@ from bootseer.env.setup_keeper_job import Job
 from bootseer.env.setup_keeper_look import covers, is_still_there, states_of
 from bootseer.env.setup_keeper_orders import AbandonedError, Orders
 from bootseer.env.setup_keeper_plain import is_damage
-from bootseer.env.store import Found
+from bootseer.env.store import EnvStore, Found
 from bootseer.errors import BootseerError, ConfigError, IntegrityError, StorageError, StorageTimeout
 from bootseer.storage.paths import redact
 from bootseer.tree.head import split_pin
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 BUSY_S = 10.0  # then another node is at the same folder, of a file system that both have
 FIND_TRIES, FIND_PAUSE_S = 20, 0.25  # of what another node has just published
+IMPORTS_S = 0.5  # after all else is there; a start does well without
 
 
 class Fetcher:
@@ -68,7 +71,8 @@ class Fetcher:
         except BootseerError as error:
             self.unmount()
             damaged = tree if is_damage(error) else ""
-            self._job.tell("unfetched", why=str(error), damaged=damaged)
+            is_silent = isinstance(error, StorageTimeout)
+            self._job.tell("unfetched", why=str(error), damaged=damaged, is_silent=is_silent)
 
     def _gate(self, tree: str) -> None:
         """All is at hand; waits until all nodes have come so far. Raises: AbandonedError."""
@@ -141,12 +145,14 @@ class Fetcher:
         snapshot, tree = found.snapshot, self._tree_of(found)
         if reason := why_other_targets(snapshot.targets, looked.keyed.targets):
             raise IntegrityError(f"{redact_urls(tree.url)}: {reason}")
+        from bootseer.blocks.trace import workload_key
+
+        workload = workload_key(*self._job.order["workload"])
+        imports = self._ask_imports(store, tree, workload)
         mounting = None
         if self._holder is not None:
-            from bootseer.blocks.trace import workload_key
             from bootseer.env import mounted
 
-            workload = workload_key(*self._job.order["workload"])
             options = mounted.OPTIONS._replace(peers=self._job.peers if tree.has_peers else "")
             mounting = restore.Mounting(self._holder, store.trust, workload, options)
         is_shown = False
@@ -189,7 +195,36 @@ class Fetcher:
             self._date(snapshot.created_s)
         aio.run_sync(store.touch(found, time.time()))
         seen_by = 0 if self._mounted is None else self._mounted.pid
-        self._job.ready(done.how, snapshot.tree, prefix=done.prefix, seen_by=seen_by)
+        self._job.ready(done.how, snapshot.tree, prefix=done.prefix, seen_by=seen_by, imports=imports())
+
+    def _ask_imports(self, store: EnvStore, tree: StoredTree, workload: str) -> Callable[[], list[str]]:
+        """Reads hot imports meanwhile; what is returned waits for them, not for long."""
+        read: list[str] = []
+
+        async def ask() -> list[str]:
+            from bootseer.env import hot_imports
+            from bootseer.storage.open import open_store
+
+            opened = open_store(tree.store_url, options=tree.options)
+            try:
+                return await hot_imports.read(opened, tree.digest, workload, store.trust, self._job.say)
+            finally:
+                await opened.aclose()
+
+        def run() -> None:
+            try:
+                read.extend(aio.run_sync(ask()))
+            except BootseerError as error:
+                self._job.say(f"what earlier starts have imported is not known: {error}")
+
+        thread = threading.Thread(target=run, name="hot-imports", daemon=True)
+        thread.start()
+
+        def wait() -> list[str]:
+            thread.join(IMPORTS_S)
+            return [] if thread.is_alive() else read
+
+        return wait
 
     def _date(self, made_s: float) -> None:
         """What was restored is as old as its snapshot."""

@@ -155,11 +155,15 @@ class Job:
         tree: str,
         *,
         prefix: tuple[str, ...] = (),
+        imports: Sequence[str] = (),
         seen_by: int = 0,
         setup_s: float = 0.0,
         capture_s: float = 0.0,
     ) -> None:
-        """The environment is in its place. Args: seen_by: pid of a process that sees it; 0: this one does."""
+        """The environment is in its place.
+
+        Args: imports: hot ones, as the store knows them; seen_by: pid of a process that sees it; 0: this one does.
+        """
         end_spares()
         targets = list(self.spec.targets if self.looked is None else self.looked.keyed.targets)
         self.is_ready = True
@@ -170,6 +174,7 @@ class Job:
             key="" if self.looked is None else self.looked.keyed.key,
             tree=tree,
             prefix=list(prefix),
+            imports=list(imports),
             targets=targets,
             python=python_of(targets, seen_by) if self.spec.in_image else "",
             setup_s=setup_s,

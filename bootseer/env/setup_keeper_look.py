@@ -53,6 +53,7 @@ class Looked(NamedTuple):
     cannot: str  # why nothing that is built here could be published; "" if it could
     expected: Mapping[str, str] = {}  # `restore_there.state_of` each target, of just before the key was made
     unclean: str = ""  # why set-up does not begin with what the key says; "" if it does
+    is_silent: bool = False  # the store did not answer
 
     @property
     def tree(self) -> str:
@@ -97,7 +98,8 @@ def look(
         for line in refused:
             say(line)
         (fell_back or say)(f"the environment store cannot be used: {error}")
-        return Looked(keyed, None, None, there, str(error), expected, unclean)
+        is_silent = isinstance(error, StorageTimeout)
+        return Looked(keyed, None, None, there, str(error), expected, unclean, is_silent)
     for line in refused:
         (say if found is not None or there is not None else fell_back or say)(line)
     has_other = found is not None

@@ -73,7 +73,7 @@ class Work:
         spec = job.spec
         if job.order.get("is_bare"):
             self._has_no_key = True
-            job.tell("looked", key="", tree="", why=job.order["why_plain"])
+            job.tell("looked", key="", tree="", why=job.order["why_plain"], is_silent=False)
             return
         try:
             job.looked = found = look(
@@ -85,10 +85,10 @@ class Work:
             plain_targets(spec, job.environ)  # there is something to be set up, or this says why not
             self._has_no_key, job.why_no_key = True, described(error)
             job.fell_back(f"{job.why_no_key}; set-up is run, and what it does is not kept")
-            job.tell("looked", key="", tree="", why=job.why_no_key)
+            job.tell("looked", key="", tree="", why=job.why_no_key, is_silent=False)
             return
         why = job.order["why_plain"] if job.is_plain else found.cannot
-        job.tell("looked", key=found.keyed.key, tree=found.tree, why=why)
+        job.tell("looked", key=found.keyed.key, tree=found.tree, why=why, is_silent=found.is_silent)
 
     def _obey(self, order: dict[str, Any]) -> None:
         self._job.is_ready = self._job.is_ready and order["do"] in ("first-step", "touched")
@@ -97,7 +97,7 @@ class Work:
             return
         if order["do"] == "touched":
             if not self._has_no_key:
-                self._builder.share_recording(order["files"])
+                self._builder.share_recording(order["files"], order["imports"])
             return
         if self._has_no_key:
             self._go_on_without(order, "")

@@ -2,7 +2,7 @@
 
 Who builds an environment reads its own files, through no mount that could record; whoever mounts the tree later
 prefetches by this. In: files and ranges in the order of their first use, from the one who started ranks. Out: a
-trace in the environment's store, if that has none for this workload.
+trace in the environment's store, if that has none for this workload, and beside it what was imported.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import random
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer import aio
 from bootseer.blocks.trace import MOST_TRACED, Trace, recording_name
+from bootseer.env import hot_imports
 from bootseer.env.layout import below, tree_folder
 from bootseer.mounts.tree_traces import share_trace
 from bootseer.storage.open import open_store
@@ -34,9 +37,17 @@ class Touched(NamedTuple):
 
 
 def share(
-    envs: EnvStore, made: Made, touched: Iterable[Touched], workload: str, log: Callable[[str], object]
+    envs: EnvStore,
+    made: Made,
+    touched: Iterable[Touched],
+    imports: Sequence[str],
+    workload: str,
+    log: Callable[[str], object],
 ) -> bool:
-    """Puts the recording into the store, if that has none; whether it did. Raises: StorageError."""
+    """Puts the recording and hot imports into the store, if that has none; whether it did.
+
+    Raises: StorageError.
+    """
     blocks = list(blocks_of(made.built, made.targets, without_links(touched)))[:MOST_TRACED]
     if not blocks:
         return False
@@ -49,13 +60,16 @@ def share(
         first_ms=list(range(len(blocks))),  # in this order; when it was nobody has seen
         recordings=[recording_name(time.time(), random.getrandbits(63))],
     )
-    return aio.run_sync(_put(envs, made, trace, log))
+    return aio.run_sync(_put(envs, made, trace, imports, log))
 
 
-async def _put(envs: EnvStore, made: Made, trace: Trace, log: Callable[[str], object]) -> bool:
+async def _put(
+    envs: EnvStore, made: Made, trace: Trace, imports: Sequence[str], log: Callable[[str], object]
+) -> bool:
     store = open_store(below(split_pin(envs.url)[0], tree_folder(made.key)))  # as who mounts it has it
     try:
-        return await share_trace(store, trace, made.built.block_count, envs.trust, log)
+        is_shared = await share_trace(store, trace, made.built.block_count, envs.trust, log)
+        return await hot_imports.share(store, made.digest, trace.workload, imports, envs.trust, log) or is_shared
     finally:
         await store.aclose()
 
@@ -80,17 +94,23 @@ def blocks_of(index: Index, targets: Sequence[str], touched: Iterable[Touched]) 
     compiled = _compiled(entries)
     places = {target.rstrip("/") + "/": f"{number}/" for number, target in enumerate(targets)}
     seen: set[int] = set()
+    found: list[tuple[bytes, Sequence[tuple[int, int]]]] = []
     for each in touched:
         begin = next((begin for begin in places if each.path.startswith(begin)), "")
-        path = os.fsencode(places[begin] + each.path[len(begin) :]) if begin else b""
-        entry = compiled.get(path, entries.get(path, 0))
+        if begin:
+            found.append((os.fsencode(places[begin] + each.path[len(begin) :]), each.ranges))
+    known = {entries.get(path) for path, _ in found}
+    for path, ranges in found:
+        bytecode = compiled.get(path, 0)
+        is_replaced = bytecode and bytecode not in known  # what is read beside its bytecode is read as it is
+        entry = bytecode if is_replaced else entries.get(path, 0)
         if not entry:
             continue
         entry = index.links[entry] if index.links[entry] >= 0 else entry
-        ranges = () if path in compiled else each.ranges
-        for offset, address, length in index.pieces(entry):
+        pieces = [(offset, address, length) for offset, address, length in index.pieces(entry) if address != HOLE]
+        for _, address, _ in _touched_pieces(pieces, () if is_replaced else ranges):
             number = address // BLOCK_UNITS
-            if address != HOLE and number not in seen and _is_touched(ranges, offset, length):
+            if number not in seen:
                 seen.add(number)
                 yield number
 
@@ -113,5 +133,16 @@ def _entries(index: Index) -> dict[bytes, int]:
     return {path: entry for entry, path in enumerate(paths)}
 
 
-def _is_touched(ranges: Sequence[tuple[int, int]], offset: int, length: int) -> bool:
-    return not ranges or any(begin < offset + length and offset < begin + size for begin, size in ranges)
+def _touched_pieces(
+    pieces: list[tuple[int, int, int]], ranges: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, int]]:
+    """Those that have something of the ranges, in the order of these; without ranges all."""
+    if not ranges:
+        yield from pieces
+    for begin, size in ranges:
+        for piece in pieces[max(0, bisect_right(pieces, begin, key=itemgetter(0)) - 1) :]:
+            offset, _, length = piece
+            if offset >= begin + size:
+                break
+            if begin < offset + length:
+                yield piece

@@ -52,7 +52,7 @@ class FlatFile:
         self.folder = os.path.realpath(folder)  # as the list of mounts has it
         self.path = os.path.join(self.folder, NAME)
         self.metadata_path = os.path.join(self.folder, METADATA)
-        self.connection = -1  # its number, for kernel.abort
+        self.connection = -1  # its number in the list of mounts
         self._log = Log(log or _to_stderr)
         self._state = State.NEW
         self._pid = os.getpid()
@@ -107,6 +107,16 @@ class FlatFile:
         """Whether somebody answers; False also after an unmount from outside."""
         return self._state is State.SERVING and any(thread.is_alive() for thread in self._threads)
 
+    def abort(self) -> None:
+        """Whoever reads gets errors from here on, whatever the server does, where fusectl is mounted.
+
+        Not by a number that outlived its connection: the next FUSE mount of the machine gets it.
+        """
+        if self.connection < 0 or self._link is None or self._pid != os.getpid():
+            return
+        if self._link.is_connected():
+            kernel.abort(self.connection)
+
     def stop(self) -> None:
         """Ends it, whoever waits: reads that wait get errors. Again, or in a fork, it does nothing.
 
@@ -154,7 +164,7 @@ class FlatFile:
         raise StorageError(f"{self.folder}: was unmounted while it was being mounted")
 
     def _unmount(self) -> None:
-        kernel.abort(self.connection)
+        self.abort()
         for each in kernel.mounts_below(self.folder):
             if kernel.is_fuse(each) and each.minor == self.connection:
                 kernel.unmount_anyway(each.target, kernel.FORCE)  # aborts too, where fusectl is not mounted

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import select
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -64,6 +65,17 @@ class Link:
                 return False
             self._users += 1
             return True
+
+    def is_connected(self) -> bool:
+        """Whether the kernel still asks; False after an unmount."""
+        if not self.hold():
+            return False
+        try:
+            looked = select.poll()
+            looked.register(self.fd, 0)
+            return not looked.poll(0)  # POLLERR from the moment at which the connection ends
+        finally:
+            self.let_go()
 
     def let_go(self) -> None:
         with self._lock:

@@ -1,8 +1,8 @@
 """On a node, what imports wait for is read from stores before what ranks need later.
 
 Who brings the hot blocks of a start holds a lock in the user's runtime folder meanwhile; who reads much that is
-needed later looks whether somebody does, and reads little then. It is about speed alone: without the folder or the
-lock, nobody makes way.
+needed later looks whether somebody does, and reads little then, or nothing. It is about speed alone: without the
+folder or the lock, nobody makes way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ from contextlib import contextmanager
 
 FILE = "hot"
 TRIES, WAIT_S = 3, 0.001  # who looks holds the lock for a moment
+FEW_PROCESSORS = 4  # with fewer, what is read and checked beside takes time from imports
+
+
+def reads_beside(processors: int) -> int:
+    """PURE: how many reads of what is needed later may be on their way meanwhile."""
+    return 1 if processors >= FEW_PROCESSORS else 0
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class Stack:
         place, flat = self._place, self._flat
         try:
             if flat is not None:
-                kernel.abort(flat.connection)
+                flat.abort()
             if os.path.lexists(place.root):
                 kernel.unmount_anyway(place.root)
             if flat is not None:

@@ -24,10 +24,10 @@ from bootseer.peers.filling import Filler
 from bootseer.peers.membership import JobPeers, Origin, PeersFile, may_share
 from bootseer.peers.spans import SPAN_BYTES
 from bootseer.peers.spool import Kept, NoRoomError, Spool
-from bootseer.peers.uploads import Uploads
 from bootseer.storage import Store, open_store
 from bootseer.storage.page_cache import cached_share
 from bootseer.storage.paths import check_path
+from bootseer.storage.turns import Turns
 
 MOST_CONNECTIONS = 1024
 MOST_STRANGERS = 64  # connections that have not shown that they know the key
@@ -35,6 +35,7 @@ GREET_S = 5.0  # for that
 IDLE_S = 90.0  # between two requests; clients let go of theirs sooner
 STALL_S = 10.0  # a reader that takes nothing for so long is dropped
 BEAT_S = 1.0  # between signs of life
+BURST_S = 0.05  # of the limit for uploads
 SLICE_BYTES = 256 << 10  # sent at once; what limit and deadline count by
 ACCEPT_PAUSE_S = 0.1  # when there are no more descriptors
 COUNTS = ("answers", "upload_bytes", "local_bytes", "refused", "dropped", "failed", "no_room")
@@ -58,7 +59,7 @@ class PeerServer:
         log: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._listener, self._file, self._spool, self._log = listener, file, spool, log
-        self._uploads = Uploads(upload_bytes_per_s)
+        self._uploads = Turns(upload_bytes_per_s, BURST_S)
         self._stores: dict[str, tuple[Origin, Store]] = {}  # by id
         self._replaced: list[Store] = []
         self._known: tuple[JobPeers, dict[str, Origin]] | None = None  # of the file as it was last
@@ -260,7 +261,12 @@ class PeerServer:
 
     def _store_of(self, ask: wire.Ask) -> Store | None:
         """Of an object that the job named; None for any other."""
-        origin = self._known[1].get(ask.name.origin) if self._peers() is not None and self._known else None
+        origin = None
+        for is_urgent in (False, True):  # who asks may have been told of it a moment before we were
+            if self._peers(is_urgent=is_urgent) is not None and self._known is not None:
+                origin = self._known[1].get(ask.name.origin)
+            if origin is not None:
+                break
         if origin is None or not may_share(origin, ask.name.path):
             return None
         found = self._stores.get(ask.name.origin)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from bootseer import aio
 from bootseer.errors import (
@@ -30,6 +33,7 @@ from bootseer.storage.webhdfs_client import FileStatus
 T = TypeVar("T")
 
 WRITE_STEP_BYTES = 4 << 20  # one call; what the deadline counts for
+LOOK_S = 1.0
 _MOST_WORDS = 300  # of an error; it may be a stack of Java
 
 # Classes of exceptions, as they stand in messages.
@@ -160,7 +164,28 @@ class NativeHdfs:
         try:
             return await aio.run_apart(_Mapped(f"{self._url}{path}", func), *args, timeout_s=limit_s)
         except TimeoutError as error:
-            raise StorageTimeout(f"{self._url}{path}: no answer within {limit_s:g} s") from error
+            why = ""
+            if timeout_s is None:  # else it is a DataNode that stalls
+                with suppress(BootseerError, TimeoutError):  # names may take as long as they like
+                    why = await aio.run_apart(why_silent, self._url, timeout_s=2 * LOOK_S)
+            raise StorageTimeout(f"{self._url}{path}: no answer within {limit_s:g} s{why}") from error
+
+
+def why_silent(url: str) -> str:
+    """What keeps a NameNode from being heard, in brackets; "" if a connection does not tell.
+
+    The client asks again whatever the error is, and says nothing of it.
+    """
+    where = urlsplit(url)
+    if where.hostname is None or where.port is None:
+        return ""  # the name of several NameNodes
+    try:
+        socket.create_connection((where.hostname, where.port), LOOK_S).close()
+    except socket.gaierror as error:
+        return f" (the name of the server cannot be resolved: {error.strerror})"
+    except OSError as error:
+        return f" ({error.strerror or 'the connection is not answered'})"
+    return ""
 
 
 class _Mapped:

@@ -214,6 +214,11 @@ def filter_hot(listing: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
+def filter_stored(names: Iterable[str]) -> tuple[str, ...]:
+    """The same of names that another node has chosen like this, as they are in a store."""
+    return tuple(name for name in names if is_module_name(name) and not _is_within(name, UNSAFE_PACKAGES))
+
+
 def is_module_name(name: str) -> bool:
     """Whether it is a dotted name of reasonable length."""
     return len(name) <= MOST_NAME_CHARS and all(part.isidentifier() for part in name.split("."))

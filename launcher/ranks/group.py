@@ -87,6 +87,10 @@ class RankGroup:
 
     # ---- starting --------------------------------------------------------------------------------------------
 
+    def begin_spawn(self) -> None:
+        """All that ranks need on this node is there."""
+        self.spawn_began_ns = time.monotonic_ns()
+
     def spawn(
         self,
         program: RankProgram,
@@ -105,7 +109,6 @@ class RankGroup:
         spec, world = self._spec, self.world
         inside = program.inside if spec.rank_hooks else ""
         inherited = program.inherited(os.environ)
-        self.spawn_began_ns = time.monotonic_ns()
         requests = []
         for key, rank in self._by_key.items():
             argv = rank_command(

@@ -68,6 +68,17 @@ def is_listened_on(port: int) -> bool:
     return False
 
 
+def is_served(port: int) -> bool:
+    """Whether some process listens on `port` here. Nobody who is about to listen is kept from it."""
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
+        try:
+            _bind_family(family, address, port, reuse=True).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return True
+    return False
+
+
 def _bind(port: int, *, reuse: bool) -> socket.socket:
     try:
         return _bind_family(socket.AF_INET6, "::", port, reuse)

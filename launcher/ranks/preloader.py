@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ LATER_S = 30.0
 MOST_STARTS = 5
 MOST_SCRIPT_BYTES = 1 << 20
 SOCKET_FD = "4"
+MORE = "+"  # after what is imported at first: preloaded.py waits for the rest
 
 
 class State(Enum):
@@ -72,12 +73,14 @@ class Preloader:
         self._state = State.NONE
         self._starts = 0
         self._began_ns = 0
-        self._asked_ns = 0  # the first process was asked for; what is read before it starts is part of its span
         self._modules: tuple[str, ...] = ()  # what the process imports, or imported
         self._known: tuple[str, ...] = ()  # recorded hot imports
+        self._stored: tuple[str, ...] = ()  # the same, by other nodes
         self._caches_folder = ""  # of first-step caches: of the last start, then of this one
         self._has_attempt = False  # ranks were started
         self._is_guessed = False  # the process was started as if caches were where the last start had them
+        self._is_all_known = False  # `begin` was called
+        self._awaits_rest = False  # the process has been given only what can be imported before that
         self._dropped: dict[str, str] = {}
         self._why = ""  # it has ended
         self._why_timeout = ""  # it was ended for this
@@ -90,28 +93,34 @@ class Preloader:
 
     # ---- the start -------------------------------------------------------------------------------------------
 
+    def suggest(self, stored: Sequence[str]) -> None:
+        """Before it begins: what ranks of this job have imported elsewhere. A record of our own goes first."""
+        self._stored = fork_policy.filter_stored(stored)
+
+    @property
+    def hot_imports(self) -> tuple[str, ...]:
+        """What is known of this job's."""
+        return self._known
+
     def begin_early(self, environ: Mapping[str, str], with_caches: Callable[[str], RankProgram]) -> None:
         """As `begin`, which has to follow: all is known but where first-step caches are.
 
-        They are taken to be where the last start had them, if that is a folder. Else nothing is begun that may
-        read this while it is imported: what an earlier start, or the user, has named.
+        They are taken to be where the last start had them, if that is a folder. Else what may read this while it
+        is imported waits for `begin`: what an earlier start, or the user, has named.
 
         Args: with_caches: what ranks are run by if caches are in this folder, "" for nobody knows.
         """
-        self._asked_ns = time.monotonic_ns()
+        began_ns = time.monotonic_ns()
         self._make_plan(environ, with_caches(""))
         folder = self._caches_folder if os.path.isdir(self._caches_folder) else ""
         program = with_caches(folder)
         if self._state in (State.LOADING, State.READY) and self._program != program:
-            self._asked_ns = 0
             self._start_anew(program)
             return
         self._program = program
-        can_begin = bool(folder) or self._chosen() == DEFAULT_MODULES
-        if self._plan.at_once and self._state is State.NONE and can_begin:
+        if self._plan.at_once and self._state is State.NONE:
             self._is_guessed = bool(folder)
-            self._start()
-        self._asked_ns = 0  # else it begins when `begin` is called
+            self._start(began_ns)
 
     def begin(
         self, environ: Mapping[str, str], program: RankProgram | None = None, caches_folder: str = ""
@@ -121,16 +130,29 @@ class Preloader:
         Args: program: what ranks are run by; by default this node's interpreter; caches_folder: of first-step
             caches, which the next start will take it for; "" for none.
         """
-        self._asked_ns = self._asked_ns or time.monotonic_ns()
+        began_ns = time.monotonic_ns()
         program = own_program(self._spec.python) if program is None else program
         self._make_plan(environ, program)
         self._caches_folder = caches_folder
         guessed, self._program = self._program, program
+        self._is_all_known = True
         if self._plan.at_once and self._state is State.NONE:
-            self._start()
+            self._start(began_ns)
         elif self._is_guessed and guessed is not None and guessed.environ.items() - program.environ.items():
             self._start_anew(program)
-        self._is_guessed, self._asked_ns = False, 0
+        elif self._awaits_rest and guessed is not None and not self._begins_anew:
+            self._send_rest(guessed.environ, program.environ)
+        self._is_guessed = False
+
+    def _send_rest(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        self._awaits_rest = False
+        if self._state is not State.LOADING:
+            return
+        changes = [f"{name}={value}" for name, value in now.items() if before.get(name) != value]
+        changes += [name for name in before if name not in now]
+        self._guard.preload_rest(self._starts, changes, self._signed(self._modules))
+        self._cancel_timer()
+        self._timer = self._loop.call_later(self._spec.preload_timeout_s, self._on_timeout)
 
     def _start_anew(self, program: RankProgram) -> None:
         """What was begun is of no use."""
@@ -161,7 +183,8 @@ class Preloader:
                 self._dropped = {name: why for name, why in record.dropped.items() if name not in spec.preload}
                 self._known = record.modules
                 self._caches_folder = record.caches_folder
-                recorded = record.modules or None
+            self._known = self._known or self._stored
+            recorded = self._known or None
             source = _read_source(entry.mode, entry.target)
         self._plan = fork_policy.plan(
             mode,
@@ -183,16 +206,18 @@ class Preloader:
         if self._state in (State.LOADING, State.READY):
             self._guard.unload()
 
-    def _start(self) -> None:
+    def _start(self, began_ns: int = 0) -> None:
+        """Args: began_ns: since when it is being decided what to start; 0: it was known."""
         spec, of = self._spec, self._program
         assert of is not None
-        chosen = self._chosen()
-        given = set(spec.preload)
-        signs = {name: "!" if name in given else "?" if name in DEFAULT_MODULES else "~" for name in chosen}
+        chosen = at_first = self._chosen()
+        if not self._is_all_known and not self._is_guessed:
+            at_first = tuple(name for name in chosen if name in DEFAULT_MODULES)
+        self._awaits_rest = at_first != chosen
         self._modules = chosen
         self._starts += 1
         self._state = State.LOADING
-        self._began_ns, self._asked_ns = self._asked_ns or time.monotonic_ns(), 0
+        self._began_ns = began_ns or time.monotonic_ns()
         entry = spec.entry
         argv = [of.python, "-u", of.inside, "preload", of.preloaded, SOCKET_FD, entry.mode, entry.target]
         telling = [">" + self.listing_path] if self.listing_path and not self._has_attempt else []
@@ -201,9 +226,14 @@ class Preloader:
             [*of.prefix, *argv, *entry.args],
             {**of.environ, **constant_environ(spec, of.inherited(os.environ))},
             (*self._unset, *of.unset),
-            [*telling, *(signs[name] + name for name in chosen)],
+            [*telling, *self._signed(at_first), *([MORE] if self._awaits_rest else [])],
         )
         self._timer = self._loop.call_later(spec.preload_timeout_s, self._on_timeout)
+
+    def _signed(self, names: Iterable[str]) -> list[str]:
+        """As preloaded.py takes them."""
+        given = self._spec.preload
+        return [("!" if name in given else "?" if name in DEFAULT_MODULES else "~") + name for name in names]
 
     def settle(self, is_first: bool, then: Callable[[bool], object]) -> None:
         """Calls `then` with whether ranks are to be forked: now, or when the process is ready or has failed."""
@@ -314,6 +344,8 @@ class Preloader:
 
     def _on_timeout(self) -> None:
         self._timer = None
+        if self._awaits_rest:
+            return  # for others; its own time begins when they have come
         self._why_timeout = f"was not imported within {self._spec.preload_timeout_s:g} s (--preload-timeout)"
         self._guard.unload()
 

@@ -27,7 +27,9 @@ MOST_DATA_BYTES = 16 << 20
 _ELSEWHERE = ("/dev/", "/proc/", "/sys/")
 # The highest byte of a page's entry: bit 63 is "present", bit 62 "swapped".
 _TOUCHED = bytes(1 if byte >= 0x40 else 0 for byte in range(256))
+_WRITTEN = bytes(1 if byte >= 0x40 and not byte & 0x20 else 0 for byte in range(256))  # bit 61: of the file itself
 _SOURCE, _EXAMPLE = ".py", "/a/x"
+_LIBRARY = ".so"  # in its name
 _SMALL = (".py", ".pyc")  # thousands: to look at each would take most of the time
 
 
@@ -47,6 +49,7 @@ class Mapped(NamedTuple):
     path: str
     is_library: bool
     ranges: tuple[Range, ...]  # units that it has touched
+    written: tuple[Range, ...] = ()  # of those the ones that it has a copy of
 
 
 def run(
@@ -185,6 +188,7 @@ def read_mapped(process: str) -> list[Mapped]:
     places: dict[str, int] = {}  # the kernel gives addresses from the top down
     libraries: set[str] = set()
     ranges: dict[str, list[Range]] = {}
+    written: dict[str, list[Range]] = {}
     try:
         for line in lines:
             words = line.split(None, 5)
@@ -197,23 +201,26 @@ def read_mapped(process: str) -> list[Mapped]:
                 libraries.add(path)
             size = (high - low) // page_bytes * PAGEMAP_ENTRY_BYTES
             left -= size
-            found = ranges.setdefault(path, [])
+            found, own = ranges.setdefault(path, []), written.setdefault(path, [])
             if left >= 0:
                 flags = _read_flags(pagemap, low // page_bytes * PAGEMAP_ENTRY_BYTES, size)
                 first = int(words[2], 16) // page_bytes
-                found += start_plan.find_runs(flags, first, page_bytes // UNIT_BYTES)
+                scale = page_bytes // UNIT_BYTES
+                found += start_plan.find_runs(flags.translate(_TOUCHED), first, scale)
+                own += start_plan.find_runs(flags.translate(_WRITTEN), first, scale)
     finally:
         os.close(pagemap)
     ordered = sorted(places, key=lambda path: -places[path])
-    return [Mapped(path, path in libraries, start_plan.merge(ranges[path])) for path in ordered]
+    merge = start_plan.merge
+    return [Mapped(path, path in libraries, merge(ranges[path]), merge(written[path])) for path in ordered]
 
 
 def _read_flags(pagemap: int, offset: int, size: int) -> bytes:
-    """A byte for each page, 1 for those that the process has touched."""
+    """The highest byte of each page's entry."""
     parts = []
     try:
         while size > 0 and (data := os.pread(pagemap, min(size, READ_BYTES), offset)):
-            parts.append(data[PAGEMAP_ENTRY_BYTES - 1 :: PAGEMAP_ENTRY_BYTES].translate(_TOUCHED))
+            parts.append(data[PAGEMAP_ENTRY_BYTES - 1 :: PAGEMAP_ENTRY_BYTES])
             offset += len(data)
             size -= len(data)
     except OSError:
@@ -225,31 +232,32 @@ def _read_flags(pagemap: int, offset: int, size: int) -> bytes:
 
 
 def collect(listing: Listing, mapped: Iterable[Mapped]) -> list[Entry]:
-    """What the record holds, in the order of first use."""
+    """What the record holds, in the order of first use.
+
+    Files are opened in that order. Modules are listed when they are whole, a package after all that it imports.
+    """
     by_path = {each.path: each for each in mapped}
     sources: dict[str, str] = {}  # by the bytecode that was read in their place, if that lies elsewhere
-    compiled: set[str] = set()  # sources that the next start does not read, though this one may have
     modules: list[str] = []
     opened_files = set(listing.opened)
     for path in filter(start_plan.is_path, listing.modules):
         bytecode = bytecode_path(path, listing.bytecode) if path.endswith(_SOURCE) else ""
         if bytecode and (bytecode in opened_files or _stat(bytecode) is not None):
-            compiled.add(path)
             if start_plan.source_of(bytecode) != path:
                 sources[bytecode] = path
             modules.append(bytecode)
         else:
             modules.append(_resolve(path, by_path))
     opened = [
-        path
+        _resolve(path, by_path) if _LIBRARY in path else path
         for path in listing.opened
-        if path not in compiled and not path.startswith(_ELSEWHERE) and start_plan.is_path(path)
+        if not path.startswith(_ELSEWHERE) and start_plan.is_path(path)
     ]
     libraries = [*by_path, *(path for path in listing.touched if path not in by_path)]
     folders = (path for path in listing.folders if start_plan.is_path(path) and not path.startswith(_ELSEWHERE))
     waiting = dict.fromkeys(folders)
     entries: list[Entry] = []
-    for path in start_plan.merge_order(start_plan.merge_order(modules, opened), libraries):
+    for path in start_plan.place_libraries(start_plan.merge_order(opened, modules), libraries):
         folder = path.rpartition("/")[0].removesuffix("/__pycache__")
         if folder in waiting:
             del waiting[folder]
@@ -280,7 +288,11 @@ def _library(path: str, mapped: Mapped | None, touched: tuple[Range, ...]) -> li
     if is_data and sum(count for _, count in own) * UNIT_BYTES > MOST_DATA_BYTES:
         return []
     found = start_plan.of_file([*touched, *own], status.st_size)
-    return [] if found is None else [Entry(FILE, path, status.st_size, status.st_mtime_ns, found)]
+    if found is None:
+        return []
+    if mapped is not None:
+        found = start_plan.written_first(found, mapped.written)
+    return [Entry(FILE, path, status.st_size, status.st_mtime_ns, found)]
 
 
 def _whole(path: str) -> list[Entry]:

@@ -13,6 +13,7 @@ lines, pieces to read, how many at once. Apart from who looks (start_observe.py)
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ MOST_ENTRIES = 60_000
 MOST_RANGES = 4_000  # of a file
 LARGE_PROBES, MOST_PROBES = 8, 32
 _MOST_NUMBER = 1 << 63
+_EXTENSION = ".so"
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 Range = tuple[int, int]  # first unit, count
 
@@ -112,6 +115,32 @@ def of_file(ranges: Iterable[Range], size: int) -> tuple[Range, ...] | None:
     return () if sum(count for _, count in merged) >= WHOLE_SHARE * units else merged
 
 
+def written_first(ranges: Sequence[Range], written: Sequence[Range]) -> tuple[Range, ...]:
+    """The same ranges (`merge`) in the order in which a loader comes to them, which relocates before all else.
+
+    Args: written: units of a library that its process has copied, as it wrote to them; sorted, without overlaps.
+    """
+    early: list[Range] = []
+    late: list[Range] = []
+    for first, count in ranges:
+        at, end = first, first + count
+        if not at:
+            early.append((first, count))  # the headers, and tables of symbols and relocations
+            continue
+        for other, others in written[max(0, bisect_left(written, (at + 1, 0)) - 1) :]:
+            begin, stop = max(at, other), min(end, other + others)
+            if other >= end:
+                break
+            if begin < stop:
+                if at < begin:
+                    late.append((at, begin - at))
+                early.append((begin, stop - begin))
+                at = stop
+        if at < end:
+            late.append((at, end - at))
+    return (*early, *late)
+
+
 def touched_bytes(entry: Entry) -> int:
     """What is read of it."""
     size = entry.size
@@ -175,6 +204,45 @@ def merge_order(modules: Sequence[str], libraries: Sequence[str]) -> list[str]:
         ordered.append(path)
         ordered += after.get(number, ())
     return list(dict.fromkeys(ordered))
+
+
+def place_libraries(files: Sequence[str], libraries: Iterable[str]) -> list[str]:
+    """Files in the order of their first use, each once.
+
+    A library that is none of `files` comes with the first extension module of its package: that, or what it was
+    linked with, needs it. Others come as in `merge_order`.
+
+    Args: files: in that order; libraries: by their addresses, which are not always in the order of their mapping.
+    """
+    anchors: dict[str, str] = {}
+    for path in files:
+        package = _package_of(path)
+        if package and path.endswith(_EXTENSION):
+            anchors.setdefault(package, path)
+    own: dict[str, list[str]] = {}
+    others: list[str] = []
+    known = set(files)
+    for path in libraries:
+        anchor = "" if path in known else anchors.get(_package_of(path), "")
+        if anchor:
+            own.setdefault(anchor, []).append(path)
+        else:
+            others.append(path)
+    ordered: list[str] = []
+    for path in merge_order(files, others):
+        ordered.append(path)
+        ordered += own.get(path, ())
+    return list(dict.fromkeys(ordered))
+
+
+def _package_of(path: str) -> str:
+    """The folder that a package was installed to; "" for what is no part of one. PKG.libs belongs to PKG."""
+    for folder in _PACKAGES:
+        begin, found, rest = path.rpartition(folder)
+        if found:
+            name, is_below, _ = rest.partition("/")
+            return begin + found + name.removesuffix(".libs") if is_below else ""
+    return ""
 
 
 # ---- a record's lines ----------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ FROM_MEMBER = _kinds(
     (11, m.SetupNews, 64 * KIB),
     (12, m.EventBatch, MOST_EVENTS_BYTES + 128),
     (13, m.PeerServes, 2 * KIB),
+    (14, m.Listens, 16),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -68,6 +69,7 @@ FROM_COORDINATOR = _kinds(
     (74, m.SetupOrder, 64 * KIB),
     (75, m.WantEvents, 16),
     (76, m.PeerNodes, 64 * KIB),
+    (77, m.MasterListens, 16),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()

@@ -18,6 +18,8 @@ from launcher.rendezvous.messages import (
     FromMember,
     Join,
     Leave,
+    Listens,
+    MasterListens,
     PeerServes,
     Pinned,
     Refused,
@@ -93,6 +95,9 @@ class JobHost:
         elif isinstance(message, PeerServes):
             if node in self._deliver:
                 self._serves(node, message)
+        elif isinstance(message, Listens):
+            if node in self._deliver:
+                self._tell_others(node, MasterListens(message.attempt))
         elif node in self._deliver:
             if isinstance(message, Join) and self._events is not None:
                 self._events.joined(node, message.host)
@@ -170,6 +175,12 @@ class JobHost:
 
             self._serving = Serving(self._loop, lambda each, found: self._do(Send(each, found)))
         self._serving.receive(node, message)
+
+    def _tell_others(self, node: int, message: FromCoordinator) -> None:
+        """Between nodes alone, too."""
+        for other in tuple(self._deliver):
+            if other != node:
+                self._do(Send(other, message))
 
     def _on_resolved(self, pinned: Pinned | None, error: str) -> None:
         """Holds also for an attempt that came in the place of the one that asked: no rank has run, or saved."""

@@ -122,6 +122,12 @@ class Started(NamedTuple):
     spawn_s: float
 
 
+class Listens(NamedTuple):
+    """Rank 0 of this node listens on the attempt's master port."""
+
+    attempt: int
+
+
 class RankFailed(NamedTuple):
     """First failure of an attempt on this node, sent at once."""
 
@@ -243,6 +249,12 @@ class Stop(NamedTuple):
     reason: str
 
 
+class MasterListens(NamedTuple):
+    """Rank 0 of an attempt listens on its master port: forked ranks of other nodes have waited for that."""
+
+    attempt: int
+
+
 class Note(NamedTuple):
     """A line for the people who read this node's console."""
 
@@ -279,6 +291,7 @@ FromMember = (
     | SetupNews
     | EventBatch
     | PeerServes
+    | Listens
 )
 FromCoordinator = (
     Welcome
@@ -293,4 +306,5 @@ FromCoordinator = (
     | SetupOrder
     | WantEvents
     | PeerNodes
+    | MasterListens
 )

@@ -25,7 +25,7 @@ from bootseer.mounts.tree_places import locate, prepare
 from bootseer.trust.owned_files import NotOwnedError, read_owned
 from launcher.warm.jobs import JobFile, Refused, read_folder
 from launcher.warm.options import Options
-from launcher.warm.results import Warmed, from_record, line
+from launcher.warm.results import CHECKPOINT, FAILED, Warmed, from_record, line
 from launcher.warm.rounds import Rounds, status_lines
 
 STATUS, LOCK = "warm.json", "warm.lock"
@@ -52,6 +52,7 @@ class Daemon:
         self._rounds = Rounds(options.every_s)
         self._folder = ""
         self._holding: dict[str, subprocess.Popen[bytes]] = {}  # by file: they have a checkpoint in memory
+        self._held: dict[str, str] = {}  # its digest
         self._state = "starting"
 
     def run(self) -> int:
@@ -94,6 +95,7 @@ class Daemon:
         """Ends who holds checkpoints of these files; of all, if none is named."""
         for name in names or tuple(self._holding):
             worker = self._holding.pop(name, None)
+            self._held.pop(name, None)
             if worker is not None:
                 _end(worker, signal.SIGTERM)
 
@@ -111,7 +113,6 @@ class Daemon:
 
     def _work(self, file: JobFile) -> tuple[tuple[Warmed, ...], str]:
         """What came of it, and why it came to nothing."""
-        self._let_go(file.name)  # there may be a newer one
         order = {
             "name": file.name,
             "text": file.text.decode("utf-8", "surrogateescape"),
@@ -126,15 +127,16 @@ class Daemon:
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, cwd="/"
         )
         try:
-            assert worker.stdin is not None
-            with suppress(BrokenPipeError), worker.stdin as orders:
-                orders.write(json.dumps(order).encode("ascii"))
+            _tell(worker, json.dumps(order))
             return self._hear(file.name, worker)
         finally:
-            if file.name not in self._holding:
+            if self._holding.get(file.name) is not worker:
                 _end(worker)
 
     def _hear(self, name: str, worker: subprocess.Popen[bytes]) -> tuple[tuple[Warmed, ...], str]:
+        """Who holds an older version lets go before memory is taken for a newer one; of the same the memory is
+        taken over."""
+        digest = ""
         for answer in _answers(worker):
             match answer.get("did"):
                 case "said":
@@ -142,13 +144,22 @@ class Daemon:
                 case "progress":
                     with suppress(KeyError, TypeError, ValueError):
                         self._show(str(answer["stage"]), int(answer["done"]), int(answer["total"]))
+                case "will-hold":
+                    digest = str(answer.get("digest"))
+                    if self._held.get(name) != digest:
+                        self._let_go(name)
+                    _tell(worker, "go")
                 case "failed":
                     return (), str(answer.get("why"))
                 case "done":
+                    records = [from_record(each) for each in answer.get("stages", ()) if isinstance(each, dict)]
+                    found = tuple(each for each in records if each is not None)
                     if answer.get("holds") is True:
-                        self._holding[name] = worker
-                    found = [from_record(each) for each in answer.get("stages", ()) if isinstance(each, dict)]
-                    return tuple(each for each in found if each is not None), ""
+                        self._let_go(name)
+                        self._holding[name], self._held[name] = worker, digest
+                    elif not any((each.stage, each.how) == (CHECKPOINT, FAILED) for each in found):
+                        self._let_go(name)  # the job has none any more
+                    return found, ""
         return (), "the process that worked on it has ended without a word"
 
     def _note(self, state: str) -> None:
@@ -184,6 +195,13 @@ def read_status() -> dict[str, Any]:
     return record
 
 
+def _tell(worker: subprocess.Popen[bytes], line: str) -> None:
+    assert worker.stdin is not None
+    with suppress(BrokenPipeError):
+        worker.stdin.write(line.encode("ascii") + b"\n")
+        worker.stdin.flush()
+
+
 def _answers(worker: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
     """Until it ends, says too much at once, or nothing for too long."""
     assert worker.stdout is not None
@@ -212,7 +230,9 @@ def _answers(worker: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
 
 def _end(worker: subprocess.Popen[bytes], *at_once: int) -> None:
     """With all that it has started in its session. By itself, if it is not told so `at_once`."""
-    assert worker.stdout is not None
+    assert worker.stdin is not None and worker.stdout is not None
+    with suppress(BrokenPipeError):
+        worker.stdin.close()
     worker.stdout.close()
     for signum in (*at_once, 0, signal.SIGTERM, signal.SIGKILL):
         if signum:

@@ -78,11 +78,22 @@ class Warmer:
     To be made while this process has one thread: what is mounted takes a process that is forked now.
     """
 
-    def __init__(self, spec: LaunchSpec, limit: Limit, say: Say, progress: Progress) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        limit: Limit,
+        say: Say,
+        progress: Progress,
+        will_hold: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """Args: will_hold: told the digest of the checkpoint before memory is taken for it."""
+        self._will_hold = will_hold
         self._spec, self._limit, self._say, self._progress = spec, limit, say, progress
         self._mounted_env: tuple[str, str, list[str]] | None = None  # URL, digest, targets
         self._arena: NodeArena | None = None
         self._digest: str | None = None  # of the image's tree
+        self._is_store_silent = False  # that of environments did not answer
+        self._has_env = False  # it was in its place then
         self._environ = dict(os.environ) | ({} if spec.image is None else spec.image.environ)  # of set-up
         self._holder = _holder(spec)
 
@@ -170,14 +181,16 @@ class Warmer:
         if not setup.store:
             return Warmed(ENV, NOTHING, text="without --env-store there is nowhere to take it from")
         looked = look(setup, self._environ, self._say, wait_s=0.0)
+        self._is_store_silent, self._has_env = looked.is_silent, looked.there is not None
         targets = looked.keyed.targets
         there, found = looked.there, looked.found
         is_same = there is not None and (found is None or there.tree == found.snapshot.tree)
         if there is not None and is_same and "there" in options.ways:
             return Warmed(ENV, THERE, there.tree, text=", ".join(targets))
-        if found is None or looked.store is None:
-            why = looked.cannot if looked.store is None else "the store does not have it: the first start makes it"
-            return Warmed(ENV, NOTHING, text=why)
+        if looked.store is None:
+            return Warmed(ENV, FAILED, text=looked.cannot)
+        if found is None:
+            return Warmed(ENV, NOTHING, text="the store does not have it: the first start makes it")
         tree = found.snapshot.tree
         url = below(split_pin(looked.store.url)[0], tree_folder(found.snapshot.key))
         way = self._way(options.ways)
@@ -289,6 +302,7 @@ class Warmer:
                     "store": options.store,
                     "dirs": dict(options.dirs),
                     "salt": options.salt,
+                    "is_silent": self._is_store_silent,
                 },
             )
         for each in answer.get("notes", ()):
@@ -303,13 +317,19 @@ class Warmer:
     def _is_env_there(self) -> bool:
         from bootseer.env.setup_keeper_look import look
 
+        if self._is_store_silent:
+            return self._has_env
         return look(self._setup_spec(), self._environ, lambda _: None, wait_s=0.0).there is not None
 
     # ---- the checkpoint --------------------------------------------------------------------------------------
 
     def _warm_checkpoint(self) -> Warmed:
         if not self._limit.hold_s and not self._spec.checkpoint_disk_bytes:
-            return Warmed(CHECKPOINT, NOTHING, text="is kept with --checkpoint-disk, held with --hold")
+            return Warmed(
+                CHECKPOINT,
+                NOTHING,
+                text="left alone: --checkpoint-disk keeps it on this node's disk, --hold in memory",
+            )
         from bootseer.cli.node_arena import NodeArena
 
         arena = NodeArena(
@@ -318,13 +338,14 @@ class Warmer:
             holds=self._limit.hold_s > 0,
             most_bytes_per_s=self._limit.most_bytes_per_s,
             disk_bytes=self._spec.checkpoint_disk_bytes,
-            is_eager=self._limit.hold_s > 0,
+            is_eager=False,  # whoever holds an older version lets go first
         )
         try:
             if not self._limit.hold_s:
                 with arena:
                     return self._keep_checkpoint(arena)
-            found = arena.load(lambda done, total: self._progress(CHECKPOINT, done, total), self._limit.most_bytes)
+            self._will_hold(arena.resolve()[1])
+            found = arena.load(partial(self._progress, CHECKPOINT), self._limit.most_bytes)
         except NotFound:
             arena.close()
             return Warmed(CHECKPOINT, NOTHING, text="there is none yet")
@@ -333,7 +354,8 @@ class Warmer:
             raise
         self._arena = arena
         version = found["BOOTSEER_CHECKPOINT_VERSION"]
-        return Warmed(CHECKPOINT, HELD, found["BOOTSEER_CHECKPOINT_DIGEST"], arena.size, arena.size, text=version)
+        fetched = arena.size - arena.disk_bytes - arena.taken_bytes
+        return Warmed(CHECKPOINT, HELD, found["BOOTSEER_CHECKPOINT_DIGEST"], arena.size, fetched, text=version)
 
     def _keep_checkpoint(self, arena: NodeArena) -> Warmed:
         """On this node's disk, for whoever loads it next."""

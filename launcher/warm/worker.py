@@ -1,9 +1,10 @@
 """Warms one job file: `python -P -m launcher.warm.worker`, started by the daemon (daemon.py), a process for each.
 
-One order on its standard input, JSON: name, text, owner (None: as it is), only, most_bytes, most_bytes_per_s,
-hold_s. Answers on its standard output, JSON lines: said text; progress stage done total; at the end done stages
-holds, or failed why; with `holds` it lives on until a job has taken the checkpoint, or its time is over. What is
-the user's (paths, interpreters, stores, links) is looked at only after this process has become that user.
+One order on its standard input, a line of JSON: name, text, owner (None: as it is), only, most_bytes,
+most_bytes_per_s, hold_s. Answers on its standard output, JSON lines: said text; progress stage done total;
+will-hold digest (a line on its input says that it may, as nobody holds another version any more); at the end done
+stages holds, or failed why; with `holds` it lives on until a job has taken the checkpoint, or its time is over.
+What is the user's (paths, interpreters, stores, links) is looked at only after this process has become that user.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PROGRESS_EVERY_BYTES = 16 << 20
 
 def main() -> int:
     """The exit status: 0 when it has said how it ended."""
-    order = json.load(sys.stdin)
+    order = json.loads(sys.stdin.readline())
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print
 
@@ -70,7 +71,7 @@ def _work(order: dict[str, Any], tell: Any) -> None:
     except SystemExit as ended:  # argparse has said why
         raise UsageError(f"{order['name']}: [job] command: is no command line of bootrun") from ended
     args.config = os.devnull  # this file is its settings; one that lies in the folder is for bootrun
-    fill(args, job.settings, os.environ, order["name"])
+    fill(args, job.settings, os.environ)
     spec = build_spec(args, os.environ)
     told = {"": 0}
 
@@ -80,7 +81,12 @@ def _work(order: dict[str, Any], tell: Any) -> None:
             tell("progress", stage=stage, done=done, total=total)
 
     limit = Limit(order["most_bytes"], order["most_bytes_per_s"], order["hold_s"])
-    warmer = Warmer(spec, limit, lambda text: tell("said", text=text), progress)
+
+    def will_hold(digest: str) -> None:
+        tell("will-hold", digest=digest)
+        sys.stdin.readline()
+
+    warmer = Warmer(spec, limit, lambda text: tell("said", text=text), progress, will_hold)
     with closing(warmer):
         found = warmer.run(tuple(order["only"]))
         note(found, os.environ)

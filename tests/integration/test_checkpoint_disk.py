@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -16,17 +15,14 @@ from typing import Any
 
 import pytest
 
-from bootseer import aio
 from bootseer.checkpoint.direct import StoredFile
 from bootseer.checkpoint.disk_copy import FOLDER, DiskCopy
-from bootseer.checkpoint.inputs import MemoryInput
 from bootseer.checkpoint.layout import Layout
-from bootseer.checkpoint.writer import Geometry, write_version
-from bootseer.storage.local import LocalStore
-from bootseer.testing.faulty_http import FaultyHttpServer
+from bootseer.checkpoint.writer import Geometry
 from tests import support
 from tests.integration.keeper_driver import KeeperProcess, Start, keepers, wait_until
 from tests.integration.mounted_trees import need_mounts
+from tests.integration.served_checkpoint import ServedCheckpoint
 from tests.integration.test_load_checkpoint import loaded, reads
 
 UNIT_BYTES = 1 << 20
@@ -35,41 +31,9 @@ UNITS = 10
 ROOM = 1 << 30
 
 
-class Stored:
-    """A checkpoint whose versions are written one after the other, behind a web server that counts."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir()
-        self.server = FaultyHttpServer({})
-        self.data = b""
-        self.write(0)
-
-    def write(self, seed: int) -> None:
-        self.data = random.Random(seed).randbytes(SIZE)
-        store = LocalStore(str(self._folder))
-        made = write_version(
-            store, "ckpt", [("model.bin", MemoryInput([self.data]))], geometry=Geometry(UNIT_BYTES, 2)
-        )
-        aio.run_sync(made)
-        aio.close()
-        for path in self._folder.rglob("*"):
-            if path.is_file():
-                self.server.files[path.relative_to(self._folder).as_posix()] = path.read_bytes()
-
-    @property
-    def url(self) -> str:
-        return f"{self.server.url}/ckpt"
-
-    @property
-    def sent_bytes(self) -> int:
-        """Of stripes."""
-        return sum(count for name, count in self.server.served_bytes.items() if ".s0" in name)
-
-
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[Stored]:
-    made = Stored(tmp_path / "stored")
+def stored(tmp_path: Path) -> Iterator[ServedCheckpoint]:
+    made = ServedCheckpoint(tmp_path / "stored", SIZE, Geometry(UNIT_BYTES, 2))
     yield made
     made.server.close()
 
@@ -94,7 +58,7 @@ def whole(folder: Path) -> list[Path]:
     return [path for path in copies(folder) if units(path) == b"\1" * UNITS]
 
 
-def load(keeper: KeeperProcess, stored: Stored) -> dict[str, Any]:
+def load(keeper: KeeperProcess, stored: ServedCheckpoint) -> dict[str, Any]:
     """The answer; what was loaded is right."""
     answer = keeper.load()
     assert answer["did"] == "ready", keeper.heard
@@ -112,7 +76,7 @@ def release(keeper: KeeperProcess) -> str:
     return str(keeper.hear("copied")["why"])
 
 
-def load_once(start: Start, stored: Stored, disk_bytes: int = ROOM) -> None:
+def load_once(start: Start, stored: ServedCheckpoint, disk_bytes: int = ROOM) -> None:
     """By a keeper that is gone then; its version is on the disk."""
     first = start(stored.url, disk_bytes=disk_bytes)
     assert load(first, stored)["disk_bytes"] == 0
@@ -125,7 +89,7 @@ def end(keeper: KeeperProcess) -> None:
     keeper.process.wait()
 
 
-def test_the_next_start_reads_the_disk(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_the_next_start_reads_the_disk(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
     load_once(keeper, stored)
     before = stored.sent_bytes
     assert load(keeper(stored.url, disk_bytes=ROOM), stored)["disk_bytes"] == SIZE
@@ -136,7 +100,7 @@ def test_the_next_start_reads_the_disk(keeper: Start, stored: Stored, tmp_path: 
     assert (os.stat(kept).st_mode & 0o777, os.stat(kept / "0").st_mode & 0o777) == (0o700, 0o600)
 
 
-def test_without_the_flag_nothing_is_kept(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_without_the_flag_nothing_is_kept(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
     running = keeper(stored.url)
     load(running, stored)
     running.order("release")
@@ -146,7 +110,7 @@ def test_without_the_flag_nothing_is_kept(keeper: Start, stored: Stored, tmp_pat
 
 @pytest.mark.parametrize("damage", ["flipped", "cut off", "not marked", "all marked"])
 def test_what_is_damaged_is_read_from_the_store(
-    damage: str, keeper: Start, stored: Stored, tmp_path: Path
+    damage: str, keeper: Start, stored: ServedCheckpoint, tmp_path: Path
 ) -> None:
     load_once(keeper, stored)
     [kept] = copies(tmp_path)
@@ -180,7 +144,7 @@ def test_what_is_damaged_is_read_from_the_store(
     assert whole(tmp_path) == [kept]
 
 
-def test_older_versions_make_room(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_older_versions_make_room(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
     load_once(keeper, stored)
     [old] = copies(tmp_path)
     stored.write(1)
@@ -191,7 +155,7 @@ def test_older_versions_make_room(keeper: Start, stored: Stored, tmp_path: Path)
     assert old not in whole(tmp_path)
 
 
-def test_a_version_in_use_stays(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_a_version_in_use_stays(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
     load_once(keeper, stored)
     [old] = whole(tmp_path)
     assert load(keeper(stored.url, disk_bytes=ROOM), stored)["disk_bytes"] == SIZE
@@ -203,7 +167,7 @@ def test_a_version_in_use_stays(keeper: Start, stored: Stored, tmp_path: Path) -
     assert whole(tmp_path) == [old]
 
 
-def test_two_keepers_of_one_version(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_two_keepers_of_one_version(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
     both = [keeper(stored.url, disk_bytes=ROOM), keeper(stored.url, disk_bytes=ROOM)]
     for each in both:
         load(each, stored)
@@ -214,14 +178,14 @@ def test_two_keepers_of_one_version(keeper: Start, stored: Stored, tmp_path: Pat
     assert (kept / "0").read_bytes() == stored.data
 
 
-def test_one_that_is_too_large_is_not_kept(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_one_that_is_too_large_is_not_kept(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
     small = keeper(stored.url, disk_bytes=SIZE - 1)
     load(small, stored)
     assert f"of it were to be kept, and {SIZE - 1:,} may be" in release(small)
     assert whole(tmp_path) == []
 
 
-def test_memory_is_given_up_while_it_is_copied(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_memory_is_given_up_while_it_is_copied(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
     running = keeper(stored.url, disk_bytes=ROOM)
     load(running, stored)
     running.order("release")
@@ -234,7 +198,9 @@ def test_memory_is_given_up_while_it_is_copied(keeper: Start, stored: Stored, tm
     wait_until(lambda: whole(tmp_path), "the copy")
 
 
-def test_what_was_copied_when_the_keeper_was_killed_counts(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_what_was_copied_when_the_keeper_was_killed_counts(
+    keeper: Start, stored: ServedCheckpoint, tmp_path: Path
+) -> None:
     first = keeper(stored.url, disk_bytes=ROOM)
     load(first, stored)
     first.order("release")
@@ -247,7 +213,7 @@ def test_what_was_copied_when_the_keeper_was_killed_counts(keeper: Start, stored
 
 
 @pytest.mark.system
-def test_a_full_disk(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_a_full_disk(keeper: Start, stored: ServedCheckpoint, tmp_path: Path) -> None:
     need_mounts()
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -267,7 +233,9 @@ def test_a_full_disk(keeper: Start, stored: Stored, tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(cache)], check=True)
 
 
-def test_a_folder_that_others_may_write_to_is_not_used(keeper: Start, stored: Stored, tmp_path: Path) -> None:
+def test_a_folder_that_others_may_write_to_is_not_used(
+    keeper: Start, stored: ServedCheckpoint, tmp_path: Path
+) -> None:
     above = tmp_path / "cache" / FOLDER
     above.mkdir(parents=True)
     above.chmod(0o777)
@@ -312,7 +280,7 @@ def test_one_that_is_being_removed_is_not_opened(tmp_path: Path) -> None:
             DiskCopy.make(str(tmp_path), "d" * 64, copy._files)
 
 
-def test_a_job_says_what_came_from_the_disk(bootrun: support.Programs, stored: Stored) -> None:
+def test_a_job_says_what_came_from_the_disk(bootrun: support.Programs, stored: ServedCheckpoint) -> None:
     folder = Path(bootrun.dir)
     units = f"cache/{FOLDER}/*/units"
     waits = (
@@ -342,7 +310,7 @@ def test_a_job_says_what_came_from_the_disk(bootrun: support.Programs, stored: S
     assert [each.get("disk_bytes") for each in found] == [None, SIZE]
 
 
-def test_warming_brings_it_to_the_disk(stored: Stored, tmp_path: Path) -> None:
+def test_warming_brings_it_to_the_disk(stored: ServedCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     environ = {**support.clean_environ(), "BOOTSEER_CACHE": os.fspath(tmp_path / "cache")}
     words = ["warm", "--load-checkpoint", stored.url, "--checkpoint-disk", "1GiB", "--json", "train.py"]
@@ -361,7 +329,7 @@ def test_warming_brings_it_to_the_disk(stored: Stored, tmp_path: Path) -> None:
     assert stored.sent_bytes == before
 
 
-def test_warming_the_disk_takes_nothing_from_who_holds_it(stored: Stored, tmp_path: Path) -> None:
+def test_warming_the_disk_takes_nothing_from_who_holds_it(stored: ServedCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     environ = {**support.clean_environ(), "BOOTSEER_CACHE": os.fspath(tmp_path / "cache")}
     argv = [os.path.join(os.path.dirname(sys.executable), "bootseer"), "warm", "--load-checkpoint", stored.url]

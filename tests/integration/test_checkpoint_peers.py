@@ -4,55 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bootseer import aio
-from bootseer.checkpoint.inputs import MemoryInput
-from bootseer.checkpoint.writer import write_version
 from bootseer.peers import Origin
-from bootseer.storage.local import LocalStore
-from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
+from bootseer.testing.faulty_http import HttpFault, HttpKind
 from tests import support
 from tests.integration.keeper_driver import Start, keepers
 from tests.integration.peer_processes import HONEST, LIAR, SECRET, held_until_met, peer_processes
+from tests.integration.served_checkpoint import ServedCheckpoint
 from tests.integration.test_load_checkpoint import loaded, reads
 
 SIZE = 48 << 20  # enough for a load to wait until its nodes know of each other
 NODES = 3
 
 
-class Stored:
-    """A striped checkpoint behind a web server that counts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.data = random.Random(0).randbytes(SIZE)
-        store = LocalStore(str(folder))
-        aio.run_sync(write_version(store, "ckpt", [("model.bin", MemoryInput([self.data]))]))
-        aio.close()
-        files = {
-            path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-        }
-        self.server = FaultyHttpServer(files)
-
-    @property
-    def url(self) -> str:
-        return f"{self.server.url}/ckpt"
-
-    @property
-    def copies(self) -> float:
-        """Bytes of stripes that the server has sent, over those that there are."""
-        sent = self.server.served_bytes
-        return sum(count for name, count in sent.items() if ".s0" in name) / SIZE
-
-
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[Stored]:
-    (tmp_path / "stored").mkdir()
-    made = Stored(tmp_path / "stored")
+def stored(tmp_path: Path) -> Iterator[ServedCheckpoint]:
+    made = ServedCheckpoint(tmp_path / "stored", SIZE)
     yield made
     made.server.close()
 
@@ -63,7 +34,7 @@ def keeper(tmp_path: Path) -> Iterator[Start]:
 
 
 def run_nodes(
-    bootrun: support.Programs, stored: Stored, port: int, *flags: str, secret: str = "", **environ: str
+    bootrun: support.Programs, stored: ServedCheckpoint, port: int, *flags: str, secret: str = "", **environ: str
 ) -> list[str]:
     """What the nodes have said; all ranks have read the right bytes."""
     folder = Path(bootrun.dir)
@@ -85,7 +56,9 @@ def run_nodes(
     return said
 
 
-def test_each_byte_leaves_the_store_about_once(bootrun: support.Programs, stored: Stored, free_port: int) -> None:
+def test_each_byte_leaves_the_store_about_once(
+    bootrun: support.Programs, stored: ServedCheckpoint, free_port: int
+) -> None:
     stored.server.plan = [HttpFault(HttpKind.HELD, "ckpt/LATEST")]
     with held_until_met(stored.server, Path(bootrun.dir, "tmp"), NODES):
         said = run_nodes(bootrun, stored, free_port, secret=SECRET)
@@ -94,7 +67,7 @@ def test_each_byte_leaves_the_store_about_once(bootrun: support.Programs, stored
 
 
 def test_without_a_secret_each_node_reads_the_store(
-    bootrun: support.Programs, stored: Stored, free_port: int
+    bootrun: support.Programs, stored: ServedCheckpoint, free_port: int
 ) -> None:
     said = run_nodes(bootrun, stored, free_port)
     assert all("nodes do not help each other, as the job has no secret" in each for each in said)
@@ -103,14 +76,20 @@ def test_without_a_secret_each_node_reads_the_store(
 
 @pytest.mark.parametrize(("flags", "environ"), [(("--peers", "off"), {}), ((), {"BOOTSEER_PEERS": "off"})])
 def test_it_can_be_turned_off(
-    flags: tuple[str, ...], environ: dict[str, str], bootrun: support.Programs, stored: Stored, free_port: int
+    flags: tuple[str, ...],
+    environ: dict[str, str],
+    bootrun: support.Programs,
+    stored: ServedCheckpoint,
+    free_port: int,
 ) -> None:
     said = run_nodes(bootrun, stored, free_port, *flags, secret=SECRET, **environ)
     assert not any("help each other" in each for each in said)
     assert stored.copies == pytest.approx(NODES)
 
 
-def test_wrong_bytes_of_a_peer_are_had_from_the_store(stored: Stored, keeper: Start, tmp_path: Path) -> None:
+def test_wrong_bytes_of_a_peer_are_had_from_the_store(
+    stored: ServedCheckpoint, keeper: Start, tmp_path: Path
+) -> None:
     origin = Origin(url=stored.server.url, below=["ckpt"])
     with peer_processes(tmp_path, {"own": HONEST, "liar": LIAR}, origin) as files:
         started = keeper(stored.url, peers=files["own"])

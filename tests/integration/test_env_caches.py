@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from bootseer import aio
+from bootseer.env import caches
 from bootseer.env.caches import TRIES, Captured, FirstStepCaches, Seeded
 from bootseer.env.caches_document import PAYLOAD_TYPE, decode, name_of
 from bootseer.env.caches_store import CacheStore
-from bootseer.errors import Unavailable
+from bootseer.errors import StorageTimeout, Unavailable
 from bootseer.storage import Store, open_store
 from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.trust import PublicKey, SigningKey, Trust, TrustedKey, parse, seal
@@ -434,6 +435,30 @@ def test_a_store_that_cannot_list_says_its_newest(node: Callable[..., Node], url
     # What is asked for the second time is the hint, as of a web server.
     reader = node("b", url="", store=faulty(url, Fault(Kind.ERROR, "list", error=Unavailable)))
     assert reader.seed().files == 1
+
+
+def test_a_store_that_did_not_answer_is_not_waited_for_again(
+    node: Callable[..., Node], url: str, captured: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by the seed of a restart nor, within one capture, for its turn and for what it has to say."""
+    silent = Fault(Kind.ERROR, "list", error=StorageTimeout)
+    calls: list[str] = []
+
+    def make() -> Store:
+        calls.append("opened")
+        return faulty(url, silent)()
+
+    reader = node("b", url="", store=make)
+    reader.write("inductor/cd/ctwo.py", b"new")
+    assert "by plan" in reader.capture().line
+    assert len(calls) == 1
+    assert "did not answer a moment ago" in reader.seed().line
+    assert len(calls) == 1
+    assert "by plan" in reader.capture().line, "a capture asks again: nobody waits for it"
+    found = node("c").seed(is_silent=True)
+    assert (found.files, found.is_lost) == (0, True), "somebody else has asked it"
+    monkeypatch.setattr(caches, "SILENT_FOR_S", 0.0)
+    assert "by plan" in reader.seed().line, "after a while a seed does, too"
 
 
 def test_a_slow_store_is_not_waited_for(node: Callable[..., Node], url: str) -> None:

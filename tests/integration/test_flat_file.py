@@ -198,7 +198,26 @@ def test_abort_by_the_number_of_the_connection(stack: Stack) -> None:
         assert reader.end(10) in GONE
         server.program.signal(signal.SIGCONT)
         server.end()
-        assert not kernel.abort(server.connection)
+
+
+def test_abort_of_a_number_that_nobody_has() -> None:
+    assert not kernel.abort(1 << 20)  # more than a minor can be
+
+
+@pytest.mark.system
+def test_a_number_is_not_used_after_its_connection(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next FUSE mount of the machine gets it: whoever aborted it would end somebody else's."""
+    aborted: list[int] = []
+    monkeypatch.setattr(kernel, "abort", aborted.append)
+    flat = FlatFile(stack.folder())
+    flat.start(Memory(bytes(4096)))
+    flat.abort()
+    assert aborted == [flat.connection]
+    kernel.unmount(flat.folder)
+    flat.abort()
+    flat.stop()
+    flat.abort()
+    assert aborted == [flat.connection]
 
 
 @pytest.mark.system

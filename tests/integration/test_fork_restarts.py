@@ -13,6 +13,8 @@ import pytest
 from bench import restarts
 from bench.fork_fallbacks import PREFIX, read_events, started_by
 from bench.record import Figures
+from bootseer.events import read_events as events_of
+from launcher.head_start import HEAD_START_S
 from tests import support
 
 Script = Callable[..., str]
@@ -373,3 +375,49 @@ os.write = die_at_rank_1
     assert run.status == 0, run.stderr
     assert job.has("ran-1-0", "ran-1-1"), run.stderr
     assert "restart 1 of 1" in run.stderr
+
+
+def test_ranks_of_other_nodes_come_when_rank_0_listens(
+    bootrun: support.Programs, tmp_path: Path, free_port: int, script: Script
+) -> None:
+    """Or after a tenth of a second; both attempts."""
+    text = """
+import socket
+port = int(os.environ["MASTER_PORT"])
+if rank == "0":
+    with socket.create_server(("", port)) as server:
+        at = time.monotonic_ns()
+        server.accept()[0].recv(1)
+else:
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), 20)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)  # between tries, which end with the test
+    at = 0
+open(os.path.join(sys.argv[1], "listens-%s-%s" % (attempt, rank)), "w").write(str(at))
+sys.exit(3 if attempt == "0" else 0)
+"""
+    words = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port}"]
+    words += ["--rdzv-id", "job", "--fork-ranks", "on", "--preload", "none,json", "--record-start", "off"]
+    path = script(HEAD + text)
+    nodes = [
+        bootrun.start(
+            *(*words, "--rdzv-conf", f"is_host={int(number == 0)}", "--node-rank", number),
+            *("--max-restarts", "1", "--restart-backoff", "0", "--events-dir", tmp_path / f"of-{number}"),
+            *(path, tmp_path),
+        )
+        for number in (0, 1)
+    ]
+    runs = [node.wait(60.0) for node in nodes]
+    assert [run.status for run in runs] == [0, 0], runs
+    (agent,) = (tmp_path / "of-1").glob("agent-*.jsonl")
+    events = list(events_of(os.fspath(agent)))
+    for attempt in (0, 1):
+        of_attempt = [event for event in events if event.attempt == attempt]
+        (started,) = [event for event in of_attempt if event.name == "rank_started"]
+        (spawn,) = [event for event in of_attempt if event.name == "spawn" and event.kind == "begin"]
+        assert started.attrs["how"] == "fork"
+        listened_ns = int((tmp_path / f"listens-{attempt}-0").read_text())
+        assert started.mono_ns >= listened_ns or started.mono_ns - spawn.mono_ns >= HEAD_START_S * 1e9

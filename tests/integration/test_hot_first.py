@@ -33,7 +33,13 @@ def keeper(tmp_path: Path, runtime: str) -> Iterator[Start]:
     yield from keepers(tmp_path)
 
 
-def test_it_reads_one_unit_at_a_time_meanwhile(keeper: Start, runtime: str) -> None:
+@pytest.mark.parametrize(("processors", "reads"), [(1, 0), (3, 0), (4, 1), (256, 1)])
+def test_imports_need_processors_too(processors: int, reads: int) -> None:
+    assert hot_first.reads_beside(processors) == reads
+
+
+def test_it_reads_no_more_than_that_meanwhile(keeper: Start, runtime: str) -> None:
+    reads = hot_first.reads_beside(len(os.sched_getaffinity(0)))
     with FaultyHttpServer({"model.bin": DATA}) as server:
         running = keeper(server.url_of("model.bin"))
         found = running.resolve()
@@ -41,9 +47,9 @@ def test_it_reads_one_unit_at_a_time_meanwhile(keeper: Start, runtime: str) -> N
         server.plan = [HttpFault(HttpKind.HELD, "model.bin")]
         with hot_first.bringing(runtime):
             running.begin_load(found)
-            wait_until(lambda: server.count() == begun + 2, "the first unit to be asked for")
+            wait_until(lambda: server.count() == begun + 2 * reads, "the first unit to be asked for")
             time.sleep(LOOK_S)  # nothing else may come; if it did it would have by now
-            assert server.count() == begun + 2
+            assert server.count() == begun + 2 * reads
         wait_until(lambda: server.count() == begun + 6, "the others to be asked for")
         server.let_go.set()
         answer = running.hear("ready", "direct")

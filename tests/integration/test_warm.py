@@ -286,7 +286,7 @@ def test_without_hold_a_checkpoint_is_left_where_it_is(machine: Machine) -> None
     found = stages(machine, "--load-checkpoint", "/nowhere")["checkpoint"]
     assert (found["how"], found["text"]) == (
         "nothing",
-        "is kept with --checkpoint-disk, held with --hold",
+        "left alone: --checkpoint-disk keeps it on this node's disk, --hold in memory",
     )
     found = stages(machine, "--hold", 5, "--load-checkpoint", "/nowhere")["checkpoint"]
     assert (found["how"], found["text"]) == ("nothing", "there is none yet")
@@ -344,6 +344,39 @@ def test_a_daemon_takes_files_that_come_and_ends_by_a_signal(
     finally:
         daemon.kill()
         daemon.communicate()
+
+
+def test_a_daemon_reads_what_it_holds_once(machine: Machine, tmp_path: Path) -> None:
+    """Each round takes the memory of the last one over; a newer version is read when nobody holds the old one."""
+    old, new = os.urandom(8 << 20), os.urandom(8 << 20)
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    with FaultyHttpServer({"model.bin": old}) as server:
+        words = ["--load-checkpoint", server.url_of("model.bin"), "--checkpoint-memory", "12MiB"]
+        path = jobs / "a.toml"
+        path.write_text(f"[job]\ncommand = {json.dumps([*words, os.fspath(machine.script)])}\n")
+        path.chmod(0o644)
+        daemon = start_warm(machine, "--jobs", jobs, "--hold", 60, "--every", 1)
+
+        def stage() -> tuple[str, int]:
+            found = json.loads(warm(machine, "--status", "--json").stdout)["files"][0]
+            (each,) = found["stages"] or ({"how": "", "fetched_bytes": -1},)
+            return each["how"], each["fetched_bytes"]
+
+        try:
+            status = Path(str(machine.environ["BOOTSEER_RUNTIME"])) / "warm.json"
+            wait_until(status.exists, 30, "the daemon")
+            wait_until(lambda: stage() == ("held", 0), 60, "a round that takes over what the first one holds")
+            served = server.served_bytes["model.bin"]
+            assert served < 1.5 * len(old), "read once"
+            server.files["model.bin"] = memoryview(new)
+            server.change("model.bin")
+            wait_until(lambda: server.served_bytes["model.bin"] >= served + len(new), 60, "the newer version")
+            wait_until(lambda: stage() == ("held", 0), 60, "a round that takes over the newer one")
+            assert server.served_bytes["model.bin"] < served + 1.5 * len(new)
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            daemon.communicate(timeout=30)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])

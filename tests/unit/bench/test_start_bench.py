@@ -70,19 +70,17 @@ def sample(seconds: float, spans: list[Span], *, sent_bytes: int = 0, received: 
 
 def test_limits_come_from_the_techniques_alone() -> None:
     alone = [
-        sample(9.0, [("image", 0.0, 1.0)]),
-        sample(9.0, [("setup", 0.0, 2.0)]),
-        sample(9.0, [("checkpoint", 0.0, 3.0)]),
-        sample(9.0, [("preload", 4.0, 7.0), ("spawn", 7.0, 8.5)]),
+        [sample(9.0, [("image", 0.0, 1.0)])],
+        [sample(9.0, [("setup", 0.0, 1.5)]), sample(9.0, [("setup", 0.0, 2.5)])],  # their median
+        [sample(9.0, [("checkpoint", 0.0, 3.0)])],
+        [sample(9.0, [("preload", 4.0, 7.0), ("spawn", 7.0, 8.5)])],
     ]
     cold = sample(6.0, SPANS, sent_bytes=800_000_000, received=200_000_000)
     found = limits_of(cold, *alone)
     assert (found.chain, found.link, found.store) == (5.5, 1.0, 2.0)
     assert found.cpu == pytest.approx(2.0 / (os.cpu_count() or 1))
     figures = Figures()
-    add_limits(
-        figures, "start.", 1, {"cold": [cold], **{way: [each] for way, each in zip(ALONE, alone, strict=True)}}
-    )
+    add_limits(figures, "start.", 1, {"cold": [cold], **dict(zip(ALONE, alone, strict=True))})
     assert figures["start.vs_limit"].value == pytest.approx(6.0 / 5.5)
     assert figures["start.wait_ms"].value == pytest.approx(20)
     without = Figures()

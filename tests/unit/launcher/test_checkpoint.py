@@ -148,7 +148,7 @@ def test_nothing_there_yet(make: Make) -> None:
     bed.settle()
     assert bed.resolved == [(Pinned("", ""), "")]
     bed.load(pinned=Pinned("", ""))
-    assert bed.said == [f"there is no checkpoint yet: {SHOWN}"]
+    assert bed.said == [f"there is no checkpoint yet, so the job starts from nothing: {SHOWN}"]
     assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == ""
 
 

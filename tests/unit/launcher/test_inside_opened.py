@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -19,6 +20,12 @@ pathlib.Path(sys.argv[1], "by-path").read_text()
 os.close(os.open(sys.argv[1] + "/by-os", os.O_RDONLY))
 open("written", "w").close()
 open("appended", "a").close()
+sys.path.append(sys.argv[1])
+import module
+open(module.__file__).close()
+sys.audit("import", "_native", sys.argv[1] + "/_native.so", None, None, None)
+sys.audit("ctypes.dlopen", sys.argv[1] + "/library.so")
+sys.audit("ctypes.dlopen", "libc.so.6")
 os.listdir(sys.argv[1] + "/listed")
 list(os.scandir("scanned"))
 for args in ((), (1,), ("a", 1), (b"a", "r", 0), ("a", "r", "no flags"), (3, "r", 0), (None, None, None)):
@@ -45,16 +52,20 @@ print(json.dumps([lines, len(few.list())]))
 def test_what_is_read_is_noted(program: support.Programs, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
-    for name in ("relative", "absolute", "by-path", "by-os", "too-late", "not-asked", "asked-again"):
+    for name in ("relative", "absolute", "by-path", "by-os", "too-late", "not-asked", "asked-again", "other.py"):
         (folder / name).write_text("x")
+    (folder / "module.py").write_text("open(__file__[:-9] + 'other.py').close()")
     for name in ("listed", "scanned"):
         (folder / name).mkdir()
     done = program(*support.python("-c", CODE, str(folder)))
     assert done.status == 0, done.stderr
     lines, most = json.loads(done.stdout)
-    own = [line.replace(str(folder), "") for line in lines if str(folder) in line]
+    own = [line.replace(str(folder), "") for line in lines if f"\t{folder}/" in line]
+    cached = importlib.util.cache_from_source("/module.py")
     assert own == [
         *(f"\topen\t/{name}\n" for name in ("relative", "absolute", "by-path", "by-os")),
+        f"\topen\t/{cached}\n",  # not its source, until it is asked for as a file
+        *(f"\topen\t/{name}\n" for name in ("other.py", "module.py", "_native.so", "library.so")),
         *(f"\tfolder\t/{name}\n" for name in ("listed", "scanned")),
         "\topen\t/asked-again\n",
     ]

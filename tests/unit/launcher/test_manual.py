@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,14 @@ def test_a_shell_completes(
     script.write_text(capsys.readouterr().out)
     run = subprocess.run(["bash", "-c", ASK, "ask", script, *words], capture_output=True, text=True, timeout=60)
     assert found <= set(run.stdout.split()), run.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    code = "import sys; from launcher.manual import main; sys.exit(main(['bash']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdout is not None and run.stderr is not None
+        run.stdout.close()
+        assert (run.stderr.read(), run.wait(60)) == (b"", 0)
 
 
 def test_pages_have_every_flag(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ class Group:
         self.is_stopping = False
         self.why: list[str] = []
 
+    def begin_spawn(self) -> None:
+        """Nothing is missing."""
+
     def spawn(self, *_how: object) -> None:
         raise ConfigError("--numa-binding: there is no such node")
 

@@ -13,7 +13,7 @@ from launcher.cli import parse
 from launcher.guard_client import GuardClient
 from launcher.loop import Loop
 from launcher.ranks import hot_imports
-from launcher.ranks.preloader import MOST_STARTS, Preloader, PreloadSpan
+from launcher.ranks.preloader import MORE, MOST_STARTS, Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram, own_program
 from launcher.spec import build_spec
 
@@ -28,6 +28,7 @@ class Guard:
     def __init__(self) -> None:
         self.loaded: list[tuple[str, ...]] = []  # modules with their signs, each time
         self.environ: dict[str, str] = {}  # the last time
+        self.rests: list[tuple[list[str], tuple[str, ...]]] = []  # changes, modules
         self.prepared: list[int] = []
         self.unloads = 0
 
@@ -36,6 +37,10 @@ class Guard:
     ) -> None:
         self.number, self.environ = number, environ
         self.loaded.append(tuple(modules))
+
+    def preload_rest(self, number: int, changes: list[str], modules: list[str]) -> None:
+        assert number == self.number
+        self.rests.append((changes, tuple(modules)))
 
     def prepare(self, count: int) -> None:
         self.prepared.append(count)
@@ -51,7 +56,7 @@ class Start:
         self.script = folder / "train.py"
         if not self.script.exists():
             self.script.write_text(source)
-        environ = {**OMP, "BOOTSEER_CACHE_DIR": os.fspath(folder / "cache")}
+        self.environ = environ = {**OMP, "BOOTSEER_CACHE_DIR": os.fspath(folder / "cache")}
         self.spec = build_spec(
             parse(["--nproc-per-node", "2", *flags, os.fspath(self.script)], environ), environ, lambda *_: 1
         )
@@ -128,10 +133,52 @@ def test_it_begins_before_the_variables_of_caches_are_known(start: Callable[...,
 def test_what_may_read_these_variables_is_imported_when_they_are_known(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", "--preload", "mylib", begins=False)
     program = own_program(job.spec.python)
-    job.preloader.begin_early({}, lambda _: program)
-    assert job.guard.loaded == []
+    early = program._replace(environ={"TRITON_CACHE_AUTOTUNING": "1"})
+    job.preloader.begin_early({}, lambda _: early)
+    assert (job.guard.loaded, job.guard.rests) == ([(*TORCH, MORE)], [])
     job.preloader.begin({}, program._replace(environ={"TRITON_CACHE_DIR": "/caches/triton"}))
-    assert job.guard.loaded == [(*TORCH, "!mylib")]
+    changes = ["TRITON_CACHE_DIR=/caches/triton", "TRITON_CACHE_AUTOTUNING"]
+    assert job.guard.rests == [(changes, (*TORCH, "!mylib"))]
+    assert len(job.guard.loaded) == 1 and job.guard.unloads == 0
+    job.ready(900)
+    assert job.settle() == [True]
+
+
+def test_what_others_have_imported_counts_where_nothing_is_recorded(start: Callable[..., Start]) -> None:
+    job = start(begins=False, source="import mylib")  # nothing in it tells of torch
+    job.preloader.suggest(("torch", "yaml", "no name", "yaml.nodes"))
+    program = own_program(job.spec.python)
+    job.preloader.begin(job.environ, program)
+    assert job.guard.loaded == [(*TORCH, "~yaml", "~yaml.nodes")]
+    job.ready(900)
+    assert job.settle() == [True]
+    job.first_step(library("torch", "yaml"), is_forked=False)
+    assert job.preloader.hot_imports == ("torch", "yaml")  # what was imported here is right
+    later = start(begins=False)
+    later.preloader.suggest(("torch", "other"))
+    later.preloader.begin(job.environ, program)
+    assert later.guard.loaded == [(*TORCH, "~yaml")]
+
+
+def test_the_rest_has_its_own_time(start: Callable[..., Start]) -> None:
+    """Caches may be waited for longer than imports may take."""
+    job = start("--fork-ranks", "on", "--preload", "mylib", "--preload-timeout", "0", begins=False)
+    program = own_program(job.spec.python)
+    job.preloader.begin_early({}, lambda _: program)
+    job.loop.run_once(0.01)
+    assert job.guard.unloads == 0
+    job.preloader.begin({}, program)
+    job.loop.run_once(0.01)
+    assert job.guard.unloads == 1
+
+
+def test_a_process_that_ends_before_the_rest_is_known(start: Callable[..., Start]) -> None:
+    job = start("--fork-ranks", "on", "--preload", "mylib", begins=False)
+    program = own_program(job.spec.python)
+    job.preloader.begin_early({}, lambda _: program)
+    job.end("torch", CULPRIT)
+    job.preloader.begin({}, program)
+    assert job.guard.rests == [] and job.settle() == [False]
 
 
 class Guessing:
@@ -202,9 +249,10 @@ def test_nothing_is_guessed_of_caches_that_are_gone(guessing: Guessing) -> None:
     os.rmdir(guessing.folder)
     guessing.begin_early()
     job = guessing.job
-    assert job.guard.loaded == []
+    assert job.guard.loaded == [(*TORCH, MORE)]
     guessing.begin("/other")
-    assert job.guard.loaded == [HOT] and job.guard.unloads == 0
+    assert job.guard.rests == [(["TRITON_CACHE_DIR=/other/triton"], HOT)]
+    assert len(job.guard.loaded) == 1 and job.guard.unloads == 0
 
 
 def test_another_image_meanwhile(start: Callable[..., Start]) -> None:

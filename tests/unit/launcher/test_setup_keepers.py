@@ -50,7 +50,7 @@ for line in connection.makefile():
 if plan.get("lingers"):
     time.sleep(60)
 """
-LOOKED = {"did": "looked", "key": "k", "tree": "", "why": ""}
+LOOKED = {"did": "looked", "key": "k", "tree": "", "why": "", "is_silent": False}
 READY = {
     "did": "ready",
     "how": "installed",
@@ -58,6 +58,7 @@ READY = {
     "tree": "",
     "prefix": [],
     "targets": ["/t"],
+    "imports": [],
     "python": "",
     "setup_s": 1.0,
     "capture_s": 0.1,
@@ -111,6 +112,18 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     for each in made:
         each.setup.close()
         each.loop.close()
+
+
+def test_a_store_that_does_not_answer_is_remembered_for_a_while(
+    bed: Callable[..., Bed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bed()
+    assert not made.setup.is_store_silent
+    made.begin({"start": [{**LOOKED, "is_silent": True}]})
+    made.until(lambda: made.news)
+    assert made.setup.is_store_silent
+    monkeypatch.setattr(setup, "SILENT_FOR_S", 0.0)
+    assert not made.setup.is_store_silent
 
 
 def test_orders_reach_it_and_its_news_the_coordinator(bed: Callable[..., Bed]) -> None:
@@ -288,7 +301,7 @@ def test_in_an_image_it_looks_when_the_digest_is_known_and_runs_set_up_when_it_i
     made.setup.image_opened(IN_IMAGE)
     made.until(lambda: made.ready)
     assert made.told() == ["start", "image", "build"], "set-up waited until it was open"
-    assert made.ready == [Environment((), ("/t",), "")]
+    assert made.ready == [Environment((), ("/t",), "", ())]
     heard = [json.loads(line) for line in (made.top / "heard").read_text().splitlines()]
     assert heard[1] == {
         "do": "image",

@@ -239,7 +239,7 @@ def test_another_file(here: Path) -> None:
         ("[env]\nstores = 'x'\n", "unknown key 'stores' in [env]; there are store"),
         ("[caches]\nkeep = 'yes'\n", "true or false"),
         ("[caches]\ndirs = ['a']\n", "a table of folders"),
-        ("[ranks]\nfork = 'maybe'\n", "bootseer.toml: 'maybe' for --fork-ranks: there are auto"),
+        ("[ranks]\nfork = 'maybe'\n", "bootseer.toml:2: [ranks] fork: 'maybe': there are auto"),
         ("[setup\n", "is no TOML"),
         ("\xff", "is no TOML"),
     ],
@@ -263,5 +263,6 @@ def test_every_key_is_a_flag_that_tells_whether_it_was_given() -> None:
     for table, keys in job_file.TABLES.items():
         for setting in () if table == "job" else keys.values():
             flag = flags[setting.flag]
+            assert setting.choices == (flag.choices or ())
             assert flag.default in (None, []) or flag.kind is None
             assert not setting.off or flags[setting.off].kind is None

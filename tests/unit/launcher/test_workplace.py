@@ -32,8 +32,8 @@ plan = plans[min(number, len(plans) - 1)]
 def tell(did, **fields):
     connection.sendall(json.dumps({"did": did, **fields}).encode() + b"\\n")
 def ready(how, prefix=()):
-    tell("ready", how=how, key="k", tree="t", prefix=prefix, targets=["/t"], python="", setup_s=1.0, capture_s=0.1,
-         is_publishing=False)
+    tell("ready", how=how, key="k", tree="t", prefix=prefix, targets=["/t"], imports=[], python="",
+         setup_s=1.0, capture_s=0.1, is_publishing=False)
 with open(f"TOP/{who}-order{number}", "w") as file:
     file.write(str(os.getpid()))
 for line in connection.makefile():
@@ -52,7 +52,7 @@ for line in connection.makefile():
     elif (who, do) == ("image", "show"):
         tell("shown", number=order["number"], missing=[])
     elif do == "start":
-        tell("looked", key="k", tree="t", why="")
+        tell("looked", key="k", tree="t", why="", is_silent=False)
     elif do == "use":
         tell("fetched", tree="t")
     elif (who, do) == ("setup", "show"):
@@ -84,6 +84,7 @@ class Bed(KeeperBed):
 
         events = WorkplaceEvents(
             coming=ignore,
+            hot_imports=ignore,
             known=lambda program, _: self.known.append(program),
             image_failed=self.failed.append,
             setup_failed=lambda news: self.failed.append(news.text),

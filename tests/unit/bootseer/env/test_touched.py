@@ -53,6 +53,7 @@ def test_files_in_the_order_of_their_first_use(index: Index) -> None:
         ([(BLOCK_BYTES, 4096), (4 * BLOCK_BYTES, 9)], [1, 4]),
         ([(5 * BLOCK_BYTES, 1 << 40)], [5]),
         ([(9 * BLOCK_BYTES, 4096)], []),  # it was longer then
+        ([(4 * BLOCK_BYTES, 9), (0, 1), (4 * BLOCK_BYTES + 20, BLOCK_BYTES)], [4, 0, 5]),  # as it was needed
     ],
 )
 def test_of_a_library_only_what_was_touched(
@@ -90,3 +91,10 @@ def test_bytecode_that_was_compiled_for_others(index: Index) -> None:
     """The builder had none, and has read the source."""
     found = list(blocks_of(index, ["/venv"], [Touched("/venv/pkg/slow.py", [(0, 4096)])]))
     assert found == data_of(index, "0/pkg/__pycache__/slow.cpython-311.pyc") and len(found) == 3
+
+
+def test_a_source_that_is_read_beside_its_bytecode(index: Index) -> None:
+    """As by `inspect`, while a module is imported."""
+    touched = [Touched(f"/venv/pkg/{name}", ()) for name in ("__pycache__/slow.cpython-311.pyc", "slow.py")]
+    found = list(blocks_of(index, ["/venv"], touched))
+    assert found == [*data_of(index, "0/pkg/__pycache__/slow.cpython-311.pyc"), *data_of(index, "0/pkg/slow.py")]

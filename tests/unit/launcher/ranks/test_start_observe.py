@@ -127,9 +127,9 @@ def test_entries_follow_the_imports(tmp_path: Path) -> None:
         (FOLDER, folders[1], 0, ()),
         (FOLDER, folders[0], 0, ()),
         (SMALL, bytecode, 0, ()),  # in place of its source
-        (FILE, data, 5, ()),
         (FILE, extension, 8 * UNIT_BYTES, ((0, 1),)),
         (FILE, library, 4000 * UNIT_BYTES, ((100, 1), (1000, 2))),
+        (FILE, data, 5, ()),
         (SMALL, second, 0, ()),
     ]
 

@@ -34,8 +34,10 @@ from launcher.ranks.start_plan import (
     of_file,
     parse_entries,
     parse_probe,
+    place_libraries,
     split,
     steps,
+    written_first,
 )
 
 UNITS = st.integers(0, 300)
@@ -142,6 +144,39 @@ def test_merged_order_has_each_once_and_keeps_that_of_modules(modules: list[str]
     assert sorted(merged) == sorted({*modules, *libraries})
     own = list(dict.fromkeys(modules))
     assert [path for path in merged if path in own] == own
+
+
+def test_a_library_that_was_mapped_into_a_gap_is_that_of_its_package() -> None:
+    begin = "/venv/lib/python3.11/site-packages"
+    files = ["/os.py", f"{begin}/torch/_C.so", f"{begin}/torch/x.so", f"{begin}/yaml/_y.so", f"{begin}/alone.so"]
+    libraries = [
+        *("/python", f"{begin}/yaml/_y.so", f"{begin}/torch/lib/cpu.so", "/libm", f"{begin}/torch.libs/gomp.so.1"),
+        *(f"{begin}/nvidia/blas.so", f"{begin}/torch/_C.so", "/libc"),
+    ]
+    assert place_libraries(files, libraries) == [
+        *(
+            "/python",
+            "/os.py",
+            f"{begin}/torch/_C.so",
+            f"{begin}/torch/lib/cpu.so",
+            f"{begin}/torch.libs/gomp.so.1",
+        ),
+        *("/libc", f"{begin}/torch/x.so", f"{begin}/yaml/_y.so", "/libm", f"{begin}/nvidia/blas.so"),
+        f"{begin}/alone.so",
+    ]
+
+
+@given(RANGES, RANGES)
+def test_what_is_relocated_comes_first(touched: list[tuple[int, int]], written: list[tuple[int, int]]) -> None:
+    ranges, copied = merge(touched), merge(written, 0)
+    found = written_first(ranges, copied)
+    assert sum(count for _, count in found) == len(covered(ranges)) and covered(found) == covered(ranges)
+    kinds = [
+        0 if not first and not place else 1 if covered([(first, count)]) <= covered(copied) else 2
+        for place, (first, count) in enumerate(found)
+    ]
+    assert kinds == sorted(kinds)
+    assert not covered(each for each, kind in zip(found, kinds, strict=True) if kind == 2) & covered(copied)
 
 
 # ---- lines ---------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from launcher.rendezvous.messages import (
     FromCoordinator,
     Join,
     Leave,
+    Listens,
+    MasterListens,
     Pinned,
     RankFailed,
     Refused,
@@ -202,3 +204,13 @@ def test_who_is_refused_or_lost_sends_no_events() -> None:
     host.receive(node, Join("run", "b", "h", 1, -1, "default", 1, 2, 2, 0, 5000, False))
     host.lost(node, "gone")
     assert sink.told == [("joined", stranger, "a"), ("left", stranger), ("joined", node, "b"), ("left", node)]
+
+
+def test_that_rank_0_listens_is_passed_on_to_the_others() -> None:
+    bed = Bed(3)
+    bed.host.receive(bed.nodes[1], Listens(4))
+    assert [bed.kinds(node).count(MasterListens) for node in range(3)] == [1, 0, 1]
+    assert bed.last(0, MasterListens) == MasterListens(4)
+    bed.host.lost(bed.nodes[1], "gone")
+    bed.host.receive(bed.nodes[1], Listens(5))
+    assert bed.kinds(2).count(MasterListens) == 1
