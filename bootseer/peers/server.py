@@ -35,6 +35,8 @@ GREET_S = 5.0  # for that
 IDLE_S = 90.0  # between two requests; clients let go of theirs sooner
 STALL_S = 10.0  # a reader that takes nothing for so long is dropped
 BEAT_S = 1.0  # between signs of life
+TOLD_S, TOLD_LOOK_S = 2.0, 0.05  # nodes name a store one after the other: who is asked too early waits
+MOST_AWAITED = 256  # folders of stores that this node has not named
 BURST_S = 0.05  # of the limit for uploads
 SLICE_BYTES = 256 << 10  # sent at once; what limit and deadline count by
 ACCEPT_PAUSE_S = 0.1  # when there are no more descriptors
@@ -65,6 +67,7 @@ class PeerServer:
         self._known: tuple[JobPeers, dict[str, Origin]] | None = None  # of the file as it was last
         self._filler: Filler | None = None
         self._connections = self._strangers = 0
+        self._awaited: dict[tuple[str, str], float] = {}  # folder of a store: when it was asked for at first
         self._counts = dict.fromkeys(COUNTS, 0)
         self._sent_to: dict[str, int] = {}  # bytes, by id of the peer
 
@@ -171,7 +174,7 @@ class PeerServer:
             return False
         self._strangers -= connection.is_stranger
         connection.is_stranger = False
-        store = self._store_of(ask)
+        store = await self._named_store(connection, ask)
         span = ask.start // SPAN_BYTES
         if store is None or (ask.end - 1) // SPAN_BYTES != span:
             self._counts["refused"] += 1
@@ -258,6 +261,23 @@ class PeerServer:
         elif self._known is None or self._known[0] is not peers:
             self._known = peers, peers.origins_by_id()
         return peers
+
+    async def _named_store(self, connection: Connection, ask: wire.Ask) -> Store | None:
+        """The same; it may become known in a moment, as nodes begin one after the other. Waits once a folder."""
+        store = self._store_of(ask)
+        folder = ask.name.origin, os.path.dirname(ask.name.path)
+        if store is not None or (folder not in self._awaited and len(self._awaited) >= MOST_AWAITED):
+            self._awaited.pop(folder, None)
+            return store
+        end_s = self._awaited.setdefault(folder, time.monotonic()) + TOLD_S
+        beat_s = 0.0
+        while store is None and (now_s := time.monotonic()) < end_s:
+            if now_s >= beat_s:
+                await connection.send(wire.write_answer(102))
+                beat_s = now_s + BEAT_S
+            await asyncio.sleep(TOLD_LOOK_S)
+            store = self._store_of(ask)
+        return store
 
     def _store_of(self, ask: wire.Ask) -> Store | None:
         """Of an object that the job named; None for any other."""

@@ -31,7 +31,7 @@ from bootseer.storage.protocol import Entry, Features, Stat
 from bootseer.storage.read_only import ReadOnly
 
 PARTS_AT_ONCE = 8  # of one read
-MEET_S, MEET_LOOK_S = 1.0, 0.02
+MEET_S, MEET_LOOK_S = 2.0, 0.02
 MEET_BYTES_PER_S = 32 << 20  # what is little is read before anybody is met
 MOST_GIVEN = 8192  # ranges of which it is remembered who gave them
 _STORE = ""  # gave it, not a peer

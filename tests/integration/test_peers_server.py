@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from bootseer import aio
-from bootseer.peers import wire
+from bootseer.peers import wire, write_peers
 from bootseer.peers.auth import Greeting, Session
 from bootseer.peers.spans import SPAN_BYTES, ObjectName
 from bootseer.testing.faulty_http import FaultyHttpServer
@@ -68,18 +68,26 @@ class Client:
     def head(self) -> wire.Answer | None:
         """The next one that is no sign of life; None when the connection ended."""
         while True:
-            while wire.END not in self.waiting:
-                try:
-                    data = self.socket.recv(65536)
-                except ConnectionResetError:
-                    return None
-                if not data:
-                    return None
-                self.waiting += data
-            head, _, self.waiting = self.waiting.partition(wire.END)
-            answer = wire.read_answer(head)
-            if answer.status != 102:
+            answer = self._next()
+            if answer is None or answer.status != 102:
                 return answer
+
+    def sign(self) -> int:
+        """The status of the next one, whatever it is."""
+        answer = self._next()
+        return 0 if answer is None else answer.status
+
+    def _next(self) -> wire.Answer | None:
+        while wire.END not in self.waiting:
+            try:
+                data = self.socket.recv(65536)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self.waiting += data
+        head, _, self.waiting = self.waiting.partition(wire.END)
+        return wire.read_answer(head)
 
     def status(self) -> int:
         answer = self.head()
@@ -189,7 +197,10 @@ def test_a_request_cannot_be_changed(nodes: PeerNodes, change: dict[str, str]) -
         *("packs/..", "packs/\0", "packs/\n", "x" * 3000, "packs/\\..\\one"),
     ],
 )
-def test_only_objects_of_the_job_can_be_asked(nodes: PeerNodes, server: FaultyHttpServer, path: str) -> None:
+def test_only_objects_of_the_job_can_be_asked(
+    nodes: PeerNodes, server: FaultyHttpServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bootseer.peers.server.TOLD_S", 0.0)
     with Client(nodes[1]) as client:
         session = client.greet()
         client.ask(session, nodes, path=path)
@@ -199,6 +210,29 @@ def test_only_objects_of_the_job_can_be_asked(nodes: PeerNodes, server: FaultyHt
         client.ask(session, nodes)
         assert client.status() == 206, "the connection is as good as before"
     assert [each.path for each in server.requests] == ["packs/one"]
+
+
+def test_who_asks_before_this_node_has_named_the_store_waits_for_it(nodes: PeerNodes) -> None:
+    node = nodes[1]
+    write_peers(node.path, nodes.peers(node.id, origins=[]))
+    with Client(node) as client:
+        client.ask(client.greet(), nodes)
+        assert client.sign() == 102, "it waits, and says so"
+        nodes.write()
+        assert client.status() == 206
+
+
+def test_a_store_that_this_node_never_names_is_waited_for_once(
+    nodes: PeerNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bootseer.peers.server.TOLD_S", 0.1)
+    with Client(nodes[1]) as client:
+        session = client.greet()
+        client.ask(session, nodes, origin="0" * 32)
+        assert client.sign() == 102
+        assert client.status() == 404
+        client.ask(session, nodes, origin="0" * 32)
+        assert client.sign() == 404, "at once"
 
 
 def test_ranges_of_more_than_a_span_are_refused(nodes: PeerNodes) -> None:
