@@ -37,6 +37,7 @@ class Kind(Enum):
     TEXT = "a text"
     TEXTS = "a list of texts"
     SECONDS = "a number of seconds"
+    NUMBER = "a whole number"
     SWITCH = "true or false"
     FOLDERS = 'a table of folders: name = "folder"'
 
@@ -90,6 +91,11 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
         "fork": Setting("--fork-ranks", Kind.TEXT, choices=("auto", "restarts", "on", "off")),
         "preload": Setting("--preload", Kind.TEXTS),
         "preload_timeout_s": Setting("--preload-timeout", Kind.SECONDS),
+    },
+    "restart": {
+        "same_error": Setting("--same-error", Kind.TEXT, choices=("give-up", "restart")),
+        "give_up_status": Setting("--give-up-status", Kind.NUMBER),
+        "refill_s": Setting("--restart-refill", Kind.SECONDS),
     },
     "start": {"strict": Setting("--strict", Kind.SWITCH)},
     "job": {
@@ -163,6 +169,8 @@ def _check(setting: Setting, value: Any, where: str) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is Kind.SECONDS and is_number and math.isfinite(value):
         return float(value)
+    if kind is Kind.NUMBER and is_number and isinstance(value, int):
+        return value
     if kind is Kind.SWITCH and isinstance(value, bool):
         return value
     if kind is Kind.FOLDERS and isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):

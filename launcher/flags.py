@@ -331,6 +331,19 @@ FLAGS: tuple[Flag, ...] = (
         metavar="S",
     ),
     _ours(
+        "--same-error",
+        "the same error of the code at the same line in two attempts in a row: give-up ends the job, as it would "
+        "fail there again; restart uses up --max-restarts (default give-up)",
+        choices=("give-up", "restart"),
+    ),
+    _ours(
+        "--give-up-status",
+        "exit status when starting again cannot help, for schedulers that look at it; 93 is common for "
+        "`do not requeue` (default 1)",
+        kind=int,
+        metavar="N",
+    ),
+    _ours(
         "--forward-signals",
         "signals that only pass to the ranks; empty for none (default SIGUSR1,SIGUSR2)",
         default="SIGUSR1,SIGUSR2",

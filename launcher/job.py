@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.policy import RestartPolicy
+from launcher.policy import RestartPolicy, SameError
 from launcher.rendezvous import ranks
 from launcher.rendezvous.messages import (
     Distributions,
@@ -77,6 +77,8 @@ class JobRules(NamedTuple):
     early_s: float = 30.0  # an attempt that fails sooner is retried with backoff
     backoff_s: float = 1.0  # 0: no backoff
     restart_refill_s: float | None = None
+    stops_on_same_error: bool = True
+    give_up_status: int = 1  # when starting again cannot help
     allow_mixed: bool = False
     open_membership: bool = True
     frees_endpoint: bool = False  # rank 0 binds the coordinator's own port (static, several nodes)
@@ -153,6 +155,7 @@ class Job:
         self._phase = Phase.GATHERING
         self._attempt = -1
         self._restarts = RestartPolicy(rules.max_restarts, rules.early_s, rules.backoff_s, rules.restart_refill_s)
+        self._same_error = SameError()
         self._changes = 0  # of the world, other than by failures of ranks
         self._changes_by_host: dict[str, int] = {}
         self._port_retries = 0
@@ -638,6 +641,14 @@ class Job:
             )
             self._gather_again(now_s)
             return
+        again = self._find_same_error() if self._rules.stops_on_same_error and self._rules.max_restarts else ""
+        if again:
+            self._finish(
+                self._rules.give_up_status,
+                f"{again}: the same as in the attempt before, so another would fail there too "
+                "(--same-error restart tries all the same)",
+            )
+            return
         delay_s = self._restarts.after_failure(lived_s)
         if delay_s is None:
             after = f" after {self._restarts.count} restart(s)" if self._restarts.used else ""
@@ -648,6 +659,14 @@ class Job:
         wait = f" in {delay_s:g} s (it failed early {early} times in a row)" if delay_s else ""
         self._tell_all(f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}")
         self._gather_again(now_s)
+
+    def _find_same_error(self) -> str:
+        """Of those that may have been the first to fail."""
+        from launcher.ranks.failure_class import certain_user_error
+
+        ordered = self._order_failures()
+        first = [failure for failure in ordered.failures if failure.rank in ordered.unsure] or ordered.failures[:1]
+        return self._same_error.after_failure(error for failure in first if (error := certain_user_error(failure)))
 
     def _gather_again(self, now_s: float, *, changed: bool = False) -> None:
         """Nodes come together for the next attempt; `changed`: because nodes came or went."""

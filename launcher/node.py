@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from launcher.event_files import EventFile
     from launcher.head_start import HeadStart
     from launcher.peers import NodePeers
+    from launcher.ranks.kernel_facts import KernelFacts
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
     from launcher.rendezvous.host import Resolve
@@ -84,6 +85,7 @@ class Node:
         self._attempt = 0
         self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
+        self._kernel: KernelFacts | None = None  # from the moment on when ranks run
 
     def _workplace_events(self) -> WorkplaceEvents:
         return WorkplaceEvents(
@@ -260,7 +262,14 @@ class Node:
             for local_rank, each in enumerate(plan)
         ]
         return RankGroup(
-            spec, world, self.host, self._guard, self.agent.to_job_clock, self.agent.group_events(), ranks
+            spec,
+            world,
+            self.host,
+            self._guard,
+            self.agent.to_job_clock,
+            self.agent.group_events(),
+            ranks,
+            lambda pid: self._kernel.of(pid) if self._kernel is not None else None,
         )
 
     def spawn(self, group: RankGroup) -> None:
@@ -505,9 +514,14 @@ class Node:
         self.recorded_start.first_step_seen(rank)
         self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
-    @staticmethod
-    def _get_ready() -> None:
+    def _get_ready(self) -> None:
         from launcher.ranks import cause, errorfile  # noqa: F401
+        from launcher.ranks.kernel_facts import KernelFacts
+
+        if self._kernel is None:
+            self._kernel = KernelFacts()
+        else:
+            self._kernel.begin()
 
     def _note_warmed(self) -> None:
         """What of this start `bootseer warm` had brought here before, as events."""
@@ -631,3 +645,5 @@ class Node:
             self._writer.close()
         if self._tailer is not None:
             self._tailer.close()
+        if self._kernel is not None:
+            self._kernel.close()

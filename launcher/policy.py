@@ -6,7 +6,24 @@ refilled after a long enough time without a failure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MOST_BACKOFF_S = 30.0
+
+
+class SameError:
+    """Whether an error of the user's code has come at the same place in two attempts, one after the other."""
+
+    def __init__(self) -> None:
+        self._last: frozenset[str] = frozenset()
+
+    def after_failure(self, errors: Iterable[str]) -> str:
+        """`errors`: of one attempt, with their places; those that are no certain errors of the code are not among
+        them. Returns: one that the attempt before had too, else ""."""
+        found = frozenset(errors)
+        again = min(found & self._last, default="")
+        self._last = found
+        return again
 
 
 class RestartPolicy:

@@ -86,6 +86,8 @@ class LaunchSpec(NamedTuple):
     allow_mixed: bool
     restart_refill_s: float | None
     restart_backoff_s: float
+    stops_on_same_error: bool
+    give_up_status: int
     events_dir: str | None
     quiet: bool
     strict: bool  # what fails before ranks run ends the job, also where there is another way
@@ -122,6 +124,8 @@ class LaunchSpec(NamedTuple):
             last_call_s=self.last_call_s,
             backoff_s=self.restart_backoff_s,
             restart_refill_s=self.restart_refill_s,
+            stops_on_same_error=self.stops_on_same_error,
+            give_up_status=self.give_up_status,
             allow_mixed=self.allow_mixed,
             frees_endpoint=static and not self.is_single,
             setup_s=0.0 if self.setup is None else self.setup.most_s,
@@ -199,6 +203,8 @@ def build_spec(
         allow_mixed=args.allow_mixed_environments,
         restart_refill_s=_not_negative(args.restart_refill, "--restart-refill"),
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
+        stops_on_same_error=args.same_error != "restart",
+        give_up_status=_give_up_status(args.give_up_status),
         events_dir=args.events_dir,
         quiet=args.quiet,
         strict=args.strict,
@@ -253,6 +259,12 @@ def _check(args: argparse.Namespace) -> None:
             f"--logs-specs {args.logs_specs!r}: third-party logs specs are not supported; "
             "use --redirects, --tee and --log-dir"
         )
+
+
+def _give_up_status(given: int | None) -> int:
+    if given is not None and not 0 < given < 126:
+        raise UsageError(f"--give-up-status {given}: give 1 to 125; above are those of shells")
+    return 1 if given is None else given
 
 
 def _fresh_id() -> str:

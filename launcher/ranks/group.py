@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.guard_client import Exited, GuardClient, SpawnRequest
 from launcher.ranks.command import rank_command
@@ -19,6 +19,9 @@ from launcher.ranks.logs import RankLogs
 from launcher.ranks.program import RankProgram
 from launcher.rendezvous.messages import Failure, World
 from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.ranks.kernel_facts import KernelWord
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 16 * 1024
@@ -71,6 +74,7 @@ class RankGroup:
         to_job_clock: Callable[[int], tuple[int, int]],
         events: GroupEvents,
         ranks: list[Rank],
+        kernel_word: Callable[[int], KernelWord | None] = lambda _pid: None,
     ) -> None:
         self._spec = spec
         self.world = world
@@ -78,6 +82,7 @@ class RankGroup:
         self._guard = guard
         self._to_job_clock = to_job_clock
         self._events = events
+        self._kernel_word = kernel_word
         self.ranks = ranks
         self._by_key = {world.attempt << 20 | rank.local_rank: rank for rank in ranks}
         self.failures: list[Failure] = []
@@ -216,6 +221,7 @@ class RankGroup:
         tail: tuple[str, ...] = ()
         if not by_us and rank.logs.stderr_path not in (None, os.devnull):
             tail = read_tail(rank.logs.stderr_path or "", STDERR_TAIL_LINES, STDERR_TAIL_BYTES)
+        word = None if by_us else self._kernel_word(exited.pid)
         return Failure(
             node=self._node,
             group_rank=self.world.group_rank,
@@ -231,4 +237,6 @@ class RankGroup:
             message=record.message if record is not None else "",
             traceback=record.traceback if record is not None else "",
             stderr_tail=tail,
+            oom=word.oom if word is not None else "",
+            kernel=word.lines if word is not None else (),
         )

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from launcher.ranks.exits import Kind, classify, describe_status, find_sign, signal_name
+from launcher.ranks.failure_class import FailureClass, classify_failure, where
 from launcher.rendezvous.messages import Failure
 
 MOST_WIDTH = 60
@@ -110,13 +111,19 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 def _as_dict(failure: Failure) -> dict[str, Any]:
     sign = find_sign(failure)
+    verdict = classify_failure(failure)
     return {
+        "class": verdict.kind.value,
+        "why": verdict.why,
+        "class_is_sure": verdict.is_sure,
+        "where": where(failure),
         "kind": classify(failure).name.lower(),
         "consequence_of": sign.what if sign is not None else "",
         "signal": signal_name(failure.status),
         "how": describe_status(failure.status),
         **failure._asdict(),
         "stderr_tail": list(failure.stderr_tail),
+        "kernel": list(failure.kernel),
     }
 
 
@@ -138,6 +145,9 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int)
     if sign is not None:
         what = "waited in vain for another rank" if sign.weak else "consequence of another rank's end"
         lines.append(f"  kind      : {what} ({sign.what})")
+    else:
+        lines.append(f"  class     : {_describe_class(failure)}")
+    lines += [f"  kernel    : {_clean(line)}" for line in failure.kernel]
     said = failure.traceback or failure.message
     if not said:
         said = _describe_silence(failure)
@@ -145,6 +155,12 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int)
     if failure.stderr_tail and not failure.traceback:
         lines.append(f"  stderr    : (its last lines)\n  {_indent(chr(10).join(failure.stderr_tail), most_lines)}")
     return "\n".join(lines)
+
+
+def _describe_class(failure: Failure) -> str:
+    verdict = classify_failure(failure)
+    place = where(failure) if verdict.kind is FailureClass.USER else ""
+    return f"{verdict.kind.value}{'' if verdict.is_sure else ', likely'} ({_clean(place or verdict.why)})"
 
 
 def _describe_silence(failure: Failure) -> str:

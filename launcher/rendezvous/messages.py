@@ -29,6 +29,8 @@ class Failure(NamedTuple):
     message: str  # from the error file, else ""
     traceback: str  # from the error file, else ""
     stderr_tail: tuple[str, ...]  # last lines of its stderr log, () when it went to the console
+    oom: str = ""  # killed for want of memory: yes, maybe, no, "" where that cannot be known
+    kernel: tuple[str, ...] = ()  # lines of the kernel's log about it, or about accelerators
 
 
 class Distributions(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -296,6 +297,48 @@ def test_early_failures_are_retried_with_backoff_and_late_ones_are_not() -> None
     sim.fail(1)
     assert sim.job.deadline_s() is None
     assert sim.world(1).restart_count == 5
+
+
+USER_ERROR = 'Traceback (most recent call last):\n  File "/job/train.py", line {line}, in <module>\nKeyError: 1\n'
+
+
+def test_the_same_error_of_the_code_twice_ends_the_job() -> None:
+    sim = fixed(2, max_restarts=9, give_up_status=93)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(1, traceback=USER_ERROR.format(line=4))
+    sim.run_until_idle()
+    assert sim.finish() is None
+    sim.fail(2, traceback=USER_ERROR.format(line=4))
+    finish = sim.finish()
+    assert finish is not None
+    assert finish.status == 93
+    assert "KeyError at /job/train.py:4" in finish.reason
+    assert "--same-error restart" in finish.reason
+
+
+def test_errors_at_other_lines_and_other_failures_use_up_the_budget() -> None:
+    sim = fixed(1, max_restarts=3)
+    sim.join(1)
+    for line in (4, 5, None, 5):
+        assert sim.finish() is None
+        sim.fail(1, traceback="" if line is None else USER_ERROR.format(line=line))
+        sim.run_until_idle()
+    finish = sim.finish()
+    assert finish is not None
+    assert (finish.status, finish.reason) == (1, "ranks failed after 3 restart(s)")
+
+
+@pytest.mark.parametrize("changes", [{"stops_on_same_error": False}, {"max_restarts": 0}])
+def test_the_same_error_is_tried_again_where_that_was_asked_for(changes: dict[str, object]) -> None:
+    sim = fixed(1, **{"max_restarts": 2, "give_up_status": 93, **changes})
+    sim.join(1)
+    for _ in range(1 + sim.rules.max_restarts):
+        sim.fail(1, traceback=USER_ERROR.format(line=4))
+        sim.run_until_idle()
+    finish = sim.finish()
+    assert finish is not None
+    assert finish.status == 1
 
 
 def test_refill_gives_the_budget_back_but_the_count_never_falls() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.policy import MOST_BACKOFF_S, RestartPolicy
+from launcher.policy import MOST_BACKOFF_S, RestartPolicy, SameError
 
 LIVES = st.lists(st.floats(0.0, 1e5), max_size=50)
 
@@ -55,3 +55,14 @@ def test_waits_double() -> None:
     policy = RestartPolicy(10, 30.0, 1.0)
     assert [policy.after_failure(0.0) for _ in range(9)] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert RestartPolicy(2, 30.0, 0.0).after_failure(0.0) == 0.0
+
+
+def test_the_same_error_in_two_attempts_in_a_row() -> None:
+    same = SameError()
+    assert same.after_failure(["KeyError at a.py:1", "KeyError at b.py:2"]) == ""
+    assert same.after_failure(["KeyError at b.py:2"]) == "KeyError at b.py:2"
+
+
+def test_another_failure_between_them_begins_anew() -> None:
+    same = SameError()
+    assert [same.after_failure(each) for each in (["a"], [], ["a"], ["b"], ["a"])] == [""] * 5

@@ -31,6 +31,7 @@ def test_one_failure():
         "  exitcode  : 1 (pid: 1003) ",
         "  error_file: /logs/3/error.json",
         "  attempt   : 0 (node 0)",
+        "  class     : user (ValueError at a.py:3)",
         "  traceback : Traceback (most recent call last):",
         '    File "a.py", line 3, in <module>',
         "      f()",

@@ -1,0 +1,205 @@
+"""PURE: to which class a failure belongs, and which line of the user's code it came from.
+
+In goes a Failure, out come a class, the evidence in words, and whether it is sure. What is looked for are the
+words of Linux, Python, torch 2.13, CUDA, NCCL and Hadoop. The kernel's word counts more than the rank's, the
+rank's more than its status; what only fits is said to be likely. The classes are those of ByteRobust's taxonomy,
+made coarser (ours).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from launcher.ranks.exits import Kind, classify, find_sign, first_exception, signal_name
+from launcher.rendezvous.messages import Failure
+
+
+class FailureClass(Enum):
+    """Whose matter a failure is."""
+
+    USER = "user"  # the training code, or how it was called
+    RESOURCE = "resource"  # memory, disk space, descriptors, threads
+    PLATFORM = "platform"  # disks, mounts, storage services
+    ACCELERATOR = "accelerator"
+    NETWORK = "network"
+    NUMERIC = "numeric"  # not a number
+    KILLED = "killed"  # by somebody else's signal
+    STOPPED = "stopped"  # by bootrun
+
+
+class Verdict(NamedTuple):
+    """What a failure is taken for."""
+
+    kind: FailureClass
+    why: str  # for people, a few words
+    is_sure: bool
+
+
+class _Words(NamedTuple):
+    kind: FailureClass
+    pattern: str
+    why: str
+    is_sure: bool = True
+
+
+_U, _R, _P, _A, _N, _F = (
+    FailureClass.USER,
+    FailureClass.RESOURCE,
+    FailureClass.PLATFORM,
+    FailureClass.ACCELERATOR,
+    FailureClass.NETWORK,
+    FailureClass.NUMERIC,
+)
+
+# The first that fits counts: what is special stands above what is general. Each begins with fixed text (speed).
+WORDS: tuple[_Words, ...] = (
+    _Words(_U, r"CUDA error: device-side assert", "an assertion in a CUDA kernel, mostly an index out of range"),
+    _Words(_R, r"CUDA out of memory|torch\.OutOfMemoryError|CUDA error: out of memory", "out of GPU memory"),
+    _Words(_R, r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED", "out of GPU memory", is_sure=False),
+    _Words(_A, r"uncorrectable ECC error|Uncorrectable ECC", "an uncorrectable memory error of the accelerator"),
+    _Words(_A, r"NVRM: Xid|fallen off the bus|CUDA error: unknown error|GPU is lost", "an accelerator is lost"),
+    _Words(_A, r"CUDA-capable device\(s\) is/are busy|no CUDA-capable device|No CUDA GPUs are", "no accelerator"),
+    _Words(_A, r"CUDA driver (?:version|initialization failed)|Driver/library version mismatch", "its driver"),
+    _Words(_A, r"illegal memory access was encountered|misaligned address", "a wrong address on the GPU", False),
+    _Words(_A, r"CUDA error|CUDA failure|CUBLAS_STATUS_|CUDNN_STATUS_|NVML: ", "the accelerator", is_sure=False),
+    _Words(_R, r"No space left on device|Errno 28\]", "no space left on a disk"),
+    _Words(_R, r"Disk quota exceeded|Errno 122\]", "a disk quota is used up"),
+    _Words(_R, r"Too many open files|Errno 24\]", "no file descriptors left"),
+    _Words(_R, r"can't start new thread|pthread_create failed|Errno 11\]", "no threads left"),
+    _Words(_R, r"insufficient shared memory|unable to (?:open|allocate) shared memory", "no shared memory left"),
+    _Words(_R, r"is killed by signal: Killed", "a data loader's worker was killed: out of memory?", is_sure=False),
+    _Words(_R, r"MemoryError|std::bad_alloc|DefaultCPUAllocator: |Cannot allocate memory", "out of memory"),
+    _Words(_P, r"Stale file handle|Transport endpoint is not connected", "a file system that went away"),
+    _Words(_P, r"Input/output error|Errno 5\]", "a disk or file system gives errors"),
+    _Words(_P, r"Read-only file system|Errno 30\]", "a file system has become read-only", is_sure=False),
+    _Words(_P, r"org\.apache\.hadoop\.|BlockMissingException|StandbyException", "HDFS"),
+    _Words(_N, r"Name or service not known|failure in name resolution|gaierror", "a name is not resolved"),
+    _Words(_N, r"Network is unreachable|No route to host|Network is down", "the network is not there"),
+    _Words(_N, r"ibv_[a-z_]+ failed|NET/IB ?: |Got completion .{0,40} error", "RDMA"),
+    _Words(_N, r"ncclSystemError|NCCL .{0,80}unhandled system error", "NCCL: a system call or the network", False),
+    _Words(_F, r"FloatingPointError|returned nan values in its", "not a number"),
+    _Words(_F, r"(?:[Ll]oss|[Gg]radients?) (?:is|are|was|were) (?:nan|NaN|not finite)", "not a number"),
+    _Words(_F, r"[Nn]on-?finite (?:loss|grad)|(?:nan|NaN) (?:loss|gradient|encountered|detected)", "not a number"),
+)
+
+# Exceptions that the same code raises again on the same input: a restart does not help. RuntimeError is none, as
+# torch says everything by it.
+USER_EXCEPTIONS = frozenset(
+    {
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "BufferError",
+        "FileExistsError",
+        "FileNotFoundError",
+        "ImportError",
+        "IndentationError",
+        "IndexError",
+        "IsADirectoryError",
+        "KeyError",
+        "LookupError",
+        "ModuleNotFoundError",
+        "NameError",
+        "NotADirectoryError",
+        "NotImplementedError",
+        "PermissionError",
+        "RecursionError",
+        "SyntaxError",
+        "TabError",
+        "TypeError",
+        "UnboundLocalError",
+        "UnicodeDecodeError",
+        "UnicodeEncodeError",
+        "UnicodeError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+
+MOST_WHERE_CHARACTERS = 300
+_FRAME = re.compile(r'^\s*File "([^"\n]{1,500})", line (\d+)', re.MULTILINE)
+_RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::|$)", re.MULTILINE)
+_NOT_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |^<string>$|/launcher/inside\.py$")
+_compiled: list[tuple[_Words, re.Pattern[str]]] = []
+
+
+def classify_failure(failure: Failure) -> Verdict:
+    """The class of a failure, with what tells it."""
+    if failure.stopped_by_us:
+        return Verdict(FailureClass.STOPPED, "bootrun ended it", True)
+    if failure.oom == "yes":
+        return Verdict(_R, "out of memory: the kernel killed it", True)
+    if any("Xid" in line for line in failure.kernel):
+        return Verdict(_A, "the kernel's log has an Xid of the driver", True)
+    if classify(failure) is Kind.CONSEQUENCE:
+        sign = find_sign(failure)
+        assert sign is not None
+        return Verdict(_N, f"another rank was not there any more ({sign.what})", False)
+    text = first_exception(failure.message, failure.traceback, failure.stderr_tail)
+    words = _find_words(text)
+    if words is not None:
+        return Verdict(words.kind, words.why, words.is_sure)
+    if failure.status < 0:
+        return _by_signal(failure)
+    raised = _raised(text)
+    if raised in USER_EXCEPTIONS:
+        return Verdict(_U, raised, True)
+    if raised:
+        return Verdict(_U, raised, False)
+    return Verdict(_U, f"exit status {failure.status}", False)
+
+
+def where(failure: Failure) -> str:
+    """The exception and the line of the user's code that it came from: "KeyError at /job/train.py:41".
+
+    The innermost frame that is not of an installed package. "" where that is not known.
+    """
+    text = first_exception(failure.message, failure.traceback, failure.stderr_tail)
+    frames = [(path, line) for path, line in _FRAME.findall(text) if not _NOT_USERS.search(path)]
+    raised = _raised(text)
+    if not frames or not raised:
+        return ""
+    path, line = frames[-1]
+    return f"{raised} at {path}:{line}"[:MOST_WHERE_CHARACTERS]
+
+
+def certain_user_error(failure: Failure) -> str:
+    """`where`, if it is certain that the code is to blame and would fail there again; else ""."""
+    if failure.status < 0 or failure.stopped_by_us:
+        return ""
+    text = first_exception(failure.message, failure.traceback, failure.stderr_tail)
+    if _raised(text) not in USER_EXCEPTIONS:  # most are told apart by this, without the other patterns
+        return ""
+    verdict = classify_failure(failure)
+    return where(failure) if verdict.kind is _U and verdict.is_sure else ""
+
+
+def _by_signal(failure: Failure) -> Verdict:
+    name = signal_name(failure.status)
+    if name == "SIGKILL":
+        if failure.oom == "maybe":
+            return Verdict(_R, "SIGKILL, and the kernel has ended processes that were out of memory", False)
+        if failure.oom == "no":
+            return Verdict(FailureClass.KILLED, "SIGKILL, and not by the kernel for want of memory", True)
+        return Verdict(FailureClass.KILLED, "SIGKILL; whether memory ran out is not known here", False)
+    if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"):
+        return Verdict(_U, f"{name} in native code", False)
+    if name in ("SIGXCPU", "SIGXFSZ"):
+        return Verdict(_R, f"{name}: a limit of the process", True)
+    return Verdict(FailureClass.KILLED, f"{name} from outside", name != "SIGPIPE")
+
+
+def _find_words(text: str) -> _Words | None:
+    if not text:
+        return None
+    if not _compiled:
+        _compiled.extend((words, re.compile(words.pattern)) for words in WORDS)
+    return next((words for words, pattern in _compiled if pattern.search(text)), None)
+
+
+def _raised(text: str) -> str:
+    """The name of the exception: of the last line that begins with one."""
+    names = [name for name in _RAISED.findall(text) if name.endswith(("Error", "Exception", "Interrupt", "Exit"))]
+    return str(names[-1]).rpartition(".")[2] if names else ""

@@ -1,0 +1,141 @@
+"""Classes of failures by what the kernel, the rank and its status say; and the line of the user's code."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.ranks.failure_class import (
+    USER_EXCEPTIONS,
+    FailureClass,
+    certain_user_error,
+    classify_failure,
+    where,
+)
+from tests.unit.launcher.jobsim import make_failure
+
+HEAD = "Traceback (most recent call last):\n"
+USERS = (
+    '  File "/job/train.py", line 41, in <module>\n    main()\n  File "/job/model.py", line 7, in main\n    f()\n'
+)
+TORCHS = '  File "/venv/lib/python3.11/site-packages/torch/nn/module.py", line 99, in f\n    g()\n'
+
+SAID = [
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "resource", True),
+    ("RuntimeError: CUDA error: device-side assert triggered", "user", True),
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "accelerator", True),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered", "accelerator", False),
+    ("RuntimeError: No CUDA GPUs are available", "accelerator", True),
+    ("OSError: [Errno 28] No space left on device: '/scratch/x'", "resource", True),
+    ("OSError: [Errno 122] Disk quota exceeded", "resource", True),
+    ("OSError: [Errno 24] Too many open files", "resource", True),
+    ("RuntimeError: can't start new thread", "resource", True),
+    ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", "resource", False),
+    ("MemoryError", "resource", True),
+    ("OSError: [Errno 116] Stale file handle: '/mnt/data/1'", "platform", True),
+    ("OSError: [Errno 5] Input/output error", "platform", True),
+    ("org.apache.hadoop.ipc.StandbyException: Operation category READ is not supported", "platform", True),
+    ("socket.gaierror: [Errno -3] Temporary failure in name resolution", "network", True),
+    ("OSError: [Errno 113] No route to host", "network", True),
+    ("FloatingPointError: the loss is gone", "numeric", True),
+    ("RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.", "numeric", True),
+    ("ValueError: loss is nan", "numeric", True),
+    ("KeyError: 'tokens'", "user", True),
+    ("RuntimeError: shapes cannot be multiplied", "user", False),
+]
+
+
+@pytest.mark.parametrize(("last", "kind", "is_sure"), SAID)
+@pytest.mark.parametrize("by", ["error_file", "stderr"])
+def test_what_a_rank_says(last: str, kind: str, is_sure: bool, by: str) -> None:
+    trace = HEAD + USERS + TORCHS + last
+    failure = make_failure(
+        0,
+        status=1,
+        message=last if by == "error_file" else "",
+        traceback=trace if by == "error_file" else "",
+        stderr_tail=tuple(trace.splitlines()) if by == "stderr" else (),
+    )
+    verdict = classify_failure(failure)
+    assert (verdict.kind.value, verdict.is_sure) == (kind, is_sure)
+    assert verdict.why
+
+
+@pytest.mark.parametrize(
+    ("status", "oom", "kind", "is_sure"),
+    [
+        (-9, "yes", "resource", True),
+        (-9, "maybe", "resource", False),
+        (-9, "no", "killed", True),
+        (-9, "", "killed", False),
+        (-15, "", "killed", True),
+        (-11, "", "user", False),
+        (-6, "", "user", False),
+        (-25, "", "resource", True),
+        (77, "", "user", False),
+    ],
+)
+def test_how_a_rank_ended(status: int, oom: str, kind: str, is_sure: bool) -> None:
+    verdict = classify_failure(make_failure(0, status=status, oom=oom))
+    assert (verdict.kind.value, verdict.is_sure) == (kind, is_sure)
+
+
+def test_the_kernels_word_counts_more_than_the_ranks() -> None:
+    said = HEAD + USERS + "KeyError: 'tokens'"
+    assert classify_failure(make_failure(0, traceback=said, oom="yes")).kind is FailureClass.RESOURCE
+    xid = ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",)
+    assert classify_failure(make_failure(0, traceback=said, kernel=xid)).kind is FailureClass.ACCELERATOR
+
+
+def test_another_ranks_end_is_no_error_of_the_code() -> None:
+    said = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:8929"
+    failure = make_failure(0, status=1, message=said, traceback=HEAD + USERS + said)
+    verdict = classify_failure(failure)
+    assert (verdict.kind, verdict.is_sure) == (FailureClass.NETWORK, False)
+    assert certain_user_error(failure) == ""
+
+
+def test_what_we_stopped_is_nobodys_fault() -> None:
+    failure = make_failure(0, status=-15, stopped_by_us=True)
+    assert classify_failure(failure).kind is FailureClass.STOPPED
+    assert certain_user_error(failure) == ""
+
+
+def test_where_is_the_innermost_line_that_is_not_of_a_package() -> None:
+    failure = make_failure(0, traceback=HEAD + USERS + TORCHS + "torch.nn.BadError: no")
+    assert where(failure) == "BadError at /job/model.py:7"
+    assert where(make_failure(0, stderr_tail=("killed",))) == ""
+    only_torch = make_failure(0, traceback=HEAD + TORCHS + "ValueError: no")
+    assert where(only_torch) == ""
+
+
+def test_of_chained_exceptions_the_first_counts() -> None:
+    chained = (
+        HEAD
+        + USERS
+        + "KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        + HEAD
+        + '  File "/job/other.py", line 1, in f\n    raise\nOSError: [Errno 28] No space left on device\n'
+    )
+    failure = make_failure(0, status=1, traceback=chained)
+    assert certain_user_error(failure) == "KeyError at /job/model.py:7"
+
+
+@pytest.mark.parametrize("name", sorted(USER_EXCEPTIONS))
+def test_errors_of_the_code_are_certain(name: str) -> None:
+    failure = make_failure(0, status=1, traceback=HEAD + USERS + f"{name}: what")
+    assert certain_user_error(failure) == f"{name} at /job/model.py:7"
+
+
+@pytest.mark.parametrize("last", ["RuntimeError: what", "OSError: [Errno 5] Input/output error", "SystemExit: 3"])
+def test_errors_that_may_pass_are_not(last: str) -> None:
+    assert certain_user_error(make_failure(0, status=1, traceback=HEAD + USERS + last)) == ""
+
+
+@given(st.text(max_size=400), st.text(max_size=400), st.integers(-64, 255))
+def test_anything_gives_a_class(message: str, traceback: str, status: int) -> None:
+    failure = make_failure(0, status=status, message=message, traceback=traceback)
+    assert classify_failure(failure).kind in FailureClass
+    assert len(where(failure)) <= 300
+    certain_user_error(failure)
