@@ -85,12 +85,13 @@ _TEXT_CHARS = {
     **dict.fromkeys(("id", "own"), MOST_NAME_CHARS + 16),
     "why": KIB,
     "error_file": 4 * KIB,
+    "oom": 8,
     **dict.fromkeys(("message", "traceback", "reason", "text"), MOST_TEXT_CHARS),
     # Of one item:
     "names": 300,
     "stderr_tail": 2 * KIB,
 }
-_ITEMS = {"names": 20_000, "stderr_tail": 64, "failures": 4096, "unsure": 4096, "nodes": 256}
+_ITEMS = {"names": 20_000, "stderr_tail": 64, "kernel": 16, "failures": 4096, "unsure": 4096, "nodes": 256}
 _BYTES = {"data": MOST_EVENTS_BYTES}
 _HUGE = 2**62
 _NUMBERS: dict[str, tuple[float, float]] = {
