@@ -84,6 +84,8 @@ failures = st.builds(
     text,
     text,
     st.lists(text, max_size=5).map(tuple),
+    st.sampled_from(("", "yes", "maybe", "no")),
+    st.lists(text, max_size=4).map(tuple),
 )
 worlds = st.builds(
     World,
