@@ -86,6 +86,17 @@ if ! "$venv/bin/python" -c pass 2>/dev/null; then
     rm -rf "$venv"
     "$python" -m venv "$venv"
 fi
+# torch.compile builds against the headers of the interpreter, which distributions have in a package of their own.
+if ! "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; then
+    package=$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')
+    if can_install && apt_install "$package"; then
+        say "installed $package"
+    else
+        [ "${CI:-}" = true ] && die "Python.h of $python is missing ($package); with CI=true that is an error"
+        say "Python.h of $python is missing ($package): tests that compile fail"
+    fi
+fi
 say "installing what tests and benches need into $venv, torch among it: a minute or more"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[test]'
 touch "$venv/.ready"

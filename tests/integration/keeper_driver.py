@@ -103,8 +103,14 @@ def keepers(folder: Path) -> Iterator[Start]:
     for each in started:
         each.close()
         assert "Traceback" not in (folder / "keeper.err").read_text()
-    # What a keeper that was killed has made goes by its children, which may be at it.
-    wait_until(lambda: not os.listdir(folder / "tmp"), "no temporary files")
+
+    def nothing_is_left() -> bool:
+        """What a keeper that was killed has made goes by its children, else by the next keeper."""
+        if started and os.listdir(folder / "tmp"):
+            KeeperProcess(folder, started[-1].url).close()
+        return not os.listdir(folder / "tmp")
+
+    wait_until(nothing_is_left, "no temporary files")
 
 
 def wait_until(condition: Any, what: str) -> None:

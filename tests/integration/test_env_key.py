@@ -243,7 +243,7 @@ def test_another_interpreter(job: Job) -> None:
     if not os.access(SYSTEM_PYTHON, os.X_OK):
         lacking(f"there is no {SYSTEM_PYTHON}")
     if ask_interpreter(SYSTEM_PYTHON, job.environ, "/").build == asked.build:
-        lacking(f"{SYSTEM_PYTHON} is the interpreter of these tests")
+        pytest.skip(f"{SYSTEM_PYTHON}, the only other one that could be there, is that of these tests")
     before = job.key()
     shutil.rmtree(job.venv)
     make_venv(job.venv, SYSTEM_PYTHON)
