@@ -30,7 +30,7 @@ demo: setup  ## train a small model on two ranks, lose one, restart, resume
 test: lint  ## everything
 	$(PYTEST)
 
-check: lint  ## about two minutes, no system package
+check: lint  ## about five minutes, no system package
 	$(PYTEST) -m "not system and not slow"
 
 lint: setup  ## style, types, and which package may import which

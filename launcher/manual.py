@@ -18,6 +18,7 @@ from launcher.commands import EXAMPLES, GROUPS
 from launcher.warm.options import make_parser
 
 SHELLS = ("bash", "zsh", "tcsh")
+FILES_TOO = "complete -o bashdefault -o default -F"
 USAGE = """\
 examples:
   bootseer completion bash > ~/.local/share/bash-completion/completions/bootrun
@@ -28,22 +29,15 @@ examples:
 
 def main(argv: list[str]) -> int:
     """`bootseer completion SHELL`; the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="bootseer completion",
-        description="Writes what a shell needs to complete the words of bootrun and bootseer.",
-        epilog=USAGE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("shell", choices=SHELLS, help="which one")
-    parser.add_argument("--program", choices=("bootrun", "bootseer"), help="only of this one")
-    args = parser.parse_args(argv)
+    args = _own_parser().parse_args(argv)
     try:
         import shtab
     except ModuleNotFoundError:
         print("bootseer: error: shtab is missing: pip install 'bootseer[completion]'", file=sys.stderr)
         return 1
     texts = [
-        shtab.complete(made, shell=args.shell) + "\n"
+        # Words that no parser knows, as a script's, are names of files: without -o default bash offers nothing.
+        shtab.complete(made, shell=args.shell).replace("complete -o bashdefault -F", FILES_TOO) + "\n"
         for name, made in parsers().items()
         if args.program in (None, name)
     ]
@@ -53,6 +47,18 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:  # who reads it has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _own_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bootseer completion",
+        description="Writes what a shell needs to complete the words of bootrun and bootseer.",
+        epilog=USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("shell", choices=SHELLS, help="which one")
+    parser.add_argument("--program", choices=("bootrun", "bootseer"), help="only of this one")
+    return parser
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
@@ -70,6 +76,10 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     groups.add_parser("run", parents=[run], add_help=False, conflict_handler="resolve", help="the same as bootrun")
     warm = make_parser({})
     groups.add_parser("warm", parents=[warm], add_help=False, conflict_handler="resolve", help=warm.description)
+    own = _own_parser()
+    groups.add_parser(
+        "completion", parents=[own], add_help=False, conflict_handler="resolve", help=own.description
+    )
     for name, group in GROUPS.items():
         try:
             app = importlib.import_module(group.module).app

@@ -54,7 +54,7 @@ while read -r tool package; do
     fi
 done <<<"$tools"
 if [ ${#missing[@]} -gt 0 ] && can_install; then
-    say "installing ${packages[*]}"
+    say "installing $(printf '%s\n' "${packages[@]}" | sort -u | tr '\n' ' ')"
     RUNLEVEL=1 apt_install "${packages[@]}" || say "apt-get could not install them"  # 1: no service is started
     case " ${packages[*]} " in
         *" docker-registry "*) update-rc.d docker-registry disable >/dev/null 2>&1 || true ;;  # only tests start it

@@ -16,6 +16,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from bootseer.errors import KeyUnknown
+
 if TYPE_CHECKING:
     from packaging.markers import Marker
 
@@ -143,6 +145,7 @@ class Collector:
         if pinned is not None:
             self.wanted.append(Wanted(re.sub(r"[\-_.]+", "-", pinned[1]).lower(), text, True))
             return
+        _need_packaging()
         from packaging.requirements import InvalidRequirement, Requirement
         from packaging.utils import canonicalize_name
 
@@ -201,14 +204,23 @@ class Collector:
             return True
 
     def _applies_text(self, text: str) -> bool:
-        from packaging.markers import InvalidMarker, Marker
-
         if not text.strip():
             return True
+        _need_packaging()
+        from packaging.markers import InvalidMarker, Marker
+
         try:
             return self._applies(Marker(text))
         except InvalidMarker:
             return True
+
+
+def _need_packaging() -> None:
+    """Raises: KeyUnknown without it: set-up goes on, and is not kept."""
+    try:
+        import packaging  # noqa: F401
+    except ModuleNotFoundError:
+        raise KeyUnknown("reading requirements takes packaging: pip install 'bootseer[env]'") from None
 
 
 def decode_text(data: bytes) -> str:

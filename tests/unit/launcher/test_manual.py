@@ -33,6 +33,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (("bootseer", "image", ""), {"build", "mount", "prefetch"}),
         (("bootseer", "env", "caches", ""), {"list", "gc"}),
         (("bootseer", "warm", "--ho"), {"--hold"}),
+        (("bootseer", "completion", ""), {"bash", "zsh", "tcsh"}),
     ],
 )
 def test_a_shell_completes(
@@ -43,6 +44,17 @@ def test_a_shell_completes(
     script.write_text(capsys.readouterr().out)
     run = subprocess.run(["bash", "-c", ASK, "ask", script, *words], capture_output=True, text=True, timeout=60)
     assert found <= set(run.stdout.split()), run.stderr
+
+
+@needs_program("bash")
+def test_names_of_files_are_completed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bash"]) == 0
+    script = capsys.readouterr().out
+    ask = f"{script}\ncomplete -p bootrun; complete -p bootseer"
+    run = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, timeout=60)
+    told = run.stdout.splitlines()
+    assert len(told) == 2, run.stderr
+    assert all("-o default" in line for line in told), "bash's own, where ours has nothing to offer"
 
 
 def test_a_reader_that_has_enough_is_no_error() -> None:

@@ -17,6 +17,7 @@ from bootseer.env.command_words import Reads, Source, read_command
 from bootseer.env.manifests import parse_conda_environment, parse_conda_list, parse_pyproject
 from bootseer.env.requirements import Local, Named, Wanted, decode_text, parse_requirements, unpinned
 from bootseer.env.shell_words import parse_line
+from bootseer.errors import KeyUnknown
 
 LINUX = {
     "sys_platform": "linux",
@@ -329,3 +330,12 @@ def test_quoted_words_are_read_as_they_are(words: list[str]) -> None:
     line = parse_line("run " + " ".join(map(shlex.quote, words)), {})
     assert [word.text for word in line.commands[0].words] == ["run", *words]
     assert line.is_certain
+
+
+@pytest.mark.parametrize("line", ["a>=1", "a==1; python_version >= '3.8'", "a @ https://h/a.whl"])
+def test_without_packaging_nothing_is_known(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bootseer alone, as `pip install bootseer` gives it: set-up is run then, and not kept."""
+    monkeypatch.setitem(sys.modules, "packaging", None)
+    with pytest.raises(KeyUnknown, match=r"bootseer\[env\]"):
+        parse_requirements(line, {}, LINUX)
+    assert parse_requirements("a==1.0", {}, LINUX).wanted, "what is pinned is read without it"
