@@ -39,7 +39,8 @@ class NodeWatch:
         self._every_s = look_s(group.world.group_world_size)
         self._sampler = Sampler(group.ranks)
         self._collector: StackCollector | None = None
-        self._timer: Cancellable | None = loop.call_later(self._every_s, self._look)
+        self._timer: Cancellable | None = None
+        self._look()  # what comes first is learned from, too
 
     def stop(self) -> None:
         """The attempt is over."""
