@@ -126,9 +126,9 @@ def _memory_cgroup() -> Path:
     if (v1 / "memory.limit_in_bytes").exists():
         return v1
     control = v2 / "cgroup.subtree_control"
-    if control.exists() and "memory" in control.read_text().split():
-        return v2
-    lacking("no memory controller of cgroups can be used here")
+    if not control.exists() or "memory" not in control.read_text().split():
+        lacking("no memory controller of cgroups can be used here")
+    return v2
 
 
 @pytest.mark.system
