@@ -21,6 +21,7 @@ BENCHES = {
     "launch": "start and restart of a job: torchrun, bootrun and a five-line stdlib launcher",
     "rendezvous": "thousands of simulated nodes at one coordinator",
     "kill": "SIGKILL of bootrun, its guard and both at random moments: what is left",
+    "hang_healthy": "the hang detector on a virtual clock: false alarms in healthy jobs, delay of injected hangs",
     "hosts": "two hosts: one killed, cut off, or with another clock (root)",
     "fork": "forked ranks: start, restart and memory against torchrun, exec and the floor (best as root)",
     "fork_fallbacks": "ranks that were to be forked and are exec'd: each cause, what is printed, that the job ran",
@@ -33,6 +34,7 @@ BENCHES = {
     "report": "a report on 1,000 nodes with 8 ranks each: time, memory, size of the page",
     "pressure": "do ranks wait when their output is under pressure (root)",
     "start": "one job from launch to first step: image, environment, checkpoint, ranks; 1 and 3 nodes (root)",
+    "supervise_cost": "what looking at ranks costs: a step, a heartbeat, a look of the agent, stacks",
     "warm": "a node is warmed by the daemon while a job trains on it; what remains of the start after it (root)",
     "zero": "starts with nothing configured, from a cold page cache: disk and FUSE store, first and second (root)",
 }

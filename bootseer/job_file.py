@@ -92,6 +92,10 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
         "preload": Setting("--preload", Kind.TEXTS),
         "preload_timeout_s": Setting("--preload-timeout", Kind.SECONDS),
     },
+    "hang": {
+        "action": Setting("--on-hang", Kind.TEXT, choices=("report", "restart", "off")),
+        "least_s": Setting("--hang-least", Kind.SECONDS),
+    },
     "restart": {
         "same_error": Setting("--same-error", Kind.TEXT, choices=("give-up", "restart")),
         "give_up_status": Setting("--give-up-status", Kind.NUMBER),

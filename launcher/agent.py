@@ -23,17 +23,21 @@ from launcher.rendezvous.messages import (
     Finish,
     FromCoordinator,
     Leave,
+    NodeStacks,
     Note,
     RankFailed,
+    RankLooks,
     Refused,
     SetupNews,
     SetupOrder,
     Signalled,
     Spare,
+    Standstill,
     Started,
     Stop,
     Stopped,
     Succeeded,
+    WantStacks,
     Welcome,
     World,
 )
@@ -65,6 +69,8 @@ class Surroundings(Protocol):
     def observe_start(self, group: RankGroup) -> None: ...
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None: ...
     def attempt_over(self) -> None: ...
+    def send_stacks(self, number: int) -> None: ...  # of the ranks, to the coordinator
+    def show_standstill(self, found: Standstill) -> None: ...
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
     def hasten(self) -> None: ...  # a signal while `drain` is under way
@@ -143,6 +149,11 @@ class Agent:
                 self._around.say(text)
             case SetupOrder():
                 self._around.set_up(message)
+            case WantStacks(attempt, number):
+                if self._group is not None and attempt == self._group.world.attempt:
+                    self._around.send_stacks(number)
+            case Standstill():
+                self._around.show_standstill(message)
             case Spare(nodes):
                 self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")
 
@@ -209,6 +220,11 @@ class Agent:
             succeeded=self._on_succeeded,
             cannot_start=self._on_cannot_start,
         )
+
+    def tell_watch(self, message: RankLooks | NodeStacks) -> None:
+        """What is seen of the ranks from outside."""
+        if self._state is State.RUNNING:
+            self._send(message)
 
     def _on_started(self) -> None:
         group = self._group
@@ -408,7 +424,18 @@ class Agent:
             self._link.close()
         self._loop.stop()
 
-    def _send(self, message: RankFailed | Started | Succeeded | Stopped | Signalled | Leave | SetupNews) -> None:
+    def _send(
+        self,
+        message: RankLooks
+        | NodeStacks
+        | RankFailed
+        | Started
+        | Succeeded
+        | Stopped
+        | Signalled
+        | Leave
+        | SetupNews,
+    ) -> None:
         if self._link is not None:
             self._link.send(message)
 

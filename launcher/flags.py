@@ -331,6 +331,18 @@ FLAGS: tuple[Flag, ...] = (
         metavar="S",
     ),
     _ours(
+        "--on-hang",
+        "when no rank makes progress for longer than is usual: report what each rank does, restart after that, or "
+        "off (default report)",
+        choices=("report", "restart", "off"),
+    ),
+    _ours(
+        "--hang-least",
+        "seconds without progress that are never taken for a hang (default 15); more is learned from the job",
+        kind=float,
+        metavar="S",
+    ),
+    _ours(
         "--same-error",
         "the same error of the code at the same line in two attempts in a row: give-up ends the job, as it would "
         "fail there again; restart uses up --max-restarts (default give-up)",

@@ -206,6 +206,7 @@ class _Guard:
         self._preloaded: PreloadedProcess | None = None
         self._services: dict[int, _Service] = {}  # by pid
         self._helpers: dict[int, Helper] = {}  # by pid
+        self._to_remove: list[str] = []
 
     # ---- loop ------------------------------------------------------------------------------------------------
 
@@ -239,6 +240,11 @@ class _Guard:
             self._advance(no_children)
             self._kill_services()
             if self._ending and self._kill_at_s is None:
+                for path in self._to_remove:
+                    try:
+                        os.unlink(path)
+                    except OSError:
+                        pass  # its user has done so
                 self._flush_at_end()
                 return
 
@@ -314,6 +320,9 @@ class _Guard:
 
     def _do_grace(self, grace_s: float) -> None:
         self._grace_s = grace_s
+
+    def _do_remove_at_end(self, paths: list[str]) -> None:
+        self._to_remove = paths
 
     def _do_spawn(
         self,

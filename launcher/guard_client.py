@@ -125,6 +125,10 @@ class GuardClient:
         """Tells a helper to end, if it runs."""
         self._ask("end_help", number)
 
+    def remove_at_end(self, paths: list[str]) -> None:
+        """Files that are gone when the guard is, whoever was killed before; instead of those said before."""
+        self._ask("remove_at_end", paths)
+
     def signal(self, keys: list[int], signum: int) -> None:
         """Passes a signal on; the ranks go on."""
         self._ask("signal", keys, signum)

@@ -1,13 +1,13 @@
 """The code of ours inside a rank: installs what was asked for, then becomes the user's script.
 
 Run by path, in the interpreter of the ranks, which need not have bootseer (MODE: script, module or run-path):
-    python -u inside.py MODE EVENTS_FILE RUN_ID NODE RANK ATTEMPT TARGET ARGS...
+    python -u inside.py MODE EVENTS_FILE RUN_ID NODE RANK ATTEMPT PAGE_FILE TARGET ARGS...
     python -u inside.py preload PRELOADED_FILE FD MODE TARGET ARGS...   (forks ranks: preloaded.py)
 Stdlib only, and almost only what every interpreter has loaded before its first line: each rank pays for the rest.
 Needs Python 3.8; it parses in 3.4 and later, where it runs TARGET without us. Whatever is out of the ordinary (no
 such script, a syntax error) is left to the plain interpreter too. What a script can see of us is one frame below
-its own, the module _bootseer_rank, that its log files survive a full disk, and where caches are kept a function of
-inductor's.
+its own, the module _bootseer_rank, that its log files survive a full disk, where caches are kept a function of
+inductor's, and with a page (class Page) a hook of torch's optimizers, a signal handler and a descriptor.
 """
 
 _TEMPLATE = dict(globals())  # what the interpreter puts into __main__ before a script's first statement
@@ -31,6 +31,15 @@ HEARTBEAT_EVERY_NS = 1000000000
 FULL = (28, 122)  # ENOSPC, EDQUOT: module errno is not loaded at start
 MOST_ERROR_CHARS = 100000
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
+
+# Of the page; launcher/supervise/page.py reads it, and says what is where.
+PAGE_HEAD = b"BOOTRANK\1\0\0\0"
+PAGE_BYTES, PULSE_AT = 64, 32
+MOST_STEP = 1 << 55
+# All signals below 32 have a meaning, C libraries keep 32 to 34 for themselves, what takes real-time signals
+# (profilers with PAPI, HPCToolkit, message queues) counts up from SIGRTMIN, and valgrind has the last one.
+STACKS_SIGNAL = 59
+HIGH_FD, SPARED_FDS = 1000, 24  # out of the way of scripts that close 3 to 255, and of small limits
 
 
 # ---- events ------------------------------------------------------------------------------------------------
@@ -98,18 +107,159 @@ def plain_value(value: "Any") -> str:
     return quote(value[:1000]) if isinstance(value, str) else "null"
 
 
+# ---- seen from outside -------------------------------------------------------------------------------------
+
+
+class Page:
+    """A file in memory in which bootrun sees, without asking, how far this rank is, also when it hangs or is dead.
+
+    The same file takes the stacks of all threads, behind the page, when bootrun sends STACKS_SIGNAL: faulthandler
+    writes them in the signal handler, without the interpreter's lock. A handler that the script sets wins.
+    Raises OSError and the like where there is no such file: then there is no page, and that is all.
+    """
+
+    def __init__(self, path: str) -> None:
+        # By a path of /proc another process's file could be meant, where that is another /proc: looked at first.
+        found = os.stat(path)
+        if found.st_mode & FILE_TYPE != REGULAR or found.st_size < PAGE_BYTES:
+            raise ValueError(path)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        low = []  # of the standard streams: where one is closed, it stays so
+        try:
+            while fd <= 2:
+                low.append(fd)
+                fd = os.dup(fd)
+            if os.pread(fd, PAGE_BYTES, 0)[: len(PAGE_HEAD)] != PAGE_HEAD:
+                raise ValueError(path)
+            os.lseek(fd, 0, 2)  # stacks come behind the page
+            fd = self.fd = _move_high(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        finally:
+            for each in low:
+                os.close(each)
+        if not path.startswith("/proc/"):
+            try:
+                os.unlink(path)  # nobody else needs the name, and nobody may be there to take it away
+            except OSError:
+                pass
+        signum = 0
+        try:
+            _import_apart("faulthandler").register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
+            signum = STACKS_SIGNAL
+        except Exception:
+            pass
+        self.pulse, self.beat, forget = _make_pulse(fd)
+        os.register_at_fork(after_in_child=forget)
+        head = sys.modules["_thread"].get_ident() | fd << 64 | signum << 96
+        os.pwrite(fd, head.to_bytes(16, "little"), 16)
+        os.pwrite(fd, os.getpid().to_bytes(4, "little"), 12)  # last: from now on it is believed
+
+    def counts(self) -> None:
+        """Something counts steps from now on: until then none is not a sign of a standstill."""
+        try:
+            os.pwrite(self.fd, b"\1", 30)
+        except OSError:
+            pass  # the script has closed it
+
+
+def open_page(path: str) -> "Optional[Page]":
+    """None where there can be none: a rank has no use for it."""
+    try:
+        return Page(path)
+    except Exception:
+        return None
+
+
+def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], Callable[[], None]]":
+    """What counts a step; what counts a heartbeat, with its number; what makes a forked child stop counting.
+
+    A pulse is four words of 8 bytes: how many there were, when the last one was, MOST_STEP more than the last
+    number (0: none), and the sum of the first word, five times the second and seven times the third. Whoever reads
+    while they are written may see some words new and some old: that does not add up, as the count grows by one and
+    the time by hundreds, and then it is read again.
+    By a call of the kernel, not in a mapping: Pythons before 3.13 keep a descriptor of their own for each. The
+    file is looked at before each write, as a script may close all its descriptors and a file of its own then have
+    the number: from there on nothing is counted.
+    """
+    one = 1 | 1 << 192
+    a_ns = 1 << 64 | 5 << 192
+    a_step = 1 << 128 | 7 << 192
+    count = said = 0
+    at = fd
+    now_ns, look, write = time.monotonic_ns, os.fstat, os.pwrite
+    first = look(fd)
+    device, number = first.st_dev, first.st_ino
+
+    def pulse(*_step: "Any") -> None:
+        nonlocal count
+        count += one
+        if at < 0:
+            return
+        try:
+            found = look(at)
+            if found.st_ino == number and found.st_dev == device:
+                write(at, (count + said + now_ns() * a_ns).to_bytes(32, "little"), PULSE_AT)
+                return
+        except OSError:
+            pass
+        forget()
+
+    def beat(step: "Any") -> None:
+        nonlocal said
+        if type(step) is int and -MOST_STEP < step < MOST_STEP:
+            said = (step + MOST_STEP) * a_step
+        pulse()
+
+    def forget() -> None:
+        nonlocal at
+        at = -1
+
+    return pulse, beat, forget
+
+
+def _move_high(fd: int, below: int = 0) -> int:
+    """The same file by a number that scripts hardly close or expect; `below`: by so much less than the page's."""
+    high = min(HIGH_FD, os.sysconf("SC_OPEN_MAX") - SPARED_FDS) - below
+    while high > fd:
+        try:
+            os.fstat(high)
+        except OSError:
+            os.dup2(fd, high, False)
+            os.close(fd)
+            return high
+        high -= 1
+    return fd
+
+
+def _import_apart(name: str) -> "Any":
+    """A module of the standard library, not one of the script's of the same name; no trace of it is left."""
+    if name in sys.modules:
+        return sys.modules[name]
+    path = sys.path[:]
+    try:
+        sys.path[:] = [folder for folder in path if folder.endswith("/lib-dynload")]
+        return __import__(name)
+    finally:
+        sys.modules.pop(name, None)
+        sys.path[:] = path
+
+
 # ---- first step --------------------------------------------------------------------------------------------
 
 
 class FirstStep:
     """Finds the end of `import torch` and of the first optimizer step; the first heartbeat counts as well.
 
-    Sits in sys.meta_path only to be asked. Specs and loaders stay untouched and no frame of ours is below torch's:
-    the end of an import is the moment when importlib drops the lock of that module.
+    With a page each optimizer step is counted in it. Sits in sys.meta_path only to be asked. Specs and loaders
+    stay untouched and no frame of ours is below torch's: the end of an import is the moment when importlib drops
+    the lock of that module.
     """
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, page: "Optional[Page]" = None) -> None:
         self._events = events
+        self._page = page
         self._locks = {}  # type: Dict[str, Any]
         self._handle = None  # type: Any
         self._is_hooked = False
@@ -174,8 +324,25 @@ class FirstStep:
         if self._is_hooked or "torch.optim.optimizer" not in sys.modules:
             return
         optimizer = sys.modules["torch.optim.optimizer"]  # type: Any
-        self._handle = optimizer.register_optimizer_step_post_hook(self._make_hook())
+        hook = self._make_hook() if self._page is None else self._make_counter(self._page)
+        hook.__dict__["_torchdynamo_disable"] = True  # torch.compile calls it and does not look inside
+        self._handle = optimizer.register_optimizer_step_post_hook(hook)
         self._is_hooked = True
+        if self._page is not None:
+            self._page.counts()
+
+    def _make_counter(self, page: Page) -> "Callable[..., None]":
+        pulse, is_first = page.pulse, True
+
+        def after_step(*_step: "Any") -> None:
+            nonlocal is_first
+            pulse()
+            if is_first:
+                is_first = False
+                self._guarded(self.done, "optimizer_step")
+                self._retire()
+
+        return after_step
 
     def _make_hook(self) -> "Callable[..., None]":
         def after_step(*_step: "Any") -> None:
@@ -186,7 +353,6 @@ class FirstStep:
                 sys._getframe(1).f_locals[NAME] = _AtEnd(handle.remove)
                 self._retire()
 
-        after_step.__dict__["_torchdynamo_disable"] = True  # torch.compile calls it and does not look inside
         return after_step
 
     def _retire(self) -> None:
@@ -403,11 +569,15 @@ class Probes:
 
 
 class Heartbeats:
-    """Where bootseer.heartbeat ends: the first one counts as first step, then at most one event a second."""
+    """Where bootseer.heartbeat ends: the first one counts as first step, then at most one event a second.
 
-    def __init__(self, events: Events, first_step: FirstStep) -> None:
+    The page has each of them.
+    """
+
+    def __init__(self, events: Events, first_step: FirstStep, page: "Optional[Page]" = None) -> None:
         self._events = events
         self._first_step = first_step
+        self._count = None if page is None else page.beat
         self._due_ns = 0
 
     def beat(
@@ -416,6 +586,8 @@ class Heartbeats:
         metrics: "Dict[str, Any]",
         _now_ns: "Any" = getattr(time, "monotonic_ns", None),
     ) -> None:
+        if self._count is not None:
+            self._count(step)
         now_ns = _now_ns()
         if now_ns < self._due_ns:
             return
@@ -726,15 +898,15 @@ def start(arguments: "List[str]") -> "Tuple[Callable[..., object], Tuple[Any, ..
     """Installs and becomes; the returned call runs the script."""
     if arguments[1] == "preload":
         return _preload(arguments[2], arguments[3:])
-    mode, events_file, run_id, node, rank, attempt, target = arguments[1:8]
-    args = arguments[8:]
+    mode, events_file, run_id, node, rank, attempt, page_file, target = arguments[1:9]
+    args = arguments[9:]
     options = sys.orig_argv[: -len(arguments)] if hasattr(sys, "orig_argv") else _options(len(arguments))
     try:
         if sys.version_info >= (3, 8):
             sys.path_importer_cache.pop(_TEMPLATE["__file__"], None)
             sys.modules[NAME] = sys.modules["__main__"]
             call = become(mode, target, args, options, _TEMPLATE)
-            install(Events(events_file, run_id, node, int(rank), int(attempt)))
+            install(Events(events_file, run_id, node, int(rank), int(attempt)), page_file)
             return call
     except Exception:
         pass  # the script must run whatever is wrong with us
@@ -757,18 +929,20 @@ def _preload(path: str, arguments: "List[str]") -> "Tuple[Callable[..., object],
     return serve(arguments, globals(), _TEMPLATE)
 
 
-def install(events: Events) -> None:
-    """What a rank gets from us; the first event says that its script begins."""
+def install(events: Events, page_file: str = "") -> None:
+    """What a rank gets from us; the first event says that its script begins. Args: page_file: "" for none."""
     global heartbeat, rank_pid, known_modules, known_folders
     rank_pid = events.pid
     known_modules = known_modules or frozenset(sys.modules)
     known_folders = tuple([folder + "/" for folder in sys.path if folder])
     protect_output(events)
+    page = open_page(page_file) if page_file else None
     if events.path:
         watch_opened(events)
-        first_step = FirstStep(events)
+    if events.path or page is not None:
+        first_step = FirstStep(events, page)
         first_step.install()
-        heartbeat = Heartbeats(events, first_step).beat
+        heartbeat = Heartbeats(events, first_step, page).beat
         events.write("spawn", "instant", "script")
     if os.environ.get(Probes.VARIABLE) == "1":
         Probes().install()

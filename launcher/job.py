@@ -29,17 +29,21 @@ from launcher.rendezvous.messages import (
     Identity,
     Join,
     Leave,
+    NodeStacks,
     Note,
     RankFailed,
+    RankLooks,
     Refused,
     SetupNews,
     Signalled,
     Spare,
+    Standstill,
     Started,
     Stop,
     Stopped,
     Succeeded,
     WantEnvironment,
+    WantStacks,
     Welcome,
 )
 
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from launcher.ranks.cause import Ordered
     from launcher.setup_policy import JobSetup
     from launcher.setup_policy import Order as SetupSend
+    from launcher.supervise.facts import RankFacts
+    from launcher.supervise.watch import HangWatch, Said
 
 # Several nodes that join a running job within this time cost it one restart, not one each.
 JOIN_SETTLE_S = 1.0
@@ -77,6 +83,8 @@ class JobRules(NamedTuple):
     early_s: float = 30.0  # an attempt that fails sooner is retried with backoff
     backoff_s: float = 1.0  # 0: no backoff
     restart_refill_s: float | None = None
+    on_hang: str = "off"  # off | report | restart
+    hang_least_s: float = 15.0
     stops_on_same_error: bool = True
     give_up_status: int = 1  # when starting again cannot help
     allow_mixed: bool = False
@@ -156,6 +164,8 @@ class Job:
         self._attempt = -1
         self._restarts = RestartPolicy(rules.max_restarts, rules.early_s, rules.backoff_s, rules.restart_refill_s)
         self._same_error = SameError()
+        self._watch: HangWatch | None = None  # from the first look on
+        self._stood_still = ""  # why this attempt is ended, although no rank has failed
         self._changes = 0  # of the world, other than by failures of ranks
         self._changes_by_host: dict[str, int] = {}
         self._port_retries = 0
@@ -204,6 +214,8 @@ class Job:
             moments += [self._last_call_at_s, self._not_before_s or None]
         elif self._phase is Phase.RUNNING:
             moments.append(self._regroup_at_s)
+            if self._watch is not None:
+                moments.append(self._watch.deadline_s())
         elif self._phase is Phase.STOPPING:
             moments.append(self._stop_by_s)
         if self._setup is not None and self._phase is not Phase.FINISHED:
@@ -246,6 +258,8 @@ class Job:
         elif self._phase is Phase.RUNNING:
             if self._regroup_at_s is not None and now_s >= self._regroup_at_s:
                 self._regroup(now_s)
+            elif self._watch is not None:
+                self._heed(self._watch.tick(now_s), now_s)
         elif self._phase is Phase.STOPPING and self._stop_by_s is not None and now_s >= self._stop_by_s:
             for number, node in list(self._nodes.items()):
                 if node.part is Part.STOPPING:
@@ -463,6 +477,9 @@ class Job:
         self._succeeded.clear()
         self._digest = next((d for d in (self._nodes[m.node].digest for m in members) if d), "")
         self._port_was_taken = False
+        self._stood_still = ""
+        if self._watch is not None:
+            self._begin_watch(self._watch, now_s)
         if self._rules.frees_endpoint:
             self._orders.append(Listen(False))
         for node in self._nodes.values():
@@ -518,12 +535,52 @@ class Job:
             case Stopped(attempt):
                 if attempt == self._attempt and node.part is Part.STOPPING:
                     self._on_stopped(node, message, now_s)
+            case RankLooks(attempt, facts):
+                if attempt == self._attempt and self._phase is Phase.RUNNING and self._rules.on_hang != "off":
+                    self._on_looks(facts, now_s)
+            case NodeStacks(asked, data):
+                if self._watch is not None and self._phase is Phase.RUNNING:
+                    self._heed(self._watch.answered(number, asked, data), now_s)
             case SetupNews():
                 self._on_setup(node, number, message, now_s)
             case Signalled(signum):
                 self._on_signal(number, signum, now_s)
             case Leave(reason):
                 self._drop(number, reason, now_s, now_s)
+
+    # ---- standstill ------------------------------------------------------------------------------------------
+
+    def _on_looks(self, facts: tuple[RankFacts, ...], now_s: float) -> None:
+        if self._watch is None:
+            from launcher.supervise.hang import HangSettings
+            from launcher.supervise.watch import HangWatch
+
+            self._watch = HangWatch(HangSettings(least_s=self._rules.hang_least_s))
+            self._begin_watch(self._watch, now_s)
+        self._watch.looked(facts)
+
+    def _begin_watch(self, watch: HangWatch, now_s: float) -> None:
+        at_work = [node for node in self._nodes.values() if node.place is not None]
+        watch.attempt_began(sum(node.join.local_world_size for node in at_work), len(at_work), now_s)
+
+    def _heed(self, said: Iterable[Said], now_s: float) -> None:
+        """Asks, tells, and ends the attempt where that was asked for."""
+        from launcher.supervise.watch import Ask
+
+        for each in said:
+            places = [(number, node.place) for number, node in self._nodes.items() if node.place is not None]
+            if isinstance(each, Ask):
+                for number, _ in places:
+                    self._send(number, WantStacks(self._attempt, each.number))
+                continue
+            for number, place in places:
+                if place == 0:
+                    self._send(number, Standstill(self._attempt, each.number, each.text, each.data))
+                else:
+                    self._send(number, Note(each.line))
+            if self._rules.on_hang == "restart" and self._phase is Phase.RUNNING:
+                self._stood_still = each.line
+                self._stop(each.line, signal.SIGTERM, now_s)
 
     def _add_failures(self, failures: Iterable[Failure]) -> None:
         for failure in failures:
@@ -606,7 +663,7 @@ class Job:
             self._finish(128 + self._signum, f"stopped by {signal_name(self._signum)}")
         elif self._lost:
             self._after_loss(now_s)
-        elif any(not failure.stopped_by_us for failure in self._failures):
+        elif self._stood_still or any(not failure.stopped_by_us for failure in self._failures):
             self._after_failure(now_s)
         elif self._succeeded and self._succeeded.issuperset(
             number for number, node in self._nodes.items() if node.place is not None
@@ -652,7 +709,7 @@ class Job:
         delay_s = self._restarts.after_failure(lived_s)
         if delay_s is None:
             after = f" after {self._restarts.count} restart(s)" if self._restarts.used else ""
-            self._finish(1, f"ranks failed{after}")
+            self._finish(1, f"{self._stood_still or 'ranks failed'}{after}")
             return
         self._not_before_s = now_s + delay_s if delay_s else 0.0
         early = self._restarts.early_in_a_row

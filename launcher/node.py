@@ -22,9 +22,10 @@ from launcher.ranks.port import HeldPort, hold_any, hold_given
 from launcher.ranks.preloader import Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram
 from launcher.recorded_start import HelperSpan, RecordedStart
-from launcher.rendezvous.messages import Failure, Finish, SetupOrder, World
+from launcher.rendezvous.messages import Failure, Finish, SetupOrder, Standstill, World
 from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
+from launcher.supervise.page import NO_PAGE, Pages
 from launcher.workplace import Workplace, WorkplaceEvents
 
 if TYPE_CHECKING:
@@ -40,11 +41,13 @@ if TYPE_CHECKING:
     from launcher.ranks.tail import Tailer
     from launcher.rendezvous.host import Resolve
     from launcher.stage_span import StageSpan
+    from launcher.supervise.node_watch import NodeWatch
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
 TIDY_AFTER_S = 1.0
 # What the next failure needs is imported before it comes, when the start has the least of its own to do.
 READY_AFTER_S = 0.2
+WATCH_AFTER_S = 1.5  # no hang is seen sooner
 EXPECT_AFTER_S = 0.0005  # the ranks that go on have got their signal
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
 
@@ -77,6 +80,7 @@ class Node:
         self._has_ranks = False  # the attempt's ranks were started
         self._run_dir = ""
         self._events_dir = ""
+        self._pages = Pages()
         self.event_file: EventFile | None = None  # this node's own, of a job of several nodes that writes events
         self._tailer: Tailer | None = None
         self._record: AttemptRecord | None = None
@@ -85,6 +89,7 @@ class Node:
         self._attempt = 0
         self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
+        self._watch: NodeWatch | None = None  # over the attempt's ranks
         self._kernel: KernelFacts | None = None  # from the moment on when ranks run
 
     def _workplace_events(self) -> WorkplaceEvents:
@@ -257,9 +262,13 @@ class Node:
         plan = logs.plan_logs(
             self._run_dir, world.attempt, spec.nproc, spec.redirects, spec.tee, spec.local_ranks_filter
         )
+        has_hooks = spec.rank_hooks and spec.entry.mode != "program"
+        pages = self._pages.renew(spec.nproc, self.workplace.has_image) if has_hooks else [NO_PAGE] * spec.nproc
+        if self._pages.names:
+            self._guard.remove_at_end(self._pages.names)
         ranks = [
-            Rank(world.first_rank + local_rank, local_rank, each, self._rank_events_file(world, local_rank))
-            for local_rank, each in enumerate(plan)
+            Rank(world.first_rank + local_rank, local_rank, each, self._rank_events_file(world, local_rank), page)
+            for local_rank, (each, page) in enumerate(zip(plan, pages, strict=True))
         ]
         return RankGroup(
             spec,
@@ -476,6 +485,8 @@ class Node:
         self.preloader.attempt_started()
         self._loop.call_later(READY_AFTER_S, self._get_ready)
         self._loop.call_later(TIDY_AFTER_S, self._tidy)
+        if self._spec.on_hang != "off":
+            self._loop.call_later(WATCH_AFTER_S, self._begin_watch, group)
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import agent_event, rank_event
 
@@ -523,6 +534,32 @@ class Node:
         else:
             self._kernel.begin()
 
+    def _begin_watch(self, group: RankGroup) -> None:
+        if not self._has_ranks or group.is_stopping or group.world.attempt != self._attempt:
+            return
+        from launcher.supervise.node_watch import NodeWatch
+
+        agent = self.agent
+        self._watch = NodeWatch(self._loop, group, agent.to_job_clock, agent.tell_watch, self.say)
+
+    def send_stacks(self, number: int) -> None:
+        """What the ranks of this node do, to the coordinator."""
+        if self._watch is not None:
+            self._watch.ask(number)
+
+    def show_standstill(self, found: Standstill) -> None:
+        """Keeps the report of a standstill and shows it."""
+        from launcher.supervise.node_watch import SHOWN_LINES, keep_report
+
+        try:
+            kept = f" ({keep_report(self._run_dir, found)})"
+        except OSError as error:
+            kept = f" (it cannot be kept in {self._run_dir}: {error.strerror})"
+        lines = found.text.rstrip().splitlines()
+        self.complain(lines[0] + kept)
+        for line in lines[1:SHOWN_LINES]:
+            self._console.show(f"  {line}\n")
+
     def _note_warmed(self) -> None:
         """What of this start `bootseer warm` had brought here before, as events."""
         brought, self._brought = [each for each in self._brought if each[1]], []
@@ -565,6 +602,9 @@ class Node:
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
         self._has_ranks = False
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         if self.head_start is not None:
             self.head_start.over()
         if self.checkpoint is not None:
@@ -641,6 +681,7 @@ class Node:
         if self._record is not None:
             self._record.finish()
         self._note_warmed()
+        self._pages.close()
         if self._writer is not None:
             self._writer.close()
         if self._tailer is not None:

@@ -698,7 +698,7 @@ class _Preloaded:
                 except OSError:
                     pass  # the one that listed the folder
         _write_text("/proc/self/comm", "bootrun-parked")
-        self.fd = fd
+        fd = self.fd = self.inside["_move_high"](fd, 1)  # an exec'd rank has the low numbers free
         try:
             fields = self.receive()
         except _GuardGone:
@@ -738,8 +738,8 @@ class _Preloaded:
         return call
 
     def _become(self, rank: "_Rank") -> "Call":
-        mode, events_file, run_id, node, number, attempt, target = rank.argv[3:10]
-        args = rank.argv[10:]
+        mode, events_file, run_id, node, number, attempt, page_file, target = rank.argv[3:11]
+        args = rank.argv[11:]
         options = rank.argv[:2]
         inside = self.inside
         try:
@@ -751,7 +751,7 @@ class _Preloaded:
             for place, name in self.main_places:
                 if place.get(name) is self.main:
                     place[name] = sys.modules["__main__"]
-            inside["install"](inside["Events"](events_file, run_id, node, int(number), int(attempt)))
+            inside["install"](inside["Events"](events_file, run_id, node, int(number), int(attempt)), page_file)
             return call  # type: ignore[no-any-return]
         except Exception:
             inside["exec_bare"](inside["bare_command"](mode, target, args, options))

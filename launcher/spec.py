@@ -86,6 +86,8 @@ class LaunchSpec(NamedTuple):
     allow_mixed: bool
     restart_refill_s: float | None
     restart_backoff_s: float
+    on_hang: str  # report | restart | off
+    hang_least_s: float
     stops_on_same_error: bool
     give_up_status: int
     events_dir: str | None
@@ -124,6 +126,8 @@ class LaunchSpec(NamedTuple):
             last_call_s=self.last_call_s,
             backoff_s=self.restart_backoff_s,
             restart_refill_s=self.restart_refill_s,
+            on_hang=self.on_hang,
+            hang_least_s=self.hang_least_s,
             stops_on_same_error=self.stops_on_same_error,
             give_up_status=self.give_up_status,
             allow_mixed=self.allow_mixed,
@@ -203,6 +207,8 @@ def build_spec(
         allow_mixed=args.allow_mixed_environments,
         restart_refill_s=_not_negative(args.restart_refill, "--restart-refill"),
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
+        on_hang=args.on_hang or "report",
+        hang_least_s=_hang_least_s(args.hang_least),
         stops_on_same_error=args.same_error != "restart",
         give_up_status=_give_up_status(args.give_up_status),
         events_dir=args.events_dir,
@@ -259,6 +265,12 @@ def _check(args: argparse.Namespace) -> None:
             f"--logs-specs {args.logs_specs!r}: third-party logs specs are not supported; "
             "use --redirects, --tee and --log-dir"
         )
+
+
+def _hang_least_s(given: float | None) -> float:
+    if given is not None and not 1 <= given <= 86400:
+        raise UsageError(f"--hang-least {given:g}: give 1 to 86400 seconds")
+    return 15.0 if given is None else given
 
 
 def _give_up_status(given: int | None) -> int:

@@ -35,10 +35,11 @@ def rank_command(
     node: str,
     rank: int,
     attempt: int,
+    page_file: str = "",
 ) -> list[str]:
     """The words of a rank's command; `${local_rank}` in them is replaced as torchrun does.
 
-    Args: inside: path of the rank-side file (program.py), "" for no hooks; events_file: "" for none;
+    Args: inside: path of the rank-side file (program.py), "" for no hooks; events_file, page_file: "" for none;
         local_rank: the true one also where the rank sees 0 (--virtual-local-rank).
     """
     args = [substitute(arg, local_rank) for arg in entry.args]
@@ -47,7 +48,7 @@ def rank_command(
     # torchrun counts the script itself to the arguments, a program it does not
     words = [substitute(entry.target, local_rank), *args]
     if inside:
-        identity = [entry.mode, events_file, run_id, node, str(rank), str(attempt)]
+        identity = [entry.mode, events_file, run_id, node, str(rank), str(attempt), page_file]
         return [python, "-u", inside, *identity, *words]
     how = {"script": [], "module": ["-m"], "run-path": ["-c", RUN_PATH]}[entry.mode]
     return [python, "-u", *how, *words]

@@ -19,6 +19,7 @@ from launcher.ranks.logs import RankLogs
 from launcher.ranks.program import RankProgram
 from launcher.rendezvous.messages import Failure, World
 from launcher.spec import LaunchSpec
+from launcher.supervise.page import NO_PAGE, PageFile
 
 if TYPE_CHECKING:
     from launcher.ranks.kernel_facts import KernelWord
@@ -38,18 +39,33 @@ class RankState(Enum):
 class Rank:
     """One rank of this node."""
 
-    __slots__ = ("cpu_s", "events_file", "is_forked", "local_rank", "logs", "pid", "rank", "started_ns", "state")
+    __slots__ = (
+        *("cpu_s", "events_file", "is_forked", "local_rank", "logs", "page", "pid", "rank", "started_ns", "state"),
+    )
 
-    def __init__(self, rank: int, local_rank: int, logs: RankLogs, events_file: str) -> None:
+    def __init__(
+        self, rank: int, local_rank: int, logs: RankLogs, events_file: str, page: PageFile = NO_PAGE
+    ) -> None:
         self.rank = rank
         self.local_rank = local_rank
         self.logs = logs
         self.events_file = events_file
+        self.page = page
         self.pid = 0
         self.started_ns = 0  # its exec or fork, of the monotonic clock
         self.cpu_s = 0.0
         self.is_forked = False  # from the preloaded process
         self.state = RankState.STARTING
+
+    @property
+    def page_file(self) -> str:
+        """Where this node's agent sees its steps (supervise/page.py); "" for nowhere."""
+        return self.page.path
+
+    @property
+    def stacks_file(self) -> str:
+        """Where its stacks come, when asked for (supervise/stacks.py): behind its page."""
+        return self.page.path
 
 
 class GroupEvents(NamedTuple):
@@ -126,6 +142,7 @@ class RankGroup:
                 node=self._node,
                 rank=rank.rank,
                 attempt=world.attempt,
+                page_file=rank.page.given,
             )
             environ = {
                 **program.environ,

@@ -55,6 +55,8 @@ FROM_MEMBER = _kinds(
     (12, m.EventBatch, MOST_EVENTS_BYTES + 128),
     (13, m.PeerServes, 2 * KIB),
     (14, m.Listens, 16),
+    (15, m.RankLooks, MOST_PAYLOAD_BYTES),
+    (16, m.NodeStacks, MOST_EVENTS_BYTES + 128),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -70,6 +72,8 @@ FROM_COORDINATOR = _kinds(
     (75, m.WantEvents, 16),
     (76, m.PeerNodes, 64 * KIB),
     (77, m.MasterListens, 16),
+    (78, m.WantStacks, 32),
+    (79, m.Standstill, 256 * KIB),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from launcher.supervise.facts import RankFacts
+
 # ---- records -----------------------------------------------------------------------------------------------
 
 
@@ -128,6 +130,20 @@ class Listens(NamedTuple):
     """Rank 0 of this node listens on the attempt's master port."""
 
     attempt: int
+
+
+class RankLooks(NamedTuple):
+    """What is seen of the node's ranks from outside, now and then while they run; times by the job's clock."""
+
+    attempt: int
+    facts: tuple[RankFacts, ...]
+
+
+class NodeStacks(NamedTuple):
+    """Answer to WantStacks."""
+
+    number: int  # of the question
+    data: bytes  # of supervise/watch.py: zlib of JSON
 
 
 class RankFailed(NamedTuple):
@@ -257,6 +273,22 @@ class MasterListens(NamedTuple):
     attempt: int
 
 
+class WantStacks(NamedTuple):
+    """Send what the ranks of attempt `attempt` do: the job stands still."""
+
+    attempt: int
+    number: int
+
+
+class Standstill(NamedTuple):
+    """The job stands still: to the node with rank 0, which keeps the report."""
+
+    attempt: int
+    number: int  # of the standstill in this job, from 0
+    text: str  # for people
+    data: bytes  # zlib of JSON: the same for programs
+
+
 class Note(NamedTuple):
     """A line for the people who read this node's console."""
 
@@ -294,6 +326,8 @@ FromMember = (
     | EventBatch
     | PeerServes
     | Listens
+    | RankLooks
+    | NodeStacks
 )
 FromCoordinator = (
     Welcome
@@ -309,4 +343,6 @@ FromCoordinator = (
     | WantEvents
     | PeerNodes
     | MasterListens
+    | WantStacks
+    | Standstill
 )

@@ -132,6 +132,7 @@ class Jobs:
 _CHANGING: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:_\w{8})?", "RUN"),
     (r"bootseer-\d+-[0-9a-f]{8}", "CGROUP"),
+    (r"/proc/\d+/fd/\d+", "PAGE"),
     (r"(MASTER_PORT\W+)\d+", lambda match: match[1] + "PORT"),
     (r"(?<!\w)0x[0-9a-f]{6,}", "ADDRESS"),
     (r"(\"timestamp\": ?\"?)\d+", lambda match: match[1] + "TIME"),

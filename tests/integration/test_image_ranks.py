@@ -29,10 +29,13 @@ from bootseer.tree.building import Contents, Progress, build
 from bootseer.tree.from_folder import Folder
 from bootseer.tree.index import Config
 from bootseer.tree.packing import Packer
+from launcher.loop import Loop
+from launcher.supervise.collector import StackCollector
 from tests import support
 from tests.integration.image_roots import find_interpreter, make_root
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.mounting import need_fuse
+from tests.integration.watched_ranks import SeenRank, collect, find_ranks
 
 pytestmark = [
     pytest.mark.system,
@@ -208,7 +211,8 @@ def test_what_a_rank_sees(
         assert seen["bind"] == "of the node" and seen["hello"] == "from the image\n"
         assert "imageuser" in seen["users"] and "nobody" in seen["users"]
         assert seen["ours"] == ["_bootseer_rank"]
-        assert set(seen["fds"]) - {"3"} == {"0", "1", "2"}, seen["fds"]  # 3: the folder that is listed
+        fds = {fd for fd, path in seen["fds"].items() if "bootseer-page" not in path}
+        assert fds - {"3"} == {"0", "1", "2"}, seen["fds"]  # 3: the folder that is listed
         assert re.search("^NoNewPrivs:\t1$", seen["status"], re.MULTILINE)
         ignored = {int(line.split()[1], 16) for line in seen["signals"] if line.startswith("SigIgn")}
         # What Python itself ignores, and the C library's own two, which no program can give back.
@@ -910,3 +914,27 @@ def test_another_user_cannot_enter(bootrun: support.Programs, root: str) -> None
     assert addresses
     program.signal(signal.SIGTERM)
     program.wait()
+
+
+@pytest.mark.parametrize("fork", ["off", "on"])
+def test_steps_and_stacks_of_ranks_inside_are_seen(
+    bootrun: support.Programs, root: str, tmp_path: Path, fork: str
+) -> None:
+    text = "import os, sys, time\nsys.modules['_bootseer_rank'].heartbeat(5, {})\n"
+    text += "def inner():\n    open('ready-' + os.environ['RANK'], 'w').close()\n    time.sleep(1000)\ninner()\n"
+    write(bootrun.dir, "steps.py", text)
+    words = ("--standalone", "--nproc-per-node", "2", "--image", f"rootfs:{root}", "--fork-ranks", fork)
+    job = bootrun.start(*words, "--preload", "none", "--log-dir", tmp_path / "logs", "steps.py")
+    ranks = find_ranks(job, 2)
+    assert not any(os.path.exists(rank.page_file) for rank in ranks)  # its name is gone
+    own = [f"/proc/{job.pid}/fd/{fd}" for fd in os.listdir(f"/proc/{job.pid}/fd")]
+    pages = {path for path in own if os.path.lexists(path) and "bootseer-page" in os.readlink(path)}
+    by_pid = {page.pid: path for path in pages if (page := SeenRank(0, 0, path).page()) is not None}
+    ranks = [rank._replace(page_file=by_pid[rank.pid]) for rank in ranks]
+    assert [page.step for page in (rank.page() for rank in ranks) if page is not None] == [5, 5]
+    loop = Loop()
+    found = collect(StackCollector(loop, ranks, py_spy=""), loop)
+    loop.close()
+    assert [found[rank].main[0].function for rank in (0, 1)] == ["inner", "inner"]
+    job.signal(signal.SIGTERM)
+    job.wait()

@@ -12,16 +12,18 @@ import subprocess
 import sys
 import textwrap
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from launcher.ranks.command import RUN_PATH
+from launcher.supervise.page import PAGE_BYTES, Page, PageFile, Pages, read_page
+from launcher.supervise.stacks import Thread, find_main, parse_stacks
 from tests.support import Programs, Run, wait_until
 
 INSIDE = os.path.abspath("launcher/inside.py")
-IDENTITY = ("run", "node-a", "3", "1")
+IDENTITY = ("run", "node-a", "3", "1", "")
 NAME = "_bootseer_rank"
 
 
@@ -783,7 +785,7 @@ def test_names_are_quoted(program: Programs, tmp_path: Path) -> None:
     path = write(tmp_path / "program.py", "")
     events = tmp_path / "events"
     odd = 'a"\\\n\t\x7fé\U0001f600'
-    run = program(sys.executable, "-u", INSIDE, "script", str(events), odd, odd, "0", "0", path)
+    run = program(sys.executable, "-u", INSIDE, "script", str(events), odd, odd, "0", "0", "", path)
     assert run.status == 0
     assert read(events)[0]["run_id"] == odd
     assert read(events)[0]["node"] == odd
@@ -810,6 +812,104 @@ def test_the_first_step_of_real_torch(program: Programs, tmp_path: Path) -> None
     assert names_of(events) == [SCRIPT, *IMPORT, ("first_step", "instant", "optimizer_step")]
 
 
+# ---- the page ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page() -> Iterator[PageFile]:
+    made = Pages()
+    yield made.renew(1, False)[0]
+    made.close()
+
+
+def run_with_page(program: Programs, page: PageFile, folder: Path, text: str, python: str = "own") -> Run:
+    path = write(folder / "program.py", text)
+    identity = (*IDENTITY[:-1], page.given)
+    return program(PYTHONS[python], "-u", INSIDE, "script", str(folder / "events.jsonl"), *identity, path)
+
+
+def read_back(page: PageFile) -> tuple[Page, list[Thread]]:
+    with open(page.path, "rb") as file:
+        data = file.read()
+        found = read_page(file.fileno())
+    assert found is not None
+    return found, parse_stacks(data[PAGE_BYTES:].decode())
+
+
+@pytest.mark.parametrize("python", EACH)
+def test_a_page_has_each_step_and_takes_stacks(
+    program: Programs, page: PageFile, fake_torch: Path, python: str
+) -> None:
+    run = run_with_page(
+        program,
+        page,
+        fake_torch,
+        """
+        import sys
+        assert "faulthandler" not in sys.modules
+        import os, signal
+        import torch.optim
+        from torch.optim import optimizer
+        one = optimizer.Optimizer()
+        for step in range(3):
+            one.step()
+        assert len(optimizer.hooks) == 1
+        assert not any(type(finder).__module__ == "_bootseer_rank" for finder in sys.meta_path)
+        sys.modules["_bootseer_rank"].heartbeat(40, {})
+        def inner():
+            os.kill(os.getpid(), 59)
+        inner()
+        import faulthandler
+        print(os.getpid(), sys.modules["_thread"].get_ident())
+        """,
+        python,
+    )
+    assert (run.status, run.stderr) == (0, "")
+    found, threads = read_back(page)
+    assert (found.pid, found.main_thread) == tuple(map(int, run.stdout.split()))
+    assert (found.steps, found.step, found.stacks_signal) == (4, 40, 59)
+    main = find_main(threads, found.main_thread)
+    assert [frame.function for frame in main[:3]] == ["inner", "<module>", "<module>"]
+    assert [each["name"] for each in read(fake_torch / "events.jsonl")] == [
+        "script",
+        "torch",
+        "torch",
+        "optimizer_step",
+        "heartbeat",
+    ]
+
+
+@pytest.mark.parametrize("python", EACH)
+def test_what_a_script_can_see_of_a_page(program: Programs, page: PageFile, probes: Path, python: str) -> None:
+    plain = json.loads(program(PYTHONS[python], "-u", "probe.py", cwd=str(probes)).stdout)
+    words = ["-u", INSIDE, "script", "", *IDENTITY[:-1], page.given, "probe.py"]
+    ours = json.loads(program(PYTHONS[python], *words, cwd=str(probes)).stdout)
+    ours["modules"].remove(NAME)
+    assert [name for name in ours["finders"] if NAME in name] != []  # until torch is there
+    more = set(ours["descriptors"]) - set(plain["descriptors"])
+    assert "1000" in more and len(more) <= 2
+    changed = {
+        key
+        for key in plain
+        if re.sub("0x[0-9a-f]+", "", str(ours[key])) != re.sub("0x[0-9a-f]+", "", str(plain[key]))
+    }
+    assert changed <= {"descriptors", "signals", "finders", "importers"}, changed
+
+
+def test_a_page_that_cannot_be_opened_disturbs_nothing(
+    program: Programs, page: PageFile, fake_torch: Path
+) -> None:
+    for path in ("/nowhere/page", "/dev/full", str(fake_torch), "/proc/self/mem", "/proc/1/fd/0"):
+        run = run_with_page(
+            program,
+            page._replace(given=path),
+            fake_torch,
+            "from torch.optim import optimizer; optimizer.Optimizer().step(); assert not optimizer.hooks",
+        )
+        assert (run.status, run.stdout, run.stderr) == (0, "", "")
+        assert names_of(read(fake_torch / "events.jsonl"))[-1] == ("first_step", "instant", "optimizer_step")
+
+
 # ---- output --------------------------------------------------------------------------------------------------
 
 
@@ -831,7 +931,7 @@ def test_a_full_log_disk_does_not_end_training(program: Programs, tmp_path: Path
     command = (
         f"mount -t tmpfs -o size=64k tmpfs {tmp_path}/small && exec 9>{tmp_path}/told && exec {sys.executable} -u"
     )
-    command += f" {INSIDE} script {events} run node 0 0 {path} >{tmp_path}/small/out 2>{tmp_path}/small/err"
+    command += f" {INSIDE} script {events} run node 0 0 '' {path} >{tmp_path}/small/out 2>{tmp_path}/small/err"
     (tmp_path / "small").mkdir()
     run = program("unshare", "-m", "sh", "-c", command)
     assert (run.status, run.stdout, run.stderr) == (0, "", "")

@@ -13,7 +13,7 @@ from launcher.inside import Probes
 from tests.support import Programs, Run
 
 INSIDE = os.path.abspath("launcher/inside.py")
-IDENTITY = ("run", "node-a", "0", "0")
+IDENTITY = ("run", "node-a", "0", "0", "")
 MODULE = """
 class VecISA:
     def _probe_load(self, output_path):

@@ -143,6 +143,14 @@ sys.exit(0)
         (*TWO, "{script}"),
         script=PROCESS,
         live=True,
+        better=(
+            Better(
+                "told.*.fds",
+                [0, 1, 2, 1000],
+                "1000 is one more: its steps are counted there, for hang detection",
+                hooks="auto",
+            ),
+        ),
     ),
     Probe(
         "stdin",

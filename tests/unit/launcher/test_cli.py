@@ -93,6 +93,8 @@ def test_our_flags_and_their_defaults() -> None:
         "allow_mixed_environments": False,
         "restart_refill": None,
         "restart_backoff": 1.0,
+        "on_hang": None,
+        "hang_least": None,
         "same_error": None,
         "give_up_status": None,
         "forward_signals": "SIGUSR1,SIGUSR2",

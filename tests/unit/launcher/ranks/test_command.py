@@ -41,7 +41,7 @@ def words(entry: Entry, inside: str = "/x/inside.py") -> list[str]:
 @pytest.mark.parametrize("mode", ["script", "module", "run-path"])
 def test_with_hooks_the_rank_side_file_gets_all_it_needs(mode: str) -> None:
     assert words(Entry(mode, "train", ("--lr", "1"))) == (
-        "/usr/bin/python3 -u /x/inside.py " + mode + " /log/e.jsonl job node-a 9 2 train --lr 1"
+        "/usr/bin/python3 -u /x/inside.py " + mode + " /log/e.jsonl job node-a 9 2  train --lr 1"
     ).split(" ")
 
 
@@ -65,7 +65,7 @@ def test_a_program_is_itself(inside: str) -> None:
 
 def test_local_rank_is_filled_in() -> None:
     entry = Entry("script", "r${local_rank}.py", ("--out=${local_rank}/x", "$local_rank", "$$", "$other", "100$"))
-    assert words(entry)[9:] == ["r1.py", "--out=1/x", "1", "$", "$other", "100$"]
+    assert words(entry)[10:] == ["r1.py", "--out=1/x", "1", "$", "$other", "100$"]
 
 
 @given(st.text(alphabet="${}local_rank x"))

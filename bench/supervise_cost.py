@@ -1,0 +1,166 @@
+"""What looking at ranks from outside costs: a step and a heartbeat in a rank, a rank's start, a look of the agent.
+
+In a rank: the hook of torch's optimizers as launcher/inside.py makes it, called as torch calls it, less an empty
+hook; bootseer.heartbeat, with events; opening the page, with the handler for stacks. In the agent: CPU time of one
+look at RANKS processes that have pages, log files and a child each, times one look in LOOK_EVERY_S; and the time
+until all their stacks are had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+from bench.record import BenchError, Figures, Target
+from launcher.loop import Loop
+from launcher.supervise.collector import StackCollector
+from launcher.supervise.page import PageFile, Pages
+from launcher.supervise.sampler import Sampler
+from launcher.supervise.stacks import RankStacks, Source
+
+ROUNDS = 5
+RANKS = 8
+LOOK_EVERY_S = 2.0
+LOOKS = 200
+TARGETS = {
+    "supervise.step_us": Target(at_most=1.0),
+    "supervise.heartbeat_us": Target(at_most=2.0),
+    "supervise.agent_cores": Target(at_most=0.01),
+}
+IN_A_RANK = """
+import sys, time
+began_s = time.perf_counter()
+from launcher import inside
+inside.open_page("")
+ready_s = time.perf_counter()
+page = inside.open_page(sys.argv[1])
+opened_s = time.perf_counter() - ready_s
+events = inside.Events(sys.argv[2], "run", "node", 0, 0)
+first_step = inside.FirstStep(events, page)
+hook = first_step._make_counter(page)
+beat = inside.Heartbeats(events, first_step, page).beat
+optimizer, empty, metrics = object(), (), {}
+def nothing(*_step):
+    pass
+def measure(function, *args):
+    best = 1e9
+    for _ in range(5):
+        began_s = time.perf_counter()
+        for _ in range(50000):
+            function(*args)
+        best = min(best, time.perf_counter() - began_s)
+    return best / 50000 * 1e6
+print(measure(hook, optimizer, empty, metrics) - measure(nothing, optimizer, empty, metrics),
+      measure(beat, 7, metrics), opened_s * 1e6)
+"""
+RANK = """
+import subprocess, sys, time
+from launcher import inside
+page = inside.open_page(sys.argv[1])
+page.pulse()
+child = subprocess.Popen(["sleep", "1000"])
+try:
+    sys.stdin.read()
+finally:
+    child.kill()
+    child.wait()
+"""
+
+
+class _Logs(NamedTuple):
+    stdout_path: str
+    stderr_path: str
+
+
+class _Rank(NamedTuple):
+    rank: int
+    pid: int
+    started_ns: int
+    page_file: str
+    logs: _Logs
+
+    @property
+    def stacks_file(self) -> str:
+        return self.page_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None beside the common ones."""
+
+
+def run(args: argparse.Namespace) -> Figures:
+    """`args.rounds` rounds of everything."""
+    samples: dict[str, list[float]] = {}
+    for _ in range(args.rounds):
+        pages = Pages()
+        with tempfile.TemporaryDirectory(prefix="bench-supervise-") as folder:
+            try:
+                found = {**_in_a_rank(pages.renew(1, False)[0], folder), **_in_the_agent(pages, folder)}
+            finally:
+                pages.close()
+        for name, value in found.items():
+            samples.setdefault(name, []).append(value)
+    figures = Figures()
+    for name, values in samples.items():
+        figures.add(f"supervise.{name}", {"us": "us", "cores": "cores", "s": "s"}[name.rpartition("_")[2]], values)
+    return figures
+
+
+def _in_a_rank(page: PageFile, folder: str) -> dict[str, float]:
+    ran = subprocess.run(
+        [sys.executable, "-c", IN_A_RANK, page.given, f"{folder}/events.jsonl"], capture_output=True, text=True
+    )
+    if ran.returncode:
+        raise BenchError(f"the rank failed: {ran.stderr}")
+    step_us, beat_us, opened_us = map(float, ran.stdout.split())
+    return {"step_us": step_us, "heartbeat_us": beat_us, "open_us": opened_us}
+
+
+def _in_the_agent(pages: Pages, folder: str) -> dict[str, float]:
+    processes = []
+    ranks = []
+    try:
+        for number, page in enumerate(pages.renew(RANKS, False)):
+            logs = _Logs(f"{folder}/out{number}", f"{folder}/err{number}")
+            with open(logs.stdout_path, "ab") as out, open(logs.stderr_path, "ab") as err:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", RANK, page.given], stdin=subprocess.PIPE, stdout=out, stderr=err
+                )
+            processes.append(process)
+            ranks.append(_Rank(number, process.pid, time.monotonic_ns(), page.path, logs))
+        sampler = Sampler(ranks)
+        end_s = time.monotonic() + 60
+        while any(facts.steps != 1 or facts.state != "S" for facts in sampler.look(time.monotonic())):
+            if time.monotonic() > end_s:
+                raise BenchError("the ranks do not come up")
+            time.sleep(0.05)
+        began_s = time.process_time()
+        for _ in range(LOOKS):
+            sampler.look(time.monotonic())
+        look_s = (time.process_time() - began_s) / LOOKS
+        sampler.close()
+        return {"look_us": look_s * 1e6, "agent_cores": look_s / LOOK_EVERY_S, "stacks_s": _collect(ranks)}
+    finally:
+        for process in processes:
+            if process.stdin is not None:
+                process.stdin.close()
+            process.wait(30)
+
+
+def _collect(ranks: list[_Rank]) -> float:
+    loop = Loop()
+    found: list[dict[int, RankStacks]] = []
+    began_s = time.monotonic()
+    collector = StackCollector(loop, ranks, py_spy="")
+    collector.collect(found.append)
+    while not found:
+        loop.run_once(1.0)
+    took_s = time.monotonic() - began_s
+    loop.close()
+    if any(each.source is not Source.HANDLER for each in found[0].values()):
+        raise BenchError(f"stacks are missing: {found[0]}")
+    return took_s

@@ -1,0 +1,334 @@
+"""Gets the stacks of this node's ranks: from themselves, else by py-spy, else what the kernel says of them.
+
+In: ranks with their pages (page.py). Out: one call with what each is doing (stacks.py), within some seconds;
+nothing here waits. A rank is sent the signal only if it is certain to be caught by the handler of ours: the page
+names a descriptor, and that is this page's file in the process which gets the signal; the kernel says that the
+signal is caught and not blocked, and the process not stopped. By default it would be the rank's end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from launcher.loop import Cancellable, EventLoop
+from launcher.supervise.page import PAGE_BYTES, Page, read_page
+from launcher.supervise.processes import (
+    GONE,
+    STOPPED,
+    is_same_file,
+    read_kernel_stack,
+    read_signals,
+    read_stat,
+)
+from launcher.supervise.stacks import RankStacks, Source, find_main, parse_py_spy, parse_stacks
+
+ANSWER_S = 2.0  # a handler answers within milliseconds, unless the machine has no time for the rank
+LOOK_EVERY_S = 0.05  # what has not grown between two looks is whole
+PY_SPY_S = 10.0  # reads the interpreter's symbols, half a second on a quiet machine
+MOST_PY_SPY = 2  # at a time
+ALL_PY_SPY_S = 20.0  # whoever has had no turn by then goes without
+MOST_READ_BYTES = 1 << 20
+KEEP_BYTES = 4 << 20  # of a page's file, which is memory
+# Why a rank is not asked although it runs; of no interest where its stacks are had all the same.
+NO_HANDLER = "has no handler for its stacks"
+CLOSED = "has closed the file for its stacks"
+BLOCKED = "blocks the signal for its stacks"
+
+
+class Watched(Protocol):
+    """A rank of this node."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stacks_file(self) -> str: ...
+
+
+class _Asked:
+    """One rank of a collection."""
+
+    def __init__(self, rank: Watched) -> None:
+        self.rank = rank.rank
+        self.pid = rank.pid
+        self.fd = -1
+        self.page: Page | None = None
+        self.begin = self.size = 0  # of its file
+        self.state = ""
+        self.kernel: tuple[str, ...] = ()
+        self.note = ""
+        if self.pid and rank.stacks_file:
+            try:
+                self.fd = os.open(rank.stacks_file, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                return
+            self.page = read_page(self.fd)
+
+    def look(self) -> bool:
+        """Takes what the kernel says. Returns: whether it can be asked at all."""
+        if not self.pid:
+            self.note = "has not started"
+            return False
+        stat = read_stat(self.pid)
+        self.state = stat.state if stat is not None else ""
+        if stat is None or stat.state in GONE:
+            self.note = "has ended"
+            return False
+        self.kernel = read_kernel_stack(self.pid)
+        if stat.state in STOPPED:
+            self.note = "is stopped: SIGSTOP, or a debugger"
+            return False
+        return True
+
+    def ask(self) -> bool:
+        """Sends the signal. Returns: whether that could be done."""
+        page = self.page
+        if page is None or not page.stacks_signal:
+            is_known = self.look()
+            self.note = self.note if not is_known else NO_HANDLER
+            return False
+        try:
+            # By a descriptor of the process: from here on no other process can be meant.
+            pidfd = os.pidfd_open(page.pid)
+        except OSError:
+            self.look()
+            return False
+        try:
+            if not is_same_file(page.pid, page.stacks_fd, self.fd):
+                is_known = self.look()
+                self.note = self.note if not is_known else CLOSED
+                return False
+            self.pid = page.pid  # which PYTHON_EXEC may have started as its child
+            signals, bit = read_signals(page.pid), 1 << (page.stacks_signal - 1)
+            if not self.look() or signals is None:
+                return False
+            if not signals.caught & bit:
+                self.note = NO_HANDLER
+                return False
+            if signals.blocked & bit:
+                self.note = BLOCKED
+                return False
+            self.begin = self.size = os.fstat(self.fd).st_size
+            if self.size > KEEP_BYTES:
+                os.ftruncate(self.fd, PAGE_BYTES)
+                self.begin = self.size = PAGE_BYTES
+            if not signals.pending & bit:  # else it has not even answered the last time
+                signal.pidfd_send_signal(pidfd, page.stacks_signal)
+            return True
+        except OSError:
+            self.look()
+            return False
+        finally:
+            os.close(pidfd)
+
+    def has_answered(self) -> bool:
+        """Whether there is an answer that has not grown since the last look."""
+        size = os.fstat(self.fd).st_size
+        is_whole = size > self.begin and size == self.size
+        self.size = size
+        return is_whole or size - self.begin > MOST_READ_BYTES
+
+    def answer(self) -> RankStacks | None:
+        """What it has written; None for nothing."""
+        size = min(max(0, self.size - self.begin), MOST_READ_BYTES)
+        data = os.pread(self.fd, size, self.begin) if size else b""
+        threads = parse_stacks(data.decode("ascii", "replace"))
+        if not threads:
+            return None
+        main = find_main(threads, 0 if self.page is None else self.page.main_thread)
+        return self._made(Source.HANDLER)._replace(threads=tuple(threads), main=main, note="")
+
+    def from_py_spy(self, text: bytes) -> RankStacks | None:
+        """What py-spy says of it; None for nothing."""
+        import json
+
+        try:
+            threads = parse_py_spy(json.loads(text))
+        except (ValueError, RecursionError):
+            return None
+        main = find_main(threads, 0 if self.page is None else self.page.main_thread)
+        if not main:
+            return None
+        note = "" if self.note in (NO_HANDLER, CLOSED, BLOCKED) else self.note
+        return self._made(Source.PY_SPY)._replace(threads=tuple(threads), main=main, note=note)
+
+    def from_kernel(self) -> RankStacks:
+        """All that is left."""
+        return self._made(Source.KERNEL if self.kernel else Source.NOTHING)
+
+    def _made(self, source: Source) -> RankStacks:
+        return RankStacks(self.rank, self.pid, source, state=self.state, kernel=self.kernel, note=self.note)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class _PySpy:
+    """A py-spy that looks at one rank without stopping it."""
+
+    def __init__(self, program: str, asked: _Asked, until_s: float) -> None:
+        """Raises: OSError."""
+        self.asked = asked
+        self._until_s = until_s
+        self._out = os.memfd_create("py-spy", os.MFD_CLOEXEC)
+        argv = [program, "dump", "--nonblocking", "--json", "--pid", str(asked.pid)]
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, self._out, 1),
+            (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+        ]
+        environ = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        try:
+            self._pid = os.posix_spawn(program, argv, environ, file_actions=actions, setsid=True)
+        except BaseException:
+            os.close(self._out)
+            raise
+
+    def has_ended(self, now_s: float) -> bool:
+        try:
+            if os.waitpid(self._pid, os.WNOHANG)[0]:
+                self._pid = 0
+        except ChildProcessError:
+            self._pid = 0  # reaped by the handler for orphans (first process of a container)
+        return not self._pid or now_s > self._until_s
+
+    def text(self) -> bytes:
+        return os.pread(self._out, MOST_READ_BYTES, 0)
+
+    def close(self) -> None:
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            _killed.append(self._pid)  # not waited for: one that the kernel holds would hold us
+            self._pid = 0
+        os.close(self._out)
+
+
+_killed: list[int] = []  # to be reaped later
+
+
+def _reap() -> None:
+    for pid in _killed[:]:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                _killed.remove(pid)
+        except ChildProcessError:
+            _killed.remove(pid)
+
+
+Done = Callable[[dict[int, RankStacks]], object]
+
+
+class StackCollector:
+    """See the module's docstring."""
+
+    def __init__(self, loop: EventLoop, ranks: Iterable[Watched], py_spy: str | None = None) -> None:
+        """Args: ranks: of one attempt; py_spy: the program, "" for none, None to look for it."""
+        self._loop = loop
+        self._ranks = list(ranks)
+        self._py_spy = py_spy
+        self._timer: Cancellable | None = None
+        self._then: list[Done] = []
+        self._found: dict[int, RankStacks] = {}
+        self._waiting: list[_Asked] = []  # for their handlers
+        self._left: list[_Asked] = []  # for py-spy
+        self._running: list[_PySpy] = []
+        self._until_s = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._then)
+
+    def collect(self, then: Done) -> None:
+        """Calls `then` with the stacks of all ranks, never from within. What is under way is joined."""
+        self._then.append(then)
+        if len(self._then) > 1:
+            return
+        _reap()
+        self._found, self._left = {}, []
+        for rank in self._ranks:
+            asked = _Asked(rank)
+            if asked.ask():
+                self._waiting.append(asked)
+            elif asked.note in ("has ended", "has not started"):
+                self._take(asked, asked.from_kernel())
+            else:
+                self._left.append(asked)
+        self._until_s = self._loop.time() + ANSWER_S
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+
+    def close(self) -> None:
+        """Nobody is called any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for asked in (*self._waiting, *self._left):
+            asked.close()
+        for each in self._running:
+            each.asked.close()
+            each.close()
+        self._waiting, self._left, self._running, self._then = [], [], [], []
+        _reap()
+
+    def _take(self, asked: _Asked, found: RankStacks) -> None:
+        self._found[asked.rank] = found
+        asked.close()
+
+    def _look(self) -> None:
+        is_late = self._loop.time() > self._until_s
+        still = []
+        for asked in self._waiting:
+            found = asked.answer() if asked.has_answered() or is_late else None
+            if found is not None:
+                self._take(asked, found)
+            elif not is_late and read_stat(asked.pid) is not None:
+                still.append(asked)
+            elif asked.look():
+                asked.note = f"has not answered for {ANSWER_S:g} s"
+                self._left.append(asked)
+            elif asked.note == "has ended":
+                self._take(asked, asked.from_kernel())
+            else:
+                self._left.append(asked)
+        self._waiting = still
+        self._run_py_spy()
+        if self._waiting or self._left or self._running:
+            self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+            return
+        self._timer = None
+        found_all, self._found = self._found, {}
+        then, self._then = self._then, []
+        for each in then:
+            each(found_all)
+
+    def _run_py_spy(self) -> None:
+        now_s = self._loop.time()
+        for each in self._running[:]:
+            if each.has_ended(now_s):
+                self._running.remove(each)
+                asked = each.asked
+                self._take(asked, asked.from_py_spy(each.text()) or asked.from_kernel())
+                each.close()
+        while self._left and len(self._running) < MOST_PY_SPY:
+            asked = self._left.pop(0)
+            try:
+                if now_s > self._until_s + ALL_PY_SPY_S:
+                    raise TimeoutError
+                self._running.append(_PySpy(self._find_py_spy(), asked, now_s + PY_SPY_S))
+            except OSError:
+                self._take(asked, asked.from_kernel())
+
+    def _find_py_spy(self) -> str:
+        """Raises: OSError where there is none."""
+        if self._py_spy is None:
+            folders = os.environ.get("PATH", os.defpath).split(":")
+            paths = [f"{folder}/py-spy" for folder in folders if folder.startswith("/")]
+            self._py_spy = next((path for path in paths if os.access(path, os.X_OK)), "")
+        if not self._py_spy:
+            raise FileNotFoundError
+        return self._py_spy

@@ -1,0 +1,44 @@
+"""What is seen of a rank from outside at one moment, and what is made of it. Plain values, no code.
+
+Times are seconds of the node's monotonic clock where a node looks, and of the coordinator's where a job is judged.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class RankFacts(NamedTuple):
+    """One rank at one moment. What cannot be seen is -1 or ""."""
+
+    rank: int
+    at_s: float  # when it was looked at
+    steps: int  # optimizer steps and heartbeats so far; -1: nothing counts them (rank hooks off, no optimizer yet)
+    step_at_s: float  # when the last of them was; -1: none yet
+    output_bytes: int  # of its stdout and stderr so far
+    cpu_s: float  # of all its threads, and of the processes it started
+    io_bytes: int  # read and written by it, network and disk together
+    state: str  # of its main thread: R, S, D, T, Z, ... of proc(5)
+    wait: str  # the kernel function in which the main thread waits
+
+
+class HangKind(Enum):
+    """What kind of standstill it is."""
+
+    FROZEN = "frozen"  # a process is stopped: SIGSTOP, or a debugger
+    ALL_IDLE = "all-idle"  # no rank makes steps, none works
+    ONE_APART = "one-apart"  # no steps; some ranks do something else than the rest
+    ALL_BUSY = "all-busy"  # no steps, and all work: a long compilation, or all spin in a collective
+    STUCK_IN_KERNEL = "stuck-in-kernel"  # state D: a disk or a mount that does not answer
+
+
+class Hang(NamedTuple):
+    """A standstill of the job."""
+
+    kind: HangKind
+    since_s: float  # the last progress of any rank
+    ranks: tuple[int, ...]  # that are apart from the rest; () where none is
+    limit_s: float  # how long a gap was allowed
+    longest_gap_s: float  # healthy, so far
+    why: str  # for people, one line

@@ -1,0 +1,84 @@
+"""One node's part of the watch over ranks: looks at them now and then, and asks them for their stacks.
+
+On the event loop, never waiting. In: the ranks of an attempt. Out: messages for the coordinator, which judges
+(watch.py), and the report of a standstill in this node's logs. What fails here is told once and the job goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+
+from launcher.loop import Cancellable, EventLoop
+from launcher.ranks.group import RankGroup
+from launcher.rendezvous.messages import NodeStacks, RankLooks, Standstill
+from launcher.supervise.collector import StackCollector
+from launcher.supervise.facts import RankFacts
+from launcher.supervise.sampler import Sampler
+from launcher.supervise.watch import look_s, pack_stacks
+
+MOST_SENT_BYTES = 60 << 10  # of stacks: what the wire takes
+MOST_REPORT_BYTES = 4 << 20
+SHOWN_LINES = 40  # of a report, on the console
+
+
+class NodeWatch:
+    """Of one attempt. `send` takes messages for the coordinator; `say` lines for people."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        group: RankGroup,
+        to_job_clock: Callable[[int], tuple[int, int]],
+        send: Callable[[RankLooks | NodeStacks], object],
+        say: Callable[[str], object],
+    ) -> None:
+        self._loop, self._group, self._send, self._say = loop, group, send, say
+        self._to_job_clock = to_job_clock
+        self._every_s = look_s(group.world.group_world_size)
+        self._sampler = Sampler(group.ranks)
+        self._collector: StackCollector | None = None
+        self._timer: Cancellable | None = None
+        self._look()  # what comes first is learned from, too
+
+    def stop(self) -> None:
+        """The attempt is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._sampler.close()
+        if self._collector is not None:
+            self._collector.close()
+
+    def ask(self, number: int) -> None:
+        """The job stands still: what do the ranks of this node do?"""
+        if self._collector is None:
+            self._collector = StackCollector(self._loop, self._group.ranks)
+        self._collector.collect(lambda found: self._send(NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES))))
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(self._every_s, self._look)
+        shift_s = self._to_job_clock(0)[0] / 1e9
+        facts = tuple(_on_job_clock(each, shift_s) for each in self._sampler.look(self._loop.time()))
+        self._send(RankLooks(self._group.world.attempt, facts))
+
+
+def _on_job_clock(facts: RankFacts, shift_s: float) -> RankFacts:
+    if not shift_s:
+        return facts
+    step_at_s = facts.step_at_s + shift_s if facts.step_at_s >= 0 else facts.step_at_s
+    return facts._replace(at_s=facts.at_s + shift_s, step_at_s=step_at_s)
+
+
+def keep_report(folder: str, found: Standstill) -> str:
+    """Writes the report of a standstill beside the attempts' logs. Returns: the path of its text.
+
+    Raises: OSError.
+    """
+    path = os.path.join(folder, f"standstill-{found.number}")
+    data = zlib.decompressobj().decompress(found.data, MOST_REPORT_BYTES)
+    for end, content in ((".json", data + b"\n"), (".txt", found.text.encode(errors="replace"))):
+        with open(path + end, "wb") as file:
+            file.write(content)
+    return path + ".txt"

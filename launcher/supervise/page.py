@@ -1,0 +1,155 @@
+"""The page of a rank: a file in memory where the rank counts its steps, and that is read without asking the rank.
+
+Written by launcher/inside.py (class Page), which says why a read that is torn shows; made and read here. All
+numbers are little endian; behind the page faulthandler appends the stacks of the rank's threads (stacks.py):
+    0  8  magic BOOTRANK            28  2  signal that asks for stacks, 0: no handler
+    8  4  version                   30  1  1: something counts steps
+   12  4  pid; 0: not opened yet    32  8  steps and heartbeats so far
+   16  8  ident of the main thread  40  8  monotonic ns of the last one
+   24  4  descriptor for stacks     48  8  its number + 2^55, of heartbeats; 0: none was given
+                                    56  8  the words at 32, 40, 48 times 1, 5, 7, added up
+A memfd, given to the rank by its path below /proc: it has no name, so nothing is left of it whoever is killed; no
+disk that is full or does not answer can hold up a step. Ranks in images may not follow that path and get a file in
+/dev/shm, whose name they take away; else the guard does so at its end, else the next job of this user. Where the
+rank cannot open it, it stays as it was made, and nothing is known.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+MAGIC = b"BOOTRANK"
+VERSION = 1
+PAGE_BYTES = 64
+NAMED_FOLDER = "/dev/shm"  # noqa: S108
+_NAME = "bootseer-page-"
+_OLD_S = 60.0  # a rank that runs has taken the name away by then
+_NO_STEP = 1 << 55
+_TRIES = 5  # a rank is not in the middle of a write five times in a row
+
+
+class Page(NamedTuple):
+    """What a rank's page says."""
+
+    pid: int
+    main_thread: int  # ident, as faulthandler prints it
+    stacks_fd: int  # the rank's own descriptor of this file
+    stacks_signal: int  # 0: it has no handler
+    counts: bool  # something counts steps, be there one by now or not
+    steps: int
+    step_ns: int  # of the monotonic clock; 0: none yet
+    step: int | None  # the number that was given with the last heartbeat
+
+
+class PageFile(NamedTuple):
+    """Where it is; both "" for nowhere."""
+
+    path: str  # for the agent, as long as it is kept
+    given: str  # for the rank
+
+
+NO_PAGE = PageFile("", "")
+
+
+class Pages:
+    """The pages of the ranks of one attempt on this node; those of the last one stay until there are new ones."""
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+        self._named: list[str] = []
+
+    def renew(self, count: int, is_named: bool) -> list[PageFile]:
+        """New ones; NO_PAGE where there can be none. Args: is_named: for ranks that may not follow /proc."""
+        self.close()
+        if is_named:
+            _remove_left()
+        return [self._make(is_named) for _ in range(count)]
+
+    @property
+    def names(self) -> list[str]:
+        """Paths of those that have one, until their rank takes it away."""
+        return self._named[:]
+
+    def close(self) -> None:
+        """Gives all up."""
+        for fd in self._fds:
+            os.close(fd)
+        for path in self._named:
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # its rank has done so
+        self._fds, self._named = [], []
+
+    def _make(self, is_named: bool) -> PageFile:
+        name = ""
+        try:
+            if is_named:
+                name = f"{NAMED_FOLDER}/{_NAME}{os.urandom(8).hex()}"
+                fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                self._named.append(name)
+            else:
+                fd = os.memfd_create("bootseer-page", os.MFD_CLOEXEC)
+            self._fds.append(fd)
+            # Written, not only made longer: what is not there yet could be missing when the rank writes.
+            if os.pwrite(fd, (MAGIC + VERSION.to_bytes(4, "little")).ljust(PAGE_BYTES, b"\0"), 0) < PAGE_BYTES:
+                return NO_PAGE
+        except OSError:
+            return NO_PAGE
+        path = f"/proc/{os.getpid()}/fd/{fd}"
+        return PageFile(path, name or path)
+
+
+def _remove_left() -> None:
+    """Those of jobs that were killed together with their guard before a rank had opened its page."""
+    now_s = time.time()
+    try:
+        with os.scandir(NAMED_FOLDER) as found:
+            for each in found:
+                if not each.name.startswith(_NAME):
+                    continue
+                status = each.stat(follow_symlinks=False)
+                if status.st_uid == os.getuid() and now_s - status.st_mtime > _OLD_S:
+                    os.unlink(each.path)
+    except OSError:
+        pass  # there is none, or another job does the same
+
+
+def read_page(fd: int) -> Page | None:
+    """None where no rank has opened it, or it is none."""
+    for _ in range(_TRIES):
+        try:
+            data = os.pread(fd, PAGE_BYTES, 0)
+        except OSError:
+            return None
+        found = parse_page(data)
+        if found is not None:
+            return found
+        if data[:8] != MAGIC or not data[12:16].strip(b"\0"):
+            return None
+    return None
+
+
+def parse_page(data: bytes) -> Page | None:
+    """None where nothing is in it, or where it was read while it was written."""
+    if len(data) < PAGE_BYTES or data[:8] != MAGIC or _number(data, 8, 4) != VERSION or not _number(data, 12, 4):
+        return None
+    steps, step_ns, step, check = (_number(data, at, 8) for at in (32, 40, 48, 56))
+    if steps + 5 * step_ns + 7 * step != check:
+        return None
+    return Page(
+        pid=_number(data, 12, 4),
+        main_thread=_number(data, 16, 8),
+        stacks_fd=_number(data, 24, 4),
+        stacks_signal=_number(data, 28, 2),
+        counts=data[30] == 1 or steps > 0,
+        steps=steps,
+        step_ns=step_ns,
+        step=step - _NO_STEP if step else None,
+    )
+
+
+def _number(data: bytes, at: int, size: int) -> int:
+    return int.from_bytes(data[at : at + size], "little")

@@ -1,0 +1,202 @@
+"""PURE: the watch over a job's ranks, at its coordinator: looks of all nodes in, questions and findings out.
+
+A standstill that the detector sees is asked about: every node sends the stacks of its ranks. When all have, or
+after a moment, the finding goes out: what stands still, since when, how the ranks differ. What is done about it is
+the user's word (--on-hang): a report alone, or a restart. It never ends a job by a failure of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from launcher.supervise.facts import Hang, RankFacts
+from launcher.supervise.hang import HangDetector, HangSettings
+from launcher.supervise.stacks import Frame, RankStacks, Source, format_groups, group_stacks
+
+LOOK_S = 2.0  # between two looks at a node's ranks
+NODES_A_SECOND = 250  # of a large job each node looks more rarely: so many messages a second reach the coordinator
+STACKS_S = 6.0  # for all nodes to send what their ranks do
+MOST_STACKS_BYTES = 4 << 20  # of a node, unpacked
+MOST_TEXT_CHARACTERS = 12_000
+MOST_FRAMES = 64  # of a stack
+MOST_NOTE_CHARACTERS = 300
+
+
+def look_s(nodes: int) -> float:
+    """Seconds between two looks of a node of a job with so many."""
+    return max(LOOK_S, nodes / NODES_A_SECOND)
+
+
+class Ask(NamedTuple):
+    """Have all nodes send the stacks of their ranks."""
+
+    number: int
+
+
+class Finding(NamedTuple):
+    """The job stands still, and this is what is known."""
+
+    number: int
+    line: str  # for everybody
+    text: str  # for people, whole
+    data: bytes  # zlib of JSON
+
+
+Said = Ask | Finding
+
+
+class _Open(NamedTuple):
+    """A standstill about which nodes have been asked."""
+
+    number: int
+    hang: Hang
+    asked_s: float
+    wanted: int  # nodes
+
+
+class HangWatch:
+    """Of one job. Every method returns what is to be said."""
+
+    def __init__(self, settings: HangSettings) -> None:
+        self._settings = settings
+        self._detector: HangDetector | None = None
+        self._facts: dict[int, RankFacts] = {}
+        self._nodes = 0
+        self._next_look_s: float | None = None
+        self._number = 0
+        self._open: _Open | None = None
+        self._stacks: dict[int, RankStacks] = {}
+        self._answers: set[int] = set()
+        self.last: Hang | None = None  # that was told, while it lasts
+
+    def attempt_began(self, world_size: int, nodes: int, now_s: float) -> None:
+        """Other ranks; what was learned of the job's gaps stays."""
+        if self._detector is None:
+            self._detector = HangDetector(world_size, self._settings)
+        self._detector.new_attempt(now_s, world_size)
+        self._nodes = nodes
+        self._next_look_s = now_s + look_s(nodes)
+        self._facts.clear()
+        self._forget()
+
+    def attempt_over(self) -> None:
+        """Nothing is watched until the next one."""
+        self._next_look_s = None
+        self._forget()
+
+    def deadline_s(self) -> float | None:
+        """When `tick` has something to do."""
+        if self._open is not None:
+            end_s = self._open.asked_s + STACKS_S
+            return end_s if self._next_look_s is None else min(end_s, self._next_look_s)
+        return self._next_look_s
+
+    def looked(self, facts: Iterable[RankFacts]) -> None:
+        """What a node has seen of its ranks."""
+        self._facts.update((each.rank, each) for each in facts)
+
+    def answered(self, node: int, number: int, data: bytes) -> list[Said]:
+        """The stacks of a node's ranks."""
+        if self._open is None or number != self._open.number:
+            return []
+        self._answers.add(node)
+        self._stacks.update(unpack_stacks(data))
+        return self._conclude() if len(self._answers) >= self._open.wanted else []
+
+    def tick(self, now_s: float) -> list[Said]:
+        """The time has come."""
+        said: list[Said] = []
+        if self._open is not None and now_s >= self._open.asked_s + STACKS_S:
+            said += self._conclude()
+        if self._detector is None or self._next_look_s is None or now_s < self._next_look_s:
+            return said
+        self._next_look_s = now_s + look_s(self._nodes)
+        hang = self._detector.look(list(self._facts.values()), now_s)
+        if hang is not None and self._open is None:
+            self._open = _Open(self._number, hang, now_s, self._nodes)
+            self._number += 1
+            self._stacks.clear()
+            self._answers.clear()
+            said.append(Ask(self._open.number))
+        return said
+
+    def _conclude(self) -> list[Said]:
+        found, self._open = self._open, None
+        if found is None:
+            return []
+        self.last = found.hang
+        return [describe(found.number, found.hang, self._stacks, self._facts)]
+
+    def _forget(self) -> None:
+        self._open = self.last = None
+        self._stacks.clear()
+        self._answers.clear()
+
+
+def describe(number: int, hang: Hang, stacks: Mapping[int, RankStacks], facts: Mapping[int, RankFacts]) -> Finding:
+    """The finding as a line, as text and for programs."""
+    groups = group_stacks(stacks)
+    line = f"the job stands still ({hang.kind.value}): {hang.why}"
+    text = "\n".join([line, *format_groups(groups), ""])
+    if len(text) > MOST_TEXT_CHARACTERS:
+        text = text[:MOST_TEXT_CHARACTERS] + "\n...\n"
+    record = {
+        "kind": hang.kind.value,
+        "why": hang.why,
+        "ranks": list(hang.ranks),
+        "since_s": hang.since_s,
+        "limit_s": hang.limit_s,
+        "longest_gap_s": hang.longest_gap_s,
+        "groups": [{"ranks": list(group.ranks), "does": _as_record(group.example)} for group in groups[:64]],
+        "seen": [facts[rank]._asdict() for rank in sorted(facts)[:1024]],
+    }
+    return Finding(number, line, text, zlib.compress(json.dumps(record).encode()))
+
+
+def pack_stacks(stacks: Mapping[int, RankStacks], most_bytes: int) -> bytes:
+    """What the ranks of a node do, for the way: the main threads; of deep stacks less, until it fits."""
+    most = MOST_FRAMES
+    while True:
+        data = zlib.compress(json.dumps([_as_record(each, most) for each in stacks.values()]).encode())
+        if len(data) <= most_bytes:
+            return data
+        if not most:
+            return zlib.compress(b"[]")
+        most //= 2
+
+
+def unpack_stacks(data: bytes) -> dict[int, RankStacks]:
+    """The same as they came; what is no such thing is none."""
+    try:
+        found = json.loads(zlib.decompressobj().decompress(data, MOST_STACKS_BYTES))
+        return {each.rank: each for each in map(_from_record, found)}
+    except (zlib.error, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def _as_record(stacks: RankStacks, most_frames: int = MOST_FRAMES) -> dict[str, Any]:
+    return {
+        "rank": stacks.rank,
+        "pid": stacks.pid,
+        "source": stacks.source.value,
+        "frames": [list(frame) for frame in stacks.main[:most_frames]],
+        "state": stacks.state,
+        "kernel": list(stacks.kernel[:most_frames]),
+        "note": stacks.note[:MOST_NOTE_CHARACTERS],
+    }
+
+
+def _from_record(record: dict[str, Any]) -> RankStacks:
+    frames = tuple(Frame(str(file), int(line), str(function)) for file, line, function in record["frames"])
+    return RankStacks(
+        int(record["rank"]),
+        int(record["pid"]),
+        Source(record["source"]),
+        main=frames[:MOST_FRAMES],
+        state=str(record["state"])[:1],
+        kernel=tuple(str(each)[:MOST_NOTE_CHARACTERS] for each in record["kernel"][:MOST_FRAMES]),
+        note=str(record["note"])[:MOST_NOTE_CHARACTERS],
+    )

@@ -1,0 +1,428 @@
+"""Real ranks of a real bootrun, looked at from outside: steps, stacks, what /proc says. Nothing may harm them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.loop import Loop
+from launcher.supervise import collector as collecting
+from launcher.supervise.collector import StackCollector
+from launcher.supervise.facts import RankFacts
+from launcher.supervise.sampler import Sampler
+from launcher.supervise.stacks import Source, find_odd, group_stacks
+from tests.integration.watched_ranks import Logs, SeenRank, collect, find_ranks
+from tests.support import BOOTRUN, Program, Programs, is_running, wait_until
+
+TOOLS = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+heartbeat = sys.modules["_bootseer_rank"].heartbeat if "_bootseer_rank" in sys.modules else None
+def ready():
+    open("ready-%d" % rank, "w").close()
+def wait():
+    while True:
+        time.sleep(0.02)
+"""
+FORKED = pytest.mark.parametrize("fork", ["on", "off"])
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sample() -> Iterator[Callable[[list[SeenRank]], Sampler]]:
+    """Makes samplers that are closed at the end."""
+    made: list[Sampler] = []
+
+    def make(ranks: list[SeenRank]) -> Sampler:
+        made.append(Sampler(ranks))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+Sample = Callable[[list[SeenRank]], Sampler]
+
+
+def start(
+    program: Programs,
+    tmp_path: Path,
+    text: str,
+    nproc: int,
+    *options: str,
+    env: dict[str, str | None] | None = None,
+) -> Program:
+    path = tmp_path / "train.py"
+    path.write_text(TOOLS + text)
+    words = ["--standalone", "--nproc-per-node", str(nproc), "--log-dir", tmp_path / "logs", *options]
+    environ = {"BOOTSEER_CACHE_DIR": str(tmp_path / "cache"), **(env or {})}
+    return program.start(BOOTRUN, *words, path, env=environ, cwd=os.fspath(tmp_path))
+
+
+# ---- steps ---------------------------------------------------------------------------------------------------
+
+STEPS = """
+import torch
+model = torch.nn.Linear(2, 2)
+one, two = torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters())
+def make_step():
+    model(torch.ones(1, 2)).sum().backward()
+    one.step()
+    two.step()
+compiled = torch.compile(make_step, backend="eager")
+for step in range(4):
+    make_step()
+for step in range(3):
+    compiled()
+if os.fork() == 0:
+    make_step()
+    os._exit(0)
+os.wait()
+ready()
+wait()
+"""
+
+
+@pytest.mark.slow
+@FORKED
+def test_steps_of_real_optimizers_are_counted(program: Programs, tmp_path: Path, fork: str) -> None:
+    job = start(program, tmp_path, STEPS, 2, "--fork-ranks", fork, "--preload", "torch")
+    ranks = find_ranks(job, 2)
+    before_ns = time.monotonic_ns()
+    for rank in ranks:
+        page = rank.page()
+        assert page is not None
+        assert (page.pid, page.steps, page.step, page.counts) == (rank.pid, 14, None, True)
+        assert before_ns - 60e9 < page.step_ns < before_ns
+    assert ranks[0].page_file != ranks[1].page_file
+    job.signal(signal.SIGTERM)
+    job.wait()
+
+
+BEATS = """
+for step in range(rank * 10 + 1):
+    heartbeat(100 + step, {"loss": 0.5})
+ready()
+wait()
+"""
+
+
+@FORKED
+@pytest.mark.parametrize("options", [[], ["--events-dir", "/dev/null"], ["--log-dir", "/dev/null"]])
+def test_heartbeats_are_counted(program: Programs, tmp_path: Path, fork: str, options: list[str]) -> None:
+    job = start(program, tmp_path, BEATS, 2, "--fork-ranks", fork, *options)
+    pages = [rank.page() for rank in find_ranks(job, 2)]
+    assert [(page.steps, page.step) for page in pages if page is not None] == [(1, 100), (11, 110)]
+    job.signal(signal.SIGTERM)
+    job.wait()
+
+
+def test_without_hooks_nothing_is_known_and_nothing_is_sent(
+    program: Programs, tmp_path: Path, loop: Loop, sample: Sample
+) -> None:
+    job = start(program, tmp_path, "ready()\nwait()", 1, "--rank-hooks", "off")
+    (rank,) = find_ranks(job, 1)
+    assert rank.page_file == ""
+    found = collect(StackCollector(loop, [rank], py_spy=""), loop)[0]
+    assert found.source is Source.KERNEL and found.note == "has no handler for its stacks"
+    (facts,) = look(sample([rank]))
+    assert (facts.steps, facts.step_at_s) == (-1, -1.0)
+    assert is_running(rank.pid)
+    job.signal(signal.SIGTERM)
+    job.wait()
+
+
+def test_each_attempt_has_pages_of_its_own(program: Programs, tmp_path: Path) -> None:
+    text = """
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+for _ in range(5 if attempt == 0 else 2): heartbeat(7, {})
+if attempt == 0: sys.exit(1)
+ready()
+wait()
+"""
+    job = start(program, tmp_path, text, 1, "--max-restarts", "1", "--restart-backoff", "0")
+    (rank,) = find_ranks(job, 1)
+    page = rank.page()
+    assert page is not None and page.steps == 2
+    links = [os.readlink(f"/proc/{job.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{job.pid}/fd")]
+    assert len([each for each in links if "bootseer-page" in each]) == 1
+    job.signal(signal.SIGTERM)
+    job.wait()
+
+
+# ---- stacks --------------------------------------------------------------------------------------------------
+
+DOINGS = """
+import ctypes, threading
+def sleeps():
+    time.sleep(1000)
+def is_busy():
+    ready()
+    while True:
+        pass
+def is_blocked():
+    while True:
+        ctypes.PyDLL(None).sleep(1000)  # with the interpreter's lock; a signal ends it
+def has_no_handler():
+    signal.signal(59, signal.SIG_DFL)
+    ready()
+    wait()
+def has_a_blocked_signal():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [59])
+    ready()
+    wait()
+def has_closed_all():
+    os.closerange(3, 4000)
+    file = os.open("precious", os.O_RDWR | os.O_CREAT)
+    for number in range(900, 1024):
+        os.dup2(file, number)
+    ready()
+    wait()
+def is_stopped():
+    ready()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    wait()
+def waits_beside_a_thread():
+    thread = threading.Thread(target=sleeps)
+    thread.start()
+    ready()
+    thread.join()
+doings = [sleeps, is_busy, is_blocked, has_no_handler, has_a_blocked_signal, has_closed_all, is_stopped,
+          waits_beside_a_thread]
+if rank in (0, 2):
+    ready()
+doings[rank]()
+"""
+
+
+@FORKED
+def test_stacks_of_ranks_that_hang(program: Programs, tmp_path: Path, loop: Loop, fork: str) -> None:
+    job = start(program, tmp_path, DOINGS, 8, "--fork-ranks", fork)
+    ranks = find_ranks(job, 8)
+    assert len(ranks) == 8
+    wait_until(lambda: state_of(ranks[6].pid) == "T")
+    wait_until(lambda: state_of(ranks[0].pid) == state_of(ranks[2].pid) == "S")
+    collector = StackCollector(loop, ranks, py_spy="")
+    for _ in range(2):
+        found = collect(collector, loop)
+        assert not collector.is_busy
+        for rank, names in ((0, ["sleeps"]), (1, ["is_busy"]), (2, ["is_blocked"])):
+            assert (found[rank].source, found[rank].note) == (Source.HANDLER, ""), found[rank]
+            assert [frame.function for frame in found[rank].main][:2] == [*names, "<module>"]
+            assert found[rank].main[0].file == str(tmp_path / "train.py")
+        beside = found[7]
+        assert [frame.function for frame in beside.main if "train.py" in frame.file] == [
+            "waits_beside_a_thread",
+            "<module>",
+        ]
+        assert len(beside.threads) == 2
+        assert [found[rank].note for rank in (3, 4, 5, 6)] == [
+            "has no handler for its stacks",
+            "blocks the signal for its stacks",
+            "has closed the file for its stacks",
+            "is stopped: SIGSTOP, or a debugger",
+        ]
+        assert all(found[rank].source is Source.KERNEL and found[rank].kernel for rank in (3, 4, 5, 6))
+        assert all(state_of(rank.pid) in "RST" for rank in ranks)
+        groups = group_stacks(found)
+        assert len(groups) == 8 and find_odd(groups) == ()
+    assert (tmp_path / "precious").read_bytes() == b""
+    os.kill(ranks[6].pid, signal.SIGCONT)
+    wait_until(lambda: state_of(ranks[6].pid) == "S")
+    assert collect(collector, loop)[6].main
+    job.signal(signal.SIGTERM)
+    job.wait()
+
+
+def test_ranks_that_do_the_same_are_one_group(program: Programs, tmp_path: Path, loop: Loop) -> None:
+    text = "def sleeps():\n    ready()\n    time.sleep(1000)\ndef other():\n    ready()\n    time.sleep(1000)\n"
+    job = start(program, tmp_path, text + "other() if rank == 2 else sleeps()", 4)
+    ranks = find_ranks(job, 4)
+    for rank in ranks:
+        wait_until(lambda rank=rank: state_of(rank.pid) == "S")  # type: ignore[misc]
+    groups = group_stacks(collect(StackCollector(loop, ranks, py_spy=""), loop))
+    assert [group.ranks for group in groups] == [(0, 1, 3), (2,)]
+    assert find_odd(groups) == (2,)
+    job.signal(signal.SIGTERM)
+    job.wait()
+
+
+def test_ended_ranks_and_those_not_started_are_named(program: Programs, tmp_path: Path, loop: Loop) -> None:
+    job = start(program, tmp_path, "ready()\nwait()", 1)
+    (rank,) = find_ranks(job, 1)
+    job.signal(signal.SIGTERM)
+    job.wait()
+    found = collect(StackCollector(loop, [rank, SeenRank(1, 0, "")]), loop)
+    assert [(found[n].source, found[n].note) for n in (0, 1)] == [
+        (Source.NOTHING, "has ended"),
+        (Source.NOTHING, "has not started"),
+    ]
+
+
+def test_a_handler_of_the_scripts_wins(program: Programs, tmp_path: Path, loop: Loop) -> None:
+    text = "signal.signal(59, lambda *_: open('mine', 'w').close())\nready()\nwait()"
+    job = start(program, tmp_path, text, 1)
+    ranks = find_ranks(job, 1)
+    found = collect(StackCollector(loop, ranks, py_spy=""), loop)[0]
+    assert (found.source, found.note) == (Source.KERNEL, "has not answered for 2 s")
+    assert (tmp_path / "mine").exists() and is_running(ranks[0].pid)
+    job.signal(signal.SIGTERM)
+    job.wait()
+
+
+def test_a_rank_that_ends_while_it_is_asked(program: Programs, tmp_path: Path, loop: Loop) -> None:
+    job = start(program, tmp_path, "signal.signal(59, lambda *_: os._exit(0))\nready()\nwait()", 1)
+    ranks = find_ranks(job, 1)
+    collector = StackCollector(loop, ranks)
+    began_s = loop.time()
+    found = collect(collector, loop)
+    assert (found[0].source, found[0].threads, found[0].note) == (Source.KERNEL, (), "has ended")
+    assert loop.time() - began_s < collecting.ANSWER_S
+    assert job.wait().status == 0
+    collector.collect(lambda _: pytest.fail("closed"))
+    collector.close()
+    loop.run_once(0.1)
+
+
+PY_SPY = """#!/bin/sh
+[ "$1 $2 $3 $4" = "dump --nonblocking --json --pid" ] || exit 1
+cat <<END
+[{"thread_id": 1, "thread_name": "MainThread", "active": true,
+  "frames": [{"name": "f", "filename": "/a.py", "line": 3}]}]
+END
+"""
+
+
+@pytest.mark.parametrize(
+    "script", [PY_SPY, "#!/bin/sh\nexec sleep 1000\n", "#!/bin/sh\necho nonsense\nexit 1\n", "gone"]
+)
+def test_py_spy_is_asked_where_there_is_no_handler(
+    program: Programs, tmp_path: Path, loop: Loop, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "PY_SPY_S", 0.5)
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin/py-spy"
+    if script != "gone":
+        tool.write_text(script)
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    job = start(program, tmp_path, "signal.signal(59, signal.SIG_DFL)\nready()\nwait()", 2)
+    collector = StackCollector(loop, find_ranks(job, 2))
+    found = collect(collector, loop)
+    if script == PY_SPY:
+        assert [(each.source, each.main[0].function) for each in found.values()] == [(Source.PY_SPY, "f")] * 2
+    else:
+        assert [each.source for each in found.values()] == [Source.KERNEL] * 2
+    job.signal(signal.SIGTERM)
+    job.wait()
+    wait_until(lambda: collecting._reap() or not collecting._killed)
+
+
+# ---- what /proc says -----------------------------------------------------------------------------------------
+
+WORK = """
+import subprocess
+if rank == 0:
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    open("child", "w").write(str(child.pid))
+    ready()
+    wait()
+if rank == 1:
+    print("x" * 1000, flush=True)
+    sys.stderr.write("y" * 500)
+    with open("/dev/zero", "rb") as zero:
+        zero.read(1 << 20)
+    ready()
+    wait()
+if rank == 2:
+    ready()
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@FORKED
+def test_what_is_seen_of_ranks(program: Programs, tmp_path: Path, sample: Sample, fork: str) -> None:
+    job = start(program, tmp_path, WORK, 3, "--fork-ranks", fork, "--redirects", "3")
+    ranks = [
+        rank._replace(logs=Logs(*(log(tmp_path, rank.rank, stream) for stream in ("stdout", "stderr"))))
+        for rank in find_ranks(job, 3)
+    ]
+    wait_until(lambda: state_of(ranks[2].pid) == "T")
+    wait_until((tmp_path / "child").read_text)
+    sampler = sample([*ranks, SeenRank(9, 0, "")])
+    first = look(sampler)
+    assert [facts.rank for facts in first] == [0, 1, 2, 9]
+    assert (first[1].output_bytes, first[2].output_bytes) == (1501, 0)
+    assert 1 << 20 <= first[1].io_bytes < 1 << 24
+    assert first[2].state == "T" and first[2].steps <= 0 and first[2].step_at_s == -1.0
+    assert first[3]._replace(at_s=0.0) == RankFacts(9, 0.0, -1, -1.0, -1, -1.0, -1, "", "")
+    wait_until(lambda: look(sampler)[0].cpu_s > first[0].cpu_s + 0.1, what="the child's time")
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+    cpu_s = look(sampler)[0].cpu_s
+    assert cpu_s >= first[0].cpu_s
+    wait_until(lambda: look(sampler)[1].wait, what="where it sleeps")
+    before = len(os.listdir("/proc/self/fd"))
+    os.kill(ranks[2].pid, signal.SIGCONT)
+    os.kill(ranks[0].pid, signal.SIGKILL)
+    job.wait()
+    last = look(sampler)
+    assert [facts.state for facts in last] == [""] * 4
+    assert last[0].cpu_s >= cpu_s and last[1].output_bytes == 1501
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+def test_an_interpreter_that_is_a_child_is_looked_at(
+    program: Programs, tmp_path: Path, loop: Loop, sample: Sample
+) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
+    wrapper.chmod(0o755)
+    text = "heartbeat(1, {})\nopen('inner', 'w').write(str(os.getpid()))\nready()\n"
+    text += "os.kill(os.getpid(), signal.SIGSTOP)"
+    job = start(program, tmp_path, text, 1, env={"PYTHON_EXEC": str(wrapper)})
+    (rank,) = find_ranks(job, 1)
+    inner = int((tmp_path / "inner").read_text())
+    assert inner != rank.pid
+    wait_until(lambda: state_of(inner) == "T")
+    sampler = sample([rank])
+    (facts,) = look(sampler)
+    assert (facts.state, facts.steps) == ("T", 1)
+    assert collect(StackCollector(loop, [rank], py_spy=""), loop)[0].note.startswith("is stopped")
+    os.kill(inner, signal.SIGCONT)
+    job.wait()
+
+
+def test_another_process_with_its_number_is_not_looked_at(sample: Sample) -> None:
+    other = SeenRank(0, os.getpid(), "", started_ns=1)  # this process has begun long after that rank
+    (facts,) = look(sample([other]))
+    assert (facts.state, facts.cpu_s) == ("", 0.0)
+
+
+def look(sampler: Sampler) -> list[RankFacts]:
+    return sampler.look(time.monotonic())
+
+
+def state_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def log(tmp_path: Path, rank: int, stream: str) -> str:
+    (path,) = (tmp_path / "logs").glob(f"*/attempt_0/{rank}/{stream}.log")
+    return os.fspath(path)

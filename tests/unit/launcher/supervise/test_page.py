@@ -1,0 +1,289 @@
+"""The page: both ends of it in one process, torn reads, and what cannot be opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher import inside
+from launcher.supervise import page as pages
+from launcher.supervise.page import MAGIC, PAGE_BYTES, Pages, parse_page, read_page
+
+
+@pytest.fixture
+def made() -> Iterator[Pages]:
+    found = Pages()
+    yield found
+    found.close()
+
+
+def in_a_process(path: str, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code that has `page`, in a process of its own: handlers and descriptors stay there."""
+    program = "import os, sys, time\nfrom launcher import inside\npage = inside.open_page(sys.argv[1])\n"
+    return subprocess.run(
+        [sys.executable, "-c", program + textwrap.dedent(code), path], capture_output=True, text=True, timeout=60
+    )
+
+
+def fd_of(path: str) -> int:
+    return int(path.rpartition("/")[2])
+
+
+def test_both_ends_know_the_same_format() -> None:
+    assert MAGIC + pages.VERSION.to_bytes(4, "little") == inside.PAGE_HEAD
+    assert inside.PAGE_BYTES == PAGE_BYTES
+    assert inside.MOST_STEP == pages._NO_STEP
+
+
+def test_what_is_counted_is_read(made: Pages) -> None:
+    (file,) = made.renew(1, False)
+    fd = fd_of(file.path)
+    assert read_page(fd) is None  # nobody has opened it
+    before_ns = time.monotonic_ns()
+    run = in_a_process(
+        file.given,
+        """
+        print(os.getpid(), sys.modules["_thread"].get_ident())
+        for _ in range(3): page.pulse(1, 2, 3)
+        page.beat(-7)
+        page.beat("no number")
+        page.counts()
+        found = os.listdir("/proc/self/fd")
+        print("faulthandler" in sys.modules, [n for n in found if os.path.exists(f"/proc/self/fd/{n}")])
+        """,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    pid, ident, *rest = run.stdout.split()
+    found = read_page(fd)
+    assert found is not None
+    assert (found.pid, found.main_thread, found.steps, found.step, found.counts) == (
+        int(pid),
+        int(ident),
+        5,
+        -7,
+        True,
+    )
+    assert before_ns < found.step_ns < time.monotonic_ns()
+    assert (found.stacks_signal, found.stacks_fd) == (inside.STACKS_SIGNAL, inside.HIGH_FD)
+    assert rest == ["False", "['0',", "'1',", "'2',", f"'{inside.HIGH_FD}']"]
+
+
+def test_before_the_first_step_it_says_whether_one_is_counted(made: Pages) -> None:
+    one, two = made.renew(2, False)
+    assert in_a_process(one.given, "").returncode == in_a_process(two.given, "page.counts()").returncode == 0
+    found = [read_page(fd_of(each.path)) for each in (one, two)]
+    assert [(each.counts, each.steps, each.step_ns, each.step) for each in found if each] == [
+        (False, 0, 0, None),
+        (True, 0, 0, None),
+    ]
+
+
+def test_forked_children_do_not_count(made: Pages) -> None:
+    (file,) = made.renew(1, False)
+    run = in_a_process(
+        file.given,
+        """
+        page.pulse()
+        if os.fork() == 0:
+            for _ in range(10): page.pulse(); page.beat(99)
+            os._exit(0)
+        os.wait()
+        page.beat(1)
+        """,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    found = read_page(fd_of(file.path))
+    assert found is not None and (found.steps, found.step) == (2, 1)
+
+
+def test_a_file_of_the_scripts_that_has_its_number_is_left_alone(made: Pages, tmp_path: Path) -> None:
+    (file,) = made.renew(1, False)
+    own = tmp_path / "own"
+    own.write_bytes(b"x" * 100)
+    run = in_a_process(
+        file.given,
+        f"""
+        page.pulse()
+        os.closerange(3, 2000)
+        own = os.open({os.fspath(own)!r}, os.O_RDWR)
+        os.dup2(own, page.fd)
+        for _ in range(3): page.pulse(); page.beat(4)
+        """,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert own.read_bytes() == b"x" * 100
+    found = read_page(fd_of(file.path))
+    assert found is not None and (found.steps, found.step) == (1, None)
+
+
+def test_once_it_is_closed_nothing_is_counted_and_nothing_fails(made: Pages) -> None:
+    (file,) = made.renew(1, False)
+    run = in_a_process(file.given, "os.closerange(3, 2000); page.pulse(); page.counts(); page.beat(1)")
+    assert (run.returncode, run.stderr) == (0, "")
+    found = read_page(fd_of(file.path))
+    assert found is not None and (found.steps, found.counts) == (0, False)
+
+
+@pytest.mark.parametrize("step", [0, 1, -1, 2**54, 2**55 - 1, -(2**55) + 1])
+def test_numbers_of_steps(made: Pages, step: int) -> None:
+    (file,) = made.renew(1, False)
+    assert in_a_process(file.given, f"page.beat({step})").returncode == 0
+    found = read_page(fd_of(file.path))
+    assert found is not None and found.step == step
+
+
+def test_other_numbers_are_not_taken_but_count(made: Pages) -> None:
+    (file,) = made.renew(1, False)
+    code = "for step in (5, 2**55, -2**55, 10**30, True, 1.5, None, 'x'): page.beat(step)"
+    assert in_a_process(file.given, code).returncode == 0
+    found = read_page(fd_of(file.path))
+    assert found is not None and (found.steps, found.step) == (8, 5)
+
+
+COUNTS = st.integers(0, 2**40)
+TIMES = st.integers(0, 2**59)
+STEPS = st.integers(0, 2**56 - 1)
+
+
+def words(count: int, time_ns: int, step: int) -> list[bytes]:
+    numbers = (count, time_ns, step, count + 5 * time_ns + 7 * step)
+    return [number.to_bytes(8, "little") for number in numbers]
+
+
+HEAD = (MAGIC + pages.VERSION.to_bytes(4, "little") + (77).to_bytes(4, "little")).ljust(32, b"\0")
+
+
+@given(COUNTS, TIMES, st.integers(100, 10**12), STEPS, st.integers(0, 1000), st.sets(st.integers(0, 3)))
+def test_a_torn_read_shows(count: int, time_ns: int, later_ns: int, step: int, more: int, stale: set[int]) -> None:
+    """Any mixture of the words of two pulses, one after the other, is not taken for a page."""
+    old, new = words(count, time_ns, step), words(count + 1, time_ns + later_ns, step + more)
+    mixed = b"".join(old[place] if place in stale else new[place] for place in range(4))
+    found = parse_page(HEAD + mixed)
+    if mixed in (b"".join(old), b"".join(new)):
+        assert found is not None and found.steps in (count, count + 1)
+    else:
+        assert found is None
+
+
+@given(st.binary(max_size=80))
+def test_anything_can_be_read(data: bytes) -> None:
+    parse_page(data)
+    parse_page(HEAD[:16] + data)
+
+
+def test_it_is_read_while_it_is_written(made: Pages) -> None:
+    (file,) = made.renew(1, False)
+    program = (
+        "import sys\nfrom launcher import inside\npage = inside.open_page(sys.argv[1])\nwhile True: page.pulse()"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", program, file.given])
+    try:
+        fd = fd_of(file.path)
+        end_s = time.monotonic() + 30
+        while read_page(fd) is None:
+            assert time.monotonic() < end_s and writer.poll() is None
+        last = (0, 0)
+        for _ in range(20000):
+            found = read_page(fd)
+            assert found is not None
+            assert (found.steps, found.step_ns) >= last
+            last = (found.steps, found.step_ns)
+        assert last[0] > 0
+    finally:
+        writer.kill()
+        writer.wait()
+    found = read_page(fd)
+    assert found is not None and found.pid == writer.pid  # of a dead one, too
+
+
+def test_named_ones_lose_their_name_when_they_are_opened(made: Pages) -> None:
+    one, two = made.renew(2, True)
+    assert one.given.startswith("/dev/shm/") and one.path.startswith("/proc/")
+    assert stat.S_IMODE(os.stat(one.given).st_mode) == 0o600
+    assert in_a_process(one.given, "page.pulse()").returncode == 0
+    assert not os.path.exists(one.given) and os.path.exists(two.given)
+    found = read_page(fd_of(one.path))
+    assert found is not None and found.steps == 1
+    made.renew(0, True)
+    assert not os.path.exists(two.given) and not os.path.exists(one.path)
+
+
+def test_names_that_a_killed_job_has_left_go_with_the_next(
+    monkeypatch: pytest.MonkeyPatch, made: Pages, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(pages, "NAMED_FOLDER", os.fspath(tmp_path))
+    left, young, other = (tmp_path / name for name in ("bootseer-page-1", "bootseer-page-2", "somebody-elses"))
+    for path in (left, young, other):
+        path.touch()
+    for path in (left, other):
+        os.utime(path, (1.0, 1.0))
+    (file,) = made.renew(1, True)
+    assert sorted(tmp_path.iterdir()) == sorted([young, other, Path(file.given)])
+    assert made.names == [file.given]
+
+
+@pytest.mark.parametrize("what", ["nothing", "folder", "empty", "other", "fifo", "device", "memory"])
+def test_what_is_no_page_is_left_alone(tmp_path: Path, what: str) -> None:
+    path = tmp_path / what
+    content = b"x" * 100
+    if what == "folder":
+        path.mkdir()
+    elif what == "empty":
+        path.touch()
+    elif what == "other":
+        path.write_bytes(content)
+    elif what == "fifo":
+        os.mkfifo(path)
+    given = {"device": "/dev/full", "memory": "/proc/self/mem"}.get(what, os.fspath(path))
+    run = in_a_process(given, "print(page, sorted(os.listdir('/proc/self/fd'))[:-1])")
+    assert (run.returncode, run.stderr, run.stdout) == (0, "", "None ['0', '1', '2']\n")
+    assert what != "other" or path.read_bytes() == content
+
+
+def test_where_there_is_no_room_there_is_no_page(monkeypatch: pytest.MonkeyPatch, made: Pages) -> None:
+    monkeypatch.setattr(pages, "NAMED_FOLDER", "/nowhere")
+    assert made.renew(2, True) == [pages.NO_PAGE] * 2
+
+
+def test_a_small_limit_of_descriptors(made: Pages) -> None:
+    (file,) = made.renew(1, False)
+    program = (
+        "import resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "from launcher import inside\npage = inside.open_page(sys.argv[1])\npage.pulse()"
+    )
+    subprocess.run([sys.executable, "-c", program, file.given], check=True)
+    found = read_page(fd_of(file.path))
+    assert found is not None and (found.steps, found.stacks_fd) == (1, 40)
+
+
+def test_closed_standard_streams_stay_closed(made: Pages) -> None:
+    (file,) = made.renew(1, False)
+    run = in_a_process(
+        file.given,
+        """
+        os.close(0), os.close(2)
+        first, page = page, inside.open_page(sys.argv[1])
+        print(page is not None, {"0", "2"} & set(os.listdir("/proc/self/fd")))
+        """,
+    )
+    assert run.stdout in ("True {'0'}\n", "True set()\n")  # 0: the folder that is listed
+
+
+def test_a_module_of_the_scripts_is_not_taken_for_the_librarys(made: Pages, tmp_path: Path) -> None:
+    (file,) = made.renew(1, False)
+    (tmp_path / "faulthandler.py").write_text("raise SystemExit('this one is the script\\'s')")
+    program = "import sys\nfrom launcher import inside\nsys.path.insert(0, sys.argv[2])\nbefore = sys.path[:]\n"
+    program += "page = inside.open_page(sys.argv[1])\npage.pulse()\nassert sys.path == before"
+    subprocess.run([sys.executable, "-c", program, file.given, os.fspath(tmp_path)], check=True)
+    found = read_page(fd_of(file.path))
+    assert found is not None and found.stacks_signal == inside.STACKS_SIGNAL

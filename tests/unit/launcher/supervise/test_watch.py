@@ -1,0 +1,146 @@
+"""The watch at the coordinator: asks once, concludes by answers or by time, and what it says fits the wire."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.supervise.facts import RankFacts
+from launcher.supervise.hang import HangSettings
+from launcher.supervise.stacks import Frame, RankStacks, Source
+from launcher.supervise.watch import (
+    STACKS_S,
+    Ask,
+    Finding,
+    HangWatch,
+    Said,
+    look_s,
+    pack_stacks,
+    unpack_stacks,
+)
+
+
+def stack(rank: int, line: int, depth: int = 1) -> RankStacks:
+    frames = tuple(Frame("/job/train.py", line + number, f"step{number * line}") for number in range(depth))
+    return RankStacks(rank, 100 + rank, Source.HANDLER, main=frames, state="S", kernel=("futex_wait",))
+
+
+class Job:
+    """Ranks that step once a second until they stand still, idle; looked at every two seconds."""
+
+    def __init__(self, world_size: int = 4, nodes: int = 2) -> None:
+        self.watch = HangWatch(HangSettings())
+        self.now_s = 1000.0
+        self.world_size, self.nodes = world_size, nodes
+        self.steps = 0
+        self.cpu_s = 0.0
+        self.watch.attempt_began(world_size, nodes, self.now_s)
+
+    def run(self, seconds: float, *, steps: bool = True) -> list[Said]:
+        said: list[Said] = []
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s += 1.0
+            if steps:
+                self.steps += 1
+                self.cpu_s += 0.9
+                self.step_at_s = self.now_s
+            facts = [
+                RankFacts(rank, self.now_s, self.steps, self.step_at_s, 0, self.cpu_s, 0, "S", "futex_wait")
+                for rank in range(self.world_size)
+            ]
+            self.watch.looked(facts)
+            said += self.watch.tick(self.now_s)
+        return said
+
+
+def test_a_healthy_job_is_not_asked() -> None:
+    assert Job().run(600) == []
+
+
+def test_a_standstill_is_asked_about_and_told_when_all_have_answered() -> None:
+    job = Job()
+    job.run(60)
+    assert job.run(40, steps=False) == [Ask(0)] or job.watch.last is not None
+    job = Job()
+    job.run(60)
+    said: list[Said] = []
+    while not said:
+        said = job.run(1, steps=False)
+        assert job.now_s < 1100
+    assert said == [Ask(0)]
+    answers = [
+        pack_stacks({rank: stack(rank, 7 if rank == 3 else 9) for rank in ranks}, 10_000)
+        for ranks in ((0, 1), (2, 3))
+    ]
+    assert job.watch.answered(0, 0, answers[0]) == []
+    (finding,) = job.watch.answered(1, 0, answers[1])
+    assert isinstance(finding, Finding)
+    assert "stands still (all-idle)" in finding.line
+    assert "train.py" in finding.text
+    record = json.loads(zlib.decompress(finding.data))
+    assert sorted(len(group["ranks"]) for group in record["groups"]) == [1, 3]
+    assert len(record["seen"]) == 4
+    assert job.run(120, steps=False) == [], "it is told once"
+
+
+def test_who_does_not_answer_is_waited_for_a_moment() -> None:
+    job = Job()
+    job.run(60)
+    said: list[Said] = []
+    while not said:
+        said = job.run(1, steps=False)
+    asked_s = job.now_s
+    found: list[Said] = []
+    while not found:
+        found = job.run(1, steps=False)
+    assert isinstance(found[0], Finding)
+    assert job.now_s - asked_s <= STACKS_S + 1
+    assert job.watch.answered(1, 0, pack_stacks({}, 100)) == [], "too late"
+
+
+def test_another_attempt_begins_anew_and_knows_the_jobs_gaps() -> None:
+    job = Job()
+    job.run(60)
+    job.watch.attempt_over()
+    assert job.watch.deadline_s() is None
+    job.watch.attempt_began(4, 2, job.now_s)
+    job.steps = 0
+    assert job.run(600) == []
+
+
+def test_large_jobs_look_more_rarely() -> None:
+    assert look_s(1) == look_s(500) == 2.0
+    assert look_s(10_000) == 40.0
+
+
+@given(st.binary(max_size=200))
+def test_anything_may_come_as_stacks(data: bytes) -> None:
+    unpack_stacks(data)
+    unpack_stacks(zlib.compress(data))
+
+
+@given(st.dictionaries(st.integers(0, 99), st.integers(1, 999), max_size=9))
+def test_stacks_survive_the_way(lines: dict[int, int]) -> None:
+    stacks = {rank: stack(rank, line) for rank, line in lines.items()}
+    assert unpack_stacks(pack_stacks(stacks, 100_000)) == stacks
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_any_json_may_come_as_stacks(value: object) -> None:
+    unpack_stacks(zlib.compress(json.dumps([{"rank": value, "frames": value, "source": value}, value]).encode()))
+
+
+def test_stacks_fit_whatever_their_size() -> None:
+    stacks = {rank: stack(rank, 7919 * rank, depth=200) for rank in range(200)}
+    packed = pack_stacks(stacks, 20_000)
+    assert len(packed) <= 20_000
+    assert set(unpack_stacks(packed)) == set(stacks)
+    assert pack_stacks(stacks, 100) == zlib.compress(b"[]")
