@@ -349,6 +349,12 @@ FLAGS: tuple[Flag, ...] = (
         choices=("give-up", "restart"),
     ),
     _ours(
+        "--exclude-nodes",
+        "a node whose accelerator certainly failed, or whose network or file system failed twice within half an "
+        "hour, waits as a spare from then on while others suffice: auto or off (default auto)",
+        choices=("auto", "off"),
+    ),
+    _ours(
         "--give-up-status",
         "exit status when starting again cannot help, for schedulers that look at it; 93 is common for "
         "`do not requeue` (default 1)",

@@ -48,6 +48,7 @@ from launcher.rendezvous.messages import (
 )
 
 if TYPE_CHECKING:
+    from launcher.exclusion import Exclusion
     from launcher.ranks.cause import Ordered
     from launcher.setup_policy import JobSetup
     from launcher.setup_policy import Order as SetupSend
@@ -86,6 +87,7 @@ class JobRules(NamedTuple):
     on_hang: str = "off"  # off | report | restart
     hang_least_s: float = 15.0
     stops_on_same_error: bool = True
+    excludes_nodes: bool = True
     give_up_status: int = 1  # when starting again cannot help
     allow_mixed: bool = False
     open_membership: bool = True
@@ -164,6 +166,7 @@ class Job:
         self._attempt = -1
         self._restarts = RestartPolicy(rules.max_restarts, rules.early_s, rules.backoff_s, rules.restart_refill_s)
         self._same_error = SameError()
+        self._exclusion: Exclusion | None = None  # from the first failure on that may be a machine's
         self._watch: HangWatch | None = None  # from the first look on
         self._stood_still = ""  # why this attempt is ended, although no rank has failed
         self._changes = 0  # of the world, other than by failures of ranks
@@ -352,7 +355,7 @@ class Job:
     def _regroup(self, now_s: float) -> None:
         """Makes room for late joiners, if they are still there and the job is not about to end."""
         self._regroup_at_s = None
-        waiting = self._parts[Part.WAITING] - self._unidentified
+        waiting = self._parts[Part.WAITING] - self._unidentified - self._count_excluded()
         if self._parts[Part.SUCCEEDED]:
             for number, node in self._nodes.items():
                 if node.part is Part.WAITING:
@@ -458,6 +461,7 @@ class Job:
             for number, node in self._nodes.items()
             if node.digest is not None
         ]
+        candidates = self._leave_out(candidates)
         members = ranks.choose_places(candidates, self._rules.max_nodes)
         if self._rules.static:
             members.sort(key=lambda member: max(0, member.join.node_rank))
@@ -496,6 +500,23 @@ class Job:
         for number, node in self._nodes.items():
             if node.place is None:
                 self._send(number, Spare(len(members)))
+
+    def _leave_out(self, candidates: list[ranks.Candidate]) -> list[ranks.Candidate]:
+        """Without the nodes whose machines failed before, as long as there are enough others."""
+        if self._exclusion is None or not self._exclusion.why:
+            return candidates
+        others = [each for each in candidates if each.join.host not in self._exclusion.why]
+        if len(others) == len(candidates):
+            return candidates
+        if len(others) >= self._rules.min_nodes and not self._rules.static:
+            return others
+        named = sorted(set(self._exclusion.why) & {each.join.host for each in candidates}, key=ranks.natural_key)
+        self._tell_all(f"{', '.join(named)} would be left out ({self._describe_need()}, there is no spare)")
+        return candidates
+
+    def _count_excluded(self) -> int:
+        why = self._exclusion.why if self._exclusion is not None else {}
+        return sum(node.part is Part.WAITING and node.join.host in why for node in self._nodes.values())
 
     # ---- while ranks run -------------------------------------------------------------------------------------
 
@@ -711,6 +732,8 @@ class Job:
             after = f" after {self._restarts.count} restart(s)" if self._restarts.used else ""
             self._finish(1, f"{self._stood_still or 'ranks failed'}{after}")
             return
+        if self._rules.excludes_nodes and self._rules.max_nodes > 1:
+            self._consider_machines(now_s)
         self._not_before_s = now_s + delay_s if delay_s else 0.0
         early = self._restarts.early_in_a_row
         wait = f" in {delay_s:g} s (it failed early {early} times in a row)" if delay_s else ""
@@ -718,12 +741,33 @@ class Job:
         self._gather_again(now_s)
 
     def _find_same_error(self) -> str:
-        """Of those that may have been the first to fail."""
         from launcher.ranks.failure_class import certain_user_error
 
+        errors = (certain_user_error(failure) for failure in self._first_failures())
+        return self._same_error.after_failure(error for error in errors if error)
+
+    def _first_failures(self) -> list[Failure]:
+        """Those that may have been the first to fail."""
         ordered = self._order_failures()
-        first = [failure for failure in ordered.failures if failure.rank in ordered.unsure] or ordered.failures[:1]
-        return self._same_error.after_failure(error for failure in first if (error := certain_user_error(failure)))
+        return [each for each in ordered.failures if each.rank in ordered.unsure] or list(ordered.failures[:1])
+
+    def _consider_machines(self, now_s: float) -> None:
+        """Leaves nodes out whose machines are to blame."""
+        from launcher.ranks.failure_class import machine_fault
+
+        first = [(failure, machine_fault(failure)) for failure in self._first_failures()]
+        if self._exclusion is None:
+            if not any(fault for _, fault in first):
+                return
+            from launcher.exclusion import Exclusion
+
+            self._exclusion = Exclusion()
+        hosts = {node.place: node.join.host for node in self._nodes.values() if node.place is not None}
+        faults = [
+            fault._replace(host=hosts.get(failure.group_rank, failure.node)) for failure, fault in first if fault
+        ]
+        for fault in self._exclusion.after_failure(faults, now_s):
+            self._tell_all(f"{fault.host} is left out of further attempts while others suffice: {fault.what}")
 
     def _gather_again(self, now_s: float, *, changed: bool = False) -> None:
         """Nodes come together for the next attempt; `changed`: because nodes came or went."""

@@ -12,6 +12,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
+from launcher.exclusion import MachineFault
 from launcher.ranks.exits import Kind, classify, find_sign, first_exception, signal_name
 from launcher.rendezvous.messages import Failure
 
@@ -174,6 +175,14 @@ def certain_user_error(failure: Failure) -> str:
         return ""
     verdict = classify_failure(failure)
     return where(failure) if verdict.kind is _U and verdict.is_sure else ""
+
+
+def machine_fault(failure: Failure) -> MachineFault | None:
+    """What of a failure may be its machine's matter and would come again there; None where nothing is."""
+    verdict = classify_failure(failure)
+    if not verdict.is_sure or verdict.kind not in (_A, _P, _N):
+        return None
+    return MachineFault(failure.node, verdict.why, is_grave=verdict.kind is _A)
 
 
 def _by_signal(failure: Failure) -> Verdict:

@@ -341,6 +341,77 @@ def test_the_same_error_is_tried_again_where_that_was_asked_for(changes: dict[st
     assert finish.status == 1
 
 
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+def notes(sim: Sim, node: int) -> list[str]:
+    return [message.text for message in sim.inbox[node] if isinstance(message, Note)]
+
+
+def test_a_node_whose_accelerator_is_broken_is_left_out_where_a_spare_is_there() -> None:
+    sim = fixed(2, max_restarts=3)
+    for node in (1, 2, 3):
+        sim.join(node)
+    assert sim.ranks() == {1: 0, 2: 1}
+    sim.fail(1, message=ECC)
+    sim.run_until_idle()
+    assert sim.ranks() == {2: 1, 3: 0}
+    assert isinstance(sim.inbox[1][-1], Spare)
+    told = "node1 is left out of further attempts while others suffice: an uncorrectable memory error"
+    assert [text for text in notes(sim, 2) if told in text]
+    sim.fail(3)
+    sim.run_until_idle()
+    assert sim.ranks() == {2: 1, 3: 0}  # it stays out
+    sim.succeed(2, 3)
+    finish = sim.finish(1)
+    assert finish is not None and finish.status == 0  # who waited ends with the others
+
+
+def test_a_job_that_can_be_smaller_goes_on_without_it_and_takes_it_back_for_want_of_others() -> None:
+    sim = elastic(1, 2, max_restarts=3)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(2, message=ECC)
+    sim.run_until_idle()
+    assert sim.ranks() == {1: 0}
+    sim.lose(1)
+    sim.run_until_idle()
+    assert sim.ranks() == {2: 0}
+    assert [text for text in notes(sim, 2) if "node2 would be left out" in text]
+
+
+@pytest.mark.parametrize(
+    ("first", "changes"),
+    [
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", {}),  # mostly the code
+        ("OSError: [Errno 5] Input/output error", {}),  # once
+        (ECC, {"excludes_nodes": False}),
+    ],
+)
+def test_what_is_not_certain_leaves_no_node_out(first: str, changes: dict[str, object]) -> None:
+    sim = elastic(1, 2, **{"max_restarts": 3, **changes})
+    sim.join(1)
+    sim.join(2)
+    sim.fail(2, message=first)
+    sim.run_until_idle()
+    assert sim.ranks() == {1: 0, 2: 1}
+
+
+def test_a_newcomer_that_left_again_costs_no_restart_for_a_node_that_is_left_out() -> None:
+    sim = elastic(1, 2, max_restarts=3)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(2, message=ECC)
+    sim.run_until_idle()
+    sim.join(3)
+    sim.lose(3)
+    sim.advance(JOIN_SETTLE_S + 1)
+    assert sim.world(1).attempt == 1
+    sim.join(3)
+    sim.run_until_idle()
+    assert sim.ranks() == {1: 0, 3: 1}
+
+
 def test_refill_gives_the_budget_back_but_the_count_never_falls() -> None:
     sim = fixed(1, max_restarts=1, restart_refill_s=3600.0)
     sim.join(1)

@@ -1,0 +1,61 @@
+"""Nodes that are left out: at once, the second time, and never for what others have too."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.exclusion import AGAIN_S, Exclusion, MachineFault
+
+ECC, NET = "an uncorrectable memory error of the accelerator", "the network is not there"
+HOSTS = st.sampled_from(["a", "b", "c"])
+FAULTS = st.builds(MachineFault, HOSTS, st.sampled_from([ECC, NET]), st.booleans())
+ATTEMPTS = st.lists(st.tuples(st.floats(0.0, 4000.0), st.lists(FAULTS, max_size=3)), max_size=20)
+
+
+def grave(host: str) -> MachineFault:
+    return MachineFault(host, ECC, True)
+
+
+def light(host: str) -> MachineFault:
+    return MachineFault(host, NET, False)
+
+
+def test_a_grave_fault_counts_at_once() -> None:
+    exclusion = Exclusion()
+    assert exclusion.after_failure([grave("a")], 0.0) == [grave("a")]
+    assert exclusion.why == {"a": ECC}
+    assert exclusion.after_failure([grave("a")], 1.0) == []  # known
+
+
+def test_of_others_the_second_within_half_an_hour() -> None:
+    exclusion = Exclusion()
+    assert exclusion.after_failure([light("a")], 0.0) == []
+    assert exclusion.after_failure([light("a")], AGAIN_S + 1) == []
+    assert exclusion.after_failure([light("a")], AGAIN_S + 2) == [light("a")]
+
+
+def test_what_several_hosts_have_is_no_machines_fault() -> None:
+    exclusion = Exclusion()
+    assert exclusion.after_failure([grave("a"), grave("b")], 0.0) == []  # which was first?
+    assert exclusion.after_failure([grave("a")], 1.0) == []
+    other = Exclusion()
+    other.after_failure([grave("a")], 0.0)
+    assert other.after_failure([grave("b")], 1.0) == []
+    assert other.why == {}  # a comes back
+
+
+@given(ATTEMPTS)
+def test_never_two_hosts_for_one_fault_and_never_without_one(
+    attempts: list[tuple[float, list[MachineFault]]],
+) -> None:
+    exclusion = Exclusion()
+    now_s, seen = 0.0, set()
+    for past_s, faults in attempts:
+        now_s += past_s
+        news = exclusion.after_failure(faults, now_s)
+        seen |= {(fault.host, fault.what) for fault in faults}
+        assert set(news) <= set(faults)
+        assert set(exclusion.why.items()) <= seen
+        recent = [what for host, what in exclusion.why.items() if any(f.what == what for f in faults)]
+        assert len(recent) == len(set(recent))
