@@ -18,6 +18,7 @@ examples:
   bootseer env list --env-store hdfs://namenode/envs        environments that jobs need not install
   bootseer warm --image hdfs://namenode/images/train-v3     what a job will need, on this node before it is there
   bootseer report /logs/run1 --html run1.html               where the time of a start went, as text and as a page
+  bootseer replay --hosts hosts.txt --group-size 4 --run "srun ..."    which machine makes the job fail
   bootseer keys make                                        a key to sign what this user publishes
   bootseer --version
 """
@@ -38,6 +39,7 @@ GROUPS = {
     ),
     "env": Group("bootseer.cli.env", "env", "environments: set up once, restored everywhere; first-step caches"),
     "keys": Group("bootseer.cli.keys", "image", "keys: who may publish what this user runs"),
+    "replay": Group("bootseer.cli.replay", "report", "find the machine at fault, by a job on groups of machines"),
     "report": Group(
         "bootseer.cli.report", "report", "where the time of a start went; two compared; many summed up"
     ),

@@ -1,0 +1,168 @@
+"""`bootseer replay`: find the machine at fault by replaying a job on groups of machines.
+
+In: a command line. Out: results on stdout (`--json` for scripts), progress and errors on stderr, an exit status
+(docs/errors.md). Which groups, and who it is: bootseer.diagnose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from bootseer.cli import running
+from bootseer.cli.image_words import Json, new_app
+from bootseer.errors import ConfigError, NotFound, UsageError
+
+HELP = """\
+Find the machine at fault: replay a job on groups of machines, so that the groups that fail tell which one it is.
+
+The command runs once a group, groups of a round at the same time. It finds its machines in the environment:
+BOOTSEER_REPLAY_HOSTS (with commas between), BOOTSEER_REPLAY_NODES (how many), BOOTSEER_REPLAY_GROUP (a number).
+Exit status 0 of the command: all is well there; any other, and its time being up: the fault has shown.
+
+Of M machines in groups of m two rounds suffice when m is at most M / m; else more follow. It is one machine that
+is looked for; that there are several is said, too.
+"""
+EPILOG = """\
+bootseer replay --hosts hosts.txt --group-size 4 --limit 900 \\
+--run 'srun -w $BOOTSEER_REPLAY_HOSTS -N $BOOTSEER_REPLAY_NODES bootrun --nnodes $BOOTSEER_REPLAY_NODES replay.py'
+
+bootseer replay --hosts node1,node2,node3,node4 --group-size 2 --plan
+"""
+MOST_HOSTS = 100_000
+MOST_HOSTS_BYTES = 16 << 20
+WORDS = {
+    "one": "{0} is at fault: every group with it failed, and every other machine was in one that did not",
+    "none": "no group failed: the fault does not come again, or needs more machines than a group has",
+    "all": "every group failed: that is no single machine's fault",
+    "several": "more than one machine, or not to be told apart: {0}",
+}
+STATUSES = {"one": 0, "none": 3, "all": 4, "several": 5}
+
+app = new_app("replay")
+
+
+@app.command(help=HELP, epilog=EPILOG)
+def replay(
+    hosts: Annotated[
+        str,
+        typer.Option("--hosts", metavar="FILE|A,B,...", help="the machines: a file with one a line, or a list"),
+    ],
+    group_size: Annotated[
+        int,
+        typer.Option(
+            "--group-size", metavar="M", help="machines a replay needs: a whole pipeline, or more of them"
+        ),
+    ],
+    run: Annotated[str, typer.Option("--run", metavar="COMMAND", help="replays the job, for a shell")] = "",
+    limit: Annotated[float, typer.Option("--limit", metavar="S", help="seconds for one replay")] = 1800.0,
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", help="groups at the same time (default: a whole round)")
+    ] = 0,
+    plan: Annotated[bool, typer.Option("--plan", help="show the first rounds and run nothing")] = False,
+    as_json: Json = False,
+) -> None:
+    """Find the machine at fault."""
+    from bootseer.diagnose import Replay
+
+    machines = _read_hosts(hosts)
+    try:
+        search = Replay(machines, group_size)
+    except ValueError as error:
+        raise ConfigError(f"--hosts and --group-size: {error}") from None
+    if plan:
+        _show_plan(search, as_json)
+        return
+    if not run.strip():
+        raise UsageError("--run is missing: what replays the job on a group (or --plan, to see the groups)")
+    if not 0 < limit < 1e7 or parallel < 0:
+        raise UsageError("--limit needs a number of seconds above 0, --parallel a number of groups")
+    raise typer.Exit(_search(search, run, limit, parallel, as_json))
+
+
+def _search(search: Any, command: str, limit_s: float, parallel: int, as_json: bool) -> int:
+    from bootseer.diagnose import Result, run_groups
+
+    done: list[dict[str, Any]] = []
+    number = 0
+    while groups := search.next_round():
+        number += 1
+        print(f"bootseer replay: round {number}: {len(groups)} groups", file=sys.stderr)
+
+        def tell(result: Result, number: int = number) -> None:
+            how = f"no end within {limit_s:g} s" if result.is_late else f"exit status {result.status}"
+            word = "well" if not result.failed else f"failed ({how})" if result.ran else f"did not run ({how})"
+            named = " ".join(result.group.machines)
+            print(f"  group {result.group.number}: {word} after {result.seconds:.1f} s: {named}", file=sys.stderr)
+            done.append(
+                {
+                    "round": number,
+                    "group": result.group.number,
+                    "machines": list(result.group.machines),
+                    "status": result.status,
+                    "is_late": result.is_late,
+                    "failed": result.failed,
+                    "ran": result.ran,
+                    "seconds": round(result.seconds, 3),
+                }
+            )
+
+        try:
+            results = run_groups(groups, command, limit_s, parallel or len(groups), tell)
+        except OSError as error:
+            raise ConfigError(f"--run: no process can be started: {error.strerror}") from None
+        if not any(result.ran for result in results):
+            raise ConfigError(f"--run: no group could run it (exit status {results[0].status} of the shell)")
+        search.ran({result.group.number: result.failed for result in results if result.ran})
+    verdict = search.verdict()
+    name = verdict.found.value
+    if as_json:
+        record = {"v": 1, "found": name, "suspects": list(verdict.suspects), "groups": done}
+        print(json.dumps(record))
+    else:
+        print(WORDS[name].format(", ".join(verdict.suspects)))
+    return STATUSES[name]
+
+
+def _show_plan(search: Any, as_json: bool) -> None:
+    rounds = search.planned()
+    if as_json:
+        print(json.dumps({"v": 1, "rounds": [[list(group.machines) for group in each] for each in rounds]}))
+        return
+    for number, groups in enumerate(rounds, 1):
+        print(f"round {number}:")
+        for group in groups:
+            print(f"  group {group.number}: {' '.join(group.machines)}")
+
+
+def _read_hosts(hosts: str) -> list[str]:
+    if "," not in hosts and (os.path.exists(hosts) or "/" in hosts):
+        try:
+            with open(hosts, "rb") as file:
+                text = file.read(MOST_HOSTS_BYTES).decode("utf-8", "replace")
+        except FileNotFoundError:
+            raise NotFound(f"--hosts: there is no file {hosts}") from None
+        except OSError as error:
+            raise ConfigError(f"--hosts: {hosts} cannot be read: {error.strerror}") from None
+        names = [line.split("#")[0].strip() for line in text.splitlines()]
+    else:
+        names = [each.strip() for each in hosts.split(",")]
+    names = [each for each in names if each]
+    bad = next((each for each in names if len(each) > 255 or not set(each) <= _ALLOWED), "")
+    if bad:
+        raise ConfigError(f"--hosts: {bad[:80]!r} is no name of a machine: one a line, or with commas between")
+    if len(names) > MOST_HOSTS:
+        raise ConfigError(f"--hosts: {len(names)} machines, more than {MOST_HOSTS}")
+    return names
+
+
+_ALLOWED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:")
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; returns the exit status."""
+    return running.run(app, "bootseer replay", argv)
