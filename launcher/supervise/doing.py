@@ -45,12 +45,13 @@ class Presence(Enum):
 class SeenRank:
     """One rank: its newest facts, and what it uses while the job makes progress."""
 
-    __slots__ = ("facts", "held", "presence", "usual_cores", "usual_io_bps", "usual_s")
+    __slots__ = ("facts", "held", "moved", "presence", "usual_cores", "usual_io_bps", "usual_s")
 
     def __init__(self) -> None:
         self.facts: RankFacts | None = None
         # The first facts with the state that it has been in since, or the last with which it moved all the same.
         self.held: RankFacts | None = None
+        self.moved: RankFacts | None = None  # its facts when the job last made progress
         self.presence = Presence.HERE
         self.usual_cores = 0.0
         self.usual_io_bps = 0.0
@@ -59,6 +60,7 @@ class SeenRank:
     def begin(self, facts: RankFacts | None) -> None:
         """A process begins, or a clock jumped: nothing can be compared with what was before."""
         self.facts = self.held = facts
+        self.moved = None
         self.presence = Presence.HERE
 
     def learn(self, old: RankFacts, new: RankFacts) -> None:

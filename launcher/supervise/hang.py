@@ -132,6 +132,8 @@ class HangDetector:
         if self._silent_from_s is None:
             self._silent_from_s = now_s
         moved = self._take(facts, now_s)
+        if moved:
+            self._learn()
         seen_s, late = self._seen_until(now_s)
         limit_s = self.limit_s()
         silence_s = 0.0 if seen_s is None else seen_s - self._silent_from_s
@@ -193,7 +195,6 @@ class HangDetector:
         step_first_s = output_first_s = inf
         step_last_s = output_last_s = -inf
         known_s = self._steps.last_s
-        usual = self._is_moving()
         busy = watched = 0
         most = 1  # steps of one rank
         for facts in given:
@@ -241,8 +242,6 @@ class HangDetector:
                     most = max(most, count)
             elif facts.output_bytes > old.output_bytes >= 0:
                 output_first_s, output_last_s = min(output_first_s, facts.at_s), max(output_last_s, facts.at_s)
-            if usual:
-                seen.learn(old, facts)
             if not self._attempt_steps:
                 watched += 1
                 cores, io_bps = rates(old, facts)
@@ -260,12 +259,21 @@ class HangDetector:
             return self._note(self._outputs, output_first_s, output_last_s, 1)
         return False
 
-    def _is_moving(self) -> bool:
-        """Whether what ranks use now is what they use while healthy, going by the last look."""
+    def _learn(self) -> None:
+        """What ranks used since the last progress before this one is usual, if nothing else lay between.
+
+        Only once there is progress again: what they use in a silence may be what they use in a hang.
+        """
         cadence = self._steps if self._attempt_steps else self._outputs
-        if cadence.last_s is None or not cadence.gaps or self._looked_s is None:
-            return False
-        return self._looked_s - cadence.last_s <= max(5.0, 1.5 * cadence.typical_s)
+        last_s, typical_s = cadence.last_s, cadence.typical_s
+        for seen in self._ranks:
+            old, new = seen.moved, seen.facts
+            if last_s is not None and old is not None and new is not None:
+                past_s = new.at_s - old.at_s
+                is_whole = past_s <= max(LEARNED_S, 2.5 * typical_s)
+                if is_whole and new.at_s - last_s <= max(1.5 * typical_s, MOST_IDLE_PART * past_s):
+                    seen.learn(old, new)
+            seen.moved = new
 
     def _seen_until(self, now_s: float) -> tuple[float | None, int]:
         """Until when all ranks were seen that are not late, and how many are late; None: nothing is new."""
@@ -424,6 +432,8 @@ class HangDetector:
         return found
 
 
+LEARNED_S = 12.0  # between two looks with progress; beyond there was a pause
+MOST_IDLE_PART = 0.3  # of the time that is learned from may lie after the last progress
 LEAST_BUSY_CORES = 0.01  # that a rank uses in a look while it is more than asleep
 
 

@@ -52,10 +52,10 @@ def train(stop_at, how, last):
         sum(range(100_000))
         time.sleep(0.01)
 """
-SLEEPS = STEPS + "\ndef data_loader(): time.sleep(1000)\ntrain(700, data_loader, 800)\n"
-SPINS = STEPS + "\ndef endless():\n    while True: pass\ntrain(700, endless, 800)\n"
-STOPS = STEPS + "\ntrain(700, lambda: os.kill(os.getpid(), 19), 800)\n"
-HEALTHY = STEPS + "\ntrain(99, lambda: None, 250)\n"
+SLEEPS = STEPS + "\ndef data_loader(): time.sleep(1000)\ntrain(60, data_loader, 99)\n"
+SPINS = STEPS + "\ndef endless():\n    while True: pass\ntrain(60, endless, 99)\n"
+STOPS = STEPS + "\ntrain(60, lambda: os.kill(os.getpid(), 19), 99)\n"
+HEALTHY = STEPS + "\ntrain(99, lambda: None, 150)\n"
 FLAGS = ("--hang-least", 2, "--log-dir", "logs")
 
 

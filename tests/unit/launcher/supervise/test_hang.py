@@ -84,6 +84,18 @@ def test_steps_before_the_first_look_are_a_cadence() -> None:
     assert [hang.kind for _, hang in told] == [HangKind.ALL_IDLE] and told[0][0] <= 15 + 2 * LOOK_S
 
 
+def test_what_ranks_do_in_a_hang_is_not_taken_for_usual() -> None:
+    """One that spins and one that waits, from before the second look on."""
+    detector = HangDetector(2)
+    detector.new_attempt(0.0)
+    assert detector.look(facts(1.5, 1.0, 0.05, 2), 1.5) is None
+    told = []
+    for now_s in (1.5 + LOOK_S * look for look in range(1, 30)):
+        hang = detector.look(facts(now_s, 1.0, 0.05, 2, busy(1.0, [1])), now_s)
+        told += [(hang.kind, hang.ranks)] if hang else []
+    assert told == [(HangKind.ONE_APART, (1,))]
+
+
 def test_all_idle_is_told_once_at_the_least_limit() -> None:
     detector = HangDetector(4)
     now_s = train(detector, 60)
