@@ -11,8 +11,8 @@
     [rules]       use; and [[rule]], any number of them: rules over what ranks print (docs/rules.md)
     [job]         folder, command, python: for `bootseer warm --jobs`, which is not told them by a command line
 
-Each key but those of [job] and [[rule]] stands for one flag of bootrun; TABLES is the whole mapping. Paths are meant from the
-working folder, as in flags.
+Each key but those of [job] and [[rule]] stands for one flag of bootrun; TABLES is the whole mapping. Paths are
+meant from the working folder, as in flags.
 """
 
 from __future__ import annotations

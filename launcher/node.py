@@ -570,10 +570,12 @@ class Node:
     def _begin_rules(self, group: RankGroup) -> None:
         if not self._has_ranks or self._rules is not None or group.world.attempt != self._attempt:
             return
+        own = self._spec.log_rules
+        if not own and not any(rank.logs.stdout_path or rank.logs.stderr_path for rank in group.ranks):
+            return
         from launcher.rules.known import KNOWN
         from launcher.rules.node_rules import NodeRules, Told, describe_unseen
 
-        own = self._spec.log_rules
         if own and not self._attempt and (unseen := describe_unseen(group.ranks)):
             self.say(unseen)
         names = {rule.name for rule in own}
@@ -598,9 +600,11 @@ class Node:
         if self._events_dir and self._group_rank == 0:
             writer = self._events()
             writer.attempt = told.attempt
+            # Not as the event's own rank: that one may be of another node.
             attrs: dict[str, Any] = {"rule": told.rule, "class": told.kind, "action": told.action}
-            rank = told.rank if told.rank >= 0 else None
-            writer.instant(None, "rule_broken", rank=rank, error=told.text, **attrs)
+            if told.rank >= 0:
+                attrs["of_rank"] = told.rank
+            writer.instant(None, "rule_broken", error=told.text, **attrs)
 
     def _note_warmed(self) -> None:
         """What of this start `bootseer warm` had brought here before, as events."""

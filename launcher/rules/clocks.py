@@ -95,6 +95,8 @@ class Clocks:
                 continue
             clock.is_told = True
             what = "no line that fits again" if clock.has_come else "no line that fits"
-            since = "the last" if clock.has_come else "the rule's start" if clock.rule.start else "the ranks' start"
+            since = (
+                "the last" if clock.has_come else "the rule's start" if clock.rule.start else "the ranks' start"
+            )
             late.append(Late(clock.rule, rank, f"{what} within {limit_s:g} s of {since}"))
         return late

@@ -93,7 +93,7 @@ class RuleEngine:
         return any(self._about.values())
 
     def read(self, rank: int, lines: Sequence[str], now_s: float, limit: Limit = no_limit) -> list[Outcome]:
-        """What a rank has written, in whole lines. Args: limit: runs a search; None from it: that took too long."""
+        """What a rank has written, in whole lines. Args: limit: runs a search; None from it: it took too long."""
         outcomes: list[Outcome] = []
         lines = [line[:MOST_LINE_CHARACTERS] for line in lines]
         text = "\n".join(lines)
@@ -110,7 +110,9 @@ class RuleEngine:
     def skipped(self, rank: int, now_s: float) -> list[Outcome]:
         """Some output of a rank was not read: what was awaited may have been there."""
         self._clocks.renew(rank, now_s)
-        return [Seen(rule, "match") for rule in self._about.get(rank, ()) if rule.ranks == "any" and rule.has_clock]
+        return [
+            Seen(rule, "match") for rule in self._about.get(rank, ()) if rule.ranks == "any" and rule.has_clock
+        ]
 
     def ended(self, rank: int) -> None:
         """A rank has ended, or its output cannot be read: nothing is awaited of it."""
@@ -167,7 +169,11 @@ class RuleEngine:
         if rule.name in self._no_numbers:
             return []
         self._no_numbers.add(rule.name)
-        return [Found(rule._replace(action="report"), ANY_RANK, f"{_quote(hit.value)} is no number: {_quote(hit.line)}")]
+        return [
+            Found(
+                rule._replace(action="report"), ANY_RANK, f"{_quote(hit.value)} is no number: {_quote(hit.line)}"
+            )
+        ]
 
     def _switch_off(self, rule: Rule, why: str) -> list[Outcome]:
         for about in self._about.values():

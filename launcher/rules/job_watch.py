@@ -1,4 +1,4 @@
-"""PURE: the rules at the coordinator: what nodes found, in few words, and lines that some rank of the job must print.
+"""PURE: the rules at the coordinator: what nodes found, in few words, and lines that some rank must print.
 
 Every method returns what is to be told to all nodes and obeyed. Nodes may find the same a thousand times: of each
 rule few findings are told in an attempt.

@@ -1,7 +1,7 @@
 """PURE: the rules that come with Bootseer: known errors in what ranks print, told as they come (`report`).
 
-Texts are those of torch 2.13, NCCL, CUDA, libc, CPython and Hadoop. What a rank says because another one is gone is
-not among them: that is no news. Each has fixed texts (hints) without which it is not even searched for.
+Texts are those of torch 2.13, NCCL, CUDA, libc, CPython and Hadoop. What a rank says because another one is gone
+is not among them: that is no news. Each has fixed texts (hints) without which it is not even searched for.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ KNOWN: tuple[Rule, ...] = (
     _known(
         "cuda-error",
         _A,
-        r"CUDA error: (?!out of memory|device-side assert|un|no CUDA-capable|all CUDA-capable|CUDA-capable|system |"
-        r"CUDA driver |CUBLAS_STATUS_ALLOC)|cuDNN error: CUDNN_STATUS_(?!ALLOC)",
+        r"CUDA error: (?!out of memory|device-side assert|un|no CUDA-capable|all CUDA-capable|CUDA-capable|"
+        r"system |CUDA driver |CUBLAS_STATUS_ALLOC)|cuDNN error: CUDNN_STATUS_(?!ALLOC)",
         "CUDA error: ",
         "cuDNN error: ",
     ),
@@ -87,7 +87,7 @@ KNOWN: tuple[Rule, ...] = (
     _known(
         "nccl-error",
         _N,
-        r"^(?!.*ncclRemoteError).*(?:ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage)\b: ",
+        r"\b(?:ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage): ",
         *("ncclSystemError", "ncclInternalError", "ncclUnhandledCudaError", "ncclInvalidUsage"),
     ),
     _known(
@@ -131,11 +131,16 @@ KNOWN: tuple[Rule, ...] = (
         r"ArrayMemoryError: Unable|" + _HEAD + r"MemoryError(?:$|: )",
         *("DefaultCPUAllocator: ", "[Errno 12]", "std::bad_alloc", "MemoryError"),
     ),
-    _known("worker-killed", _R, r"DataLoader worker \(pid\S* \d[\d, ]*\) is killed by signal: Killed", "is killed by signal"),
+    _known(
+        "worker-killed",
+        _R,
+        r"DataLoader worker \(pid\S* \d[\d, ]*\) is killed by signal: Killed",
+        "is killed by signal",
+    ),
     _known(
         "shared-memory",
         _R,
-        r"This might be caused by insufficient shared memory|unable to (?:allocate|open|resize|mmap) shared memory",
+        r"caused by insufficient shared memory|unable to (?:allocate|open|resize|mmap) shared memory",
         *("insufficient shared memory", "unable to "),
     ),
     _known(
@@ -144,9 +149,23 @@ KNOWN: tuple[Rule, ...] = (
         r"can't start new thread|Thread creation failed: Resource|pthread_create failed",
         *("can't start new thread", "Thread creation failed", "pthread_create failed"),
     ),
-    _known("no-descriptors", _R, r"\[Errno 2[34]\] Too many open files|: Too many open files", "oo many open files"),
-    _known("disk-full", _R, r"(?:\[Errno 28\]|:) No space left on device|\(os error 28\)", "No space left", "os error 28"),
-    _known("disk-quota", _R, r"(?:\[Errno 122\]|:) Disk quota exceeded|\(os error 122\)", "quota exceeded", "os error 122"),
+    _known(
+        "no-descriptors", _R, r"\[Errno 2[34]\] Too many open files|: Too many open files", "oo many open files"
+    ),
+    _known(
+        "disk-full",
+        _R,
+        r"(?:\[Errno 28\]|:) No space left on device|\(os error 28\)",
+        "No space left",
+        "os error 28",
+    ),
+    _known(
+        "disk-quota",
+        _R,
+        r"(?:\[Errno 122\]|:) Disk quota exceeded|\(os error 122\)",
+        "quota exceeded",
+        "os error 122",
+    ),
     _known(
         "disk-error",
         _P,
@@ -167,7 +186,13 @@ KNOWN: tuple[Rule, ...] = (
         _P,
         r"org\.apache\.hadoop\.[\w.$]+Exception\b|Could not obtain block: B[PK]|BlockMissingException|"
         r"Operation category \w+ is not supported in state standby|Name node is in safe mode",
-        *("org.apache.hadoop.", "Could not obtain block", "BlockMissingException", "Operation category", "safe mode"),
+        *(
+            "org.apache.hadoop.",
+            "Could not obtain block",
+            "BlockMissingException",
+            "Operation category",
+            "safe mode",
+        ),
     ),
     # ---- the program ----
     _known(
@@ -188,7 +213,8 @@ KNOWN: tuple[Rule, ...] = (
         "not-a-number",
         _F,
         r"(?i)(?<![\w-])(?:[a-z]{0,12}[_ ])?(?:loss|grad[_ ]?norm)['\"]?(?: is|\s*[:=])\s*(?:tensor\()?-?nan\b|"
-        r"returned nan values in its \d+th output|\bnan (?:loss|in (?:local )?grad(?:ient)?(?: norm)?)\b(?! *[:=])",
+        r"returned nan values in its \d+th output|"
+        r"\bnan (?:loss|in (?:local )?grad(?:ient)?(?: norm)?)\b(?! *[:=])",
         *("nan", "NaN", "NAN", "Nan"),
     ),
 )

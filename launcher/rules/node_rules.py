@@ -1,8 +1,8 @@
 """One node's part of the rules over what ranks print: reads their log files now and then, and tells what it finds.
 
-On the event loop, never waiting for a rank, with about a hundredth of a core at most: after a look that was dear the
-next one comes later. In: the ranks of an attempt. Out: messages for the coordinator, which acts on them (job.py),
-numbers for the event file, lines about rules that are switched off. What fails here is told once, the job goes on.
+On the event loop, never waiting for a rank, with about a hundredth of a core at most: after a look that was dear
+the next one comes later. In: the ranks of an attempt. Out: messages for the coordinator, which acts on them,
+numbers for the event file, lines about rules that are switched off. What fails here is told once, and no more.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ class NodeRules:
         try:
             work()
         except Exception as error:
-            self._told.say(f"rules over what ranks print are off for this attempt: {type(error).__name__}: {error}")
+            self._told.say(
+                f"rules over what ranks print are off for this attempt: {type(error).__name__}: {error}"
+            )
             self._alarm.cancel()
             for reader in self._readers.values():
                 reader.close()
@@ -120,7 +122,9 @@ class NodeRules:
         try:
             batch = reader.read(self._most_bytes)
         except OSError as error:
-            self._told.say(f"rules see nothing more of rank {reader.rank}: its log cannot be read: {error.strerror}")
+            self._told.say(
+                f"rules see nothing more of rank {reader.rank}: its log cannot be read: {error.strerror}"
+            )
             self._engine.ended(reader.rank)
             self._readers.pop(reader.rank, None)
             reader.close()
@@ -134,8 +138,8 @@ class NodeRules:
             if not self._is_skipping_told:
                 self._is_skipping_told = True
                 self._told.say(
-                    f"rules do not see all that ranks print, as it is too much ({batch.skipped_bytes} bytes of rank "
-                    f"{reader.rank} were left out): of each file the last {self._most_bytes} bytes of a look are read"
+                    f"rules do not see all that ranks print, as it is much ({batch.skipped_bytes} bytes of rank "
+                    f"{reader.rank} were left out): at each look they see the last {self._most_bytes} of a file"
                 )
         self._tell(outcomes)
 

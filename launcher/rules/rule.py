@@ -1,4 +1,4 @@
-"""PURE: rules over what ranks print: how one is written in bootseer.toml ([[rule]]), and what a broken one is told.
+"""PURE: rules over what ranks print: how one is written in bootseer.toml, and what a broken one is told.
 
 A rule is an alarm (each line that fits is a finding), a metric (a number in a line, and what it must be), a clock
 (a line that must come, and come again), or several of these together. The fields are those of HyperPod's log
@@ -67,7 +67,7 @@ KEYS = (*_TEXTS, "ranks", *_BOUNDS, *_SECONDS)
 
 
 def read_rules(tables: Sequence[Mapping[str, Any]], shown: str) -> tuple[Rule, ...]:
-    """The rules of a file. Args: tables: its [[rule]]s; shown: its name, for errors. Raises: ConfigError, one line."""
+    """The rules of a file. Args: tables: its [[rule]]s; shown: its name, for errors. Raises: ConfigError."""
     if len(tables) > MOST_RULES:
         raise ConfigError(f"{shown}: {len(tables)} rules: there may be {MOST_RULES}")
     rules: list[Rule] = []
