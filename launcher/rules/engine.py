@@ -18,7 +18,9 @@ from launcher.rules.rule import Rule
 MOST_LINE_CHARACTERS = 2000  # of a line are looked at
 MOST_SHOWN_CHARACTERS = 200
 MOST_RANKS_TOLD = 4  # of one rule on a node; the others have the same
-EVERYTHING_LINES = 20  # an alarm that fits each of so many at once is none
+# An alarm that fits so much of what a rank has printed, of so many lines at least, tells nothing.
+EVERYTHING_SHARE = 0.9
+EVERYTHING_LINES = 20
 
 
 class Found(NamedTuple):
@@ -81,6 +83,8 @@ class RuleEngine:
         self._is_on: dict[tuple[str, int], bool] = {}
         self._judges: dict[tuple[str, int], Judge] = {}
         self._told: dict[str, set[int]] = {}
+        self._lines: dict[int, int] = {}  # read so far, by rank
+        self._fits: dict[tuple[str, int], int] = {}  # of them, for alarms
         self._no_numbers: set[str] = set()
         for rank, about in self._about.items():
             for rule in about:
@@ -97,6 +101,7 @@ class RuleEngine:
         outcomes: list[Outcome] = []
         lines = [line[:MOST_LINE_CHARACTERS] for line in lines]
         text = "\n".join(lines)
+        self._lines[rank] = self._lines.get(rank, 0) + len(lines)
         for rule in list(self._about.get(rank, ())):
             if rule.hints and not any(hint in text for hint in rule.hints):
                 continue
@@ -104,7 +109,7 @@ class RuleEngine:
             if hits is None:
                 outcomes += self._switch_off(rule, f"it takes too long on what rank {rank} prints")
             elif hits:
-                outcomes += self._heed(rule, rank, hits, len(lines), now_s)
+                outcomes += self._heed(rule, rank, hits, now_s)
         return outcomes
 
     def skipped(self, rank: int, now_s: float) -> list[Outcome]:
@@ -123,9 +128,9 @@ class RuleEngine:
         late = self._clocks.take_late(now_s)
         return [outcome for each in late for outcome in self._tell(each.rule, each.rank, each.why, again=True)]
 
-    def _heed(self, rule: Rule, rank: int, hits: list[Hit], lines: int, now_s: float) -> list[Outcome]:
-        if rule.is_alarm and lines >= EVERYTHING_LINES and sum(hit.what == "match" for hit in hits) == lines:
-            return self._switch_off(rule, f"it fits all {lines} lines of rank {rank}, as {_quote(hits[0].line)}")
+    def _heed(self, rule: Rule, rank: int, hits: list[Hit], now_s: float) -> list[Outcome]:
+        if rule.is_alarm and (why := self._fits_everything(rule, rank, hits)):
+            return self._switch_off(rule, why)
         outcomes: list[Outcome] = []
         seen: set[str] = set()
         value: float | None = None
@@ -157,6 +162,14 @@ class RuleEngine:
         if rule.ranks == "any" and rule.has_clock:
             outcomes += [Seen(rule, what) for what in ("start", "match", "stop") if what in seen]
         return outcomes
+
+    def _fits_everything(self, rule: Rule, rank: int, hits: list[Hit]) -> str:
+        lines = self._lines[rank]
+        fits = self._fits.get((rule.name, rank), 0) + sum(hit.what == "match" for hit in hits)
+        self._fits[rule.name, rank] = fits
+        if lines < EVERYTHING_LINES or fits < EVERYTHING_SHARE * lines:
+            return ""
+        return f"it fits {fits} of the {lines} lines of rank {rank} so far, as {_quote(hits[0].line)}"
 
     def _tell(self, rule: Rule, rank: int, why: str, *, again: bool = False) -> list[Outcome]:
         told = self._told.setdefault(rule.name, set())

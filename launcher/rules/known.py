@@ -48,7 +48,7 @@ KNOWN: tuple[Rule, ...] = (
     _known(
         "gpu-lost",
         _A,
-        r"NVRM: Xid \(|fallen off the bus|GPU is lost|CUDA error: (?:unknown error|unspecified launch failure)",
+        r"NVRM: Xid \(|fallen off the bus|GPU is lost\.|CUDA error: (?:unknown error|unspecified launch failure)",
         "NVRM: Xid (",
         "fallen off the bus",
         "GPU is lost",
