@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
+import mmap
 import os
 import re
 
@@ -11,6 +13,7 @@ import pytest
 from launcher.ranks.failure_class import FailureClass
 from launcher.rules.engine import Found, RuleEngine
 from launcher.rules.known import KNOWN
+from tests import support
 
 # As torch 2.13 (c10, ATen, distributed, utils.data), CUDA's cudaGetErrorString, NCCL, CPython, libgomp, numpy,
 # glibc's loader and Hadoop 3 write them; the ends of long ones are left out.
@@ -158,6 +161,12 @@ BY_NUMBER = [
     (errno.ENETUNREACH, "no-route"),
     (errno.ENETDOWN, "no-route"),
 ]
+# Of the installed torch, as they stand in its libraries (those that are searched in no time).
+BY_TORCH = [
+    ("libc10.so", "DefaultCPUAllocator: can't allocate memory: you tried to allocate ", "out-of-memory"),
+    ("libtorch_python.so", "DataLoader worker (pid {}) is killed by signal: {}. ", "worker-killed"),
+    ("libtorch_python.so", "This might be caused by insufficient shared memory (shm).", "shared-memory"),
+]
 HARMLESS = [
     "step 10 loss=2.31 lr=0.1",
     "loss scale: 65536.0 | grad norm: 1.2 | number of skipped iterations: 0 | number of nan iterations: 0 |",
@@ -212,6 +221,17 @@ def test_errors_of_the_system(number: int, name: str) -> None:
     assert names(f"OSError: [Errno {number}] {said}: '/mnt/x'") == [name]
     if number not in (errno.ENOMEM, errno.EADDRINUSE):
         assert names(f"tar: /mnt/x: {said}") == [name]
+
+
+@pytest.mark.parametrize(("library", "text", "name"), BY_TORCH)
+def test_texts_of_the_installed_torch(library: str, text: str, name: str) -> None:
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.submodule_search_locations:
+        support.lacking("torch is not installed")
+    path = os.path.join(found.submodule_search_locations[0], "lib", library)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        assert data.find(text.encode()) >= 0, "torch says it otherwise now"
+    assert names(text.replace("{}", "4711", 1).replace("{}", "Killed")) == [name]
 
 
 @pytest.mark.parametrize("line", HARMLESS)
