@@ -492,7 +492,7 @@ class Job:
         self._port_was_taken = False
         self._stood_still = ""
         if self._rules.log_rules or self._rule_watch is not None:
-            self._watch_rules().attempt_began()
+            self._watch_rules().attempt_began(len(members))
         if self._watch is not None:
             self._begin_watch(self._watch, now_s)
         if self._rules.frees_endpoint:

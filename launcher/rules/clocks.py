@@ -32,15 +32,19 @@ class _Clock:
     def limit_s(self) -> float | None:
         return self.rule.must_recur_within_s if self.has_come else self.rule.must_start_within_s
 
-    def due_s(self) -> float | None:
+    def due_s(self, slack_s: float, slack_share: float) -> float | None:
         limit_s = self.limit_s()
-        return None if limit_s is None or self.since_s is None or self.is_told else self.since_s + limit_s
+        if limit_s is None or self.since_s is None or self.is_told:
+            return None
+        return self.since_s + limit_s + slack_s + slack_share * limit_s
 
 
 class Clocks:
     """Of one attempt. Rules without a clock are none of its business: to name one does nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, slack_s: float = 0.0, slack_share: float = 0.0) -> None:
+        """Args: slack_s, slack_share (of a limit): how much later it may be heard that a line has come."""
+        self._slack = slack_s, slack_share
         self._clocks: dict[tuple[str, int], _Clock] = {}
 
     def begin(self, rule: Rule, rank: int, now_s: float) -> None:
@@ -84,13 +88,14 @@ class Clocks:
 
     def deadline_s(self) -> float | None:
         """When the next line is late."""
-        return min((due for clock in self._clocks.values() if (due := clock.due_s()) is not None), default=None)
+        dues_s = (clock.due_s(*self._slack) for clock in self._clocks.values())
+        return min((due_s for due_s in dues_s if due_s is not None), default=None)
 
     def take_late(self, now_s: float) -> list[Late]:
         """What is late; each once, until a line comes that fits."""
         late: list[Late] = []
         for (_, rank), clock in self._clocks.items():
-            due_s, limit_s = clock.due_s(), clock.limit_s()
+            due_s, limit_s = clock.due_s(*self._slack), clock.limit_s()
             if due_s is None or limit_s is None or now_s < due_s:
                 continue
             clock.is_told = True

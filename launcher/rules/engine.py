@@ -132,12 +132,14 @@ class RuleEngine:
         if rule.is_alarm and (why := self._fits_everything(rule, rank, hits)):
             return self._switch_off(rule, why)
         outcomes: list[Outcome] = []
-        seen: set[str] = set()
+        seen: dict[str, None] = {}  # in the order of their last lines
         value: float | None = None
         place = rule.name, ANY_RANK if rule.ranks == "any" else rank
         for hit in hits:
             is_on = self._is_on.get(place, not rule.start)
             if hit.what != "match":
+                if is_on == (hit.what == "start"):
+                    continue  # no news
                 self._is_on[place] = hit.what == "start"
                 if hit.what == "start":
                     self._clocks.started(rule, rank, now_s)
@@ -156,11 +158,12 @@ class RuleEngine:
                 outcomes += self._tell(rule, rank, _quote(hit.line))
             if hit.what == "match":
                 self._clocks.matched(rule, rank, now_s)
-            seen.add(hit.what)
+            seen.pop(hit.what, None)
+            seen[hit.what] = None
         if value is not None:
             outcomes.append(Measured(rule, rank, value))
         if rule.ranks == "any" and rule.has_clock:
-            outcomes += [Seen(rule, what) for what in ("start", "match", "stop") if what in seen]
+            outcomes += [Seen(rule, what) for what in seen]
         return outcomes
 
     def _fits_everything(self, rule: Rule, rank: int, hits: list[Hit]) -> str:

@@ -12,8 +12,19 @@ from typing import NamedTuple
 from launcher.rules.clocks import ANY_RANK, Clocks
 from launcher.rules.rule import Rule
 
+# Of lines for which it is enough that some rank prints them nodes tell at a look, and not of each.
+ANY_LOOK_S = 2.0  # a node that has such rules looks at least so often
+SEEN_SHARE = 0.1  # of the time within which a line must come: so often it is told that it came
+NODES_A_SECOND = 250  # that may tell it, of a large job
+SLACK_S = ANY_LOOK_S + 1.0
 MOST_TOLD = 4  # findings of one rule in an attempt
 MOST_NAMES = 256  # of rules that findings may name
+
+
+def seen_every_s(rule: Rule, nodes: int) -> float:
+    """Seconds between two words of a node about lines of such a rule, in a job of so many."""
+    limits_s = [each for each in (rule.must_recur_within_s, rule.must_start_within_s) if each is not None]
+    return max(nodes / NODES_A_SECOND, SEEN_SHARE * min(limits_s, default=0.0))
 
 
 class Finding(NamedTuple):
@@ -38,13 +49,13 @@ class RuleWatch:
     def __init__(self, rules: Sequence[Rule]) -> None:
         """Args: rules: of the coordinator's own node; those about any rank, with a clock, are watched here."""
         self._rules = {rule.name: rule for rule in rules if rule.ranks == "any" and rule.has_clock}
-        self._clocks = Clocks()
+        self._clocks = Clocks()  # of the attempt
         self._has_begun = False
         self._told: dict[str, int] = {}
 
-    def attempt_began(self) -> None:
-        """Other ranks, which do not run yet."""
-        self._clocks = Clocks()
+    def attempt_began(self, nodes: int) -> None:
+        """Other ranks, which do not run yet. Args: nodes: of the job."""
+        self._clocks = Clocks(SLACK_S + nodes / NODES_A_SECOND, SEEN_SHARE)
         self._has_begun = False
         self._told.clear()
 

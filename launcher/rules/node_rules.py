@@ -16,10 +16,10 @@ from launcher.loop import Alarm, EventLoop
 from launcher.ranks.group import Rank, RankGroup
 from launcher.rendezvous.messages import RuleFound, RuleSeen
 from launcher.rules.engine import Found, Measured, Off, Outcome, RuleEngine, Seen
+from launcher.rules.job_watch import ANY_LOOK_S, seen_every_s
 from launcher.rules.limit import TimeLimit
 from launcher.rules.reading import RankReader
 from launcher.rules.rule import Rule
-from launcher.supervise.watch import look_s
 
 LOOK_S = 1.0
 MOST_LOOK_S = 10.0
@@ -28,7 +28,6 @@ MOST_RULE_S = 0.05  # of CPU, for one rule and what a rank has written since the
 MOST_LOOK_BYTES = 256 << 10  # of all files
 LEAST_FILE_BYTES = 8 << 10
 MEASURED_S = 10.0  # between two numbers of one rule and rank that are kept
-SEEN_SHARE = 0.1  # of the time within which a line must come: so often it is told that it came
 
 
 def describe_unseen(ranks: Sequence[Rank]) -> str:
@@ -70,7 +69,8 @@ class NodeRules:
         self._most_bytes = max(LEAST_FILE_BYTES, MOST_LOOK_BYTES // max(1, files))
         self._limit = TimeLimit(MOST_RULE_S)
         self._alarm = Alarm(loop)
-        self._seen_every_s = look_s(group.world.group_world_size)
+        has_any = any(rule.ranks == "any" and rule.has_clock for rule in rules)
+        self._most_look_s = ANY_LOOK_S if has_any else MOST_LOOK_S
         self._seen_s: dict[tuple[str, str], float] = {}
         self._measured_s: dict[tuple[str, int], float] = {}
         self._is_skipping_told = False
@@ -103,7 +103,7 @@ class NodeRules:
             self._guarded(lambda: self._tell(self._engine.tick(self._loop.time())))
         took_s = time.process_time() - began_s
         if self._readers and self._engine.wants_lines:
-            self._alarm.set(min(MOST_LOOK_S, max(LOOK_S, took_s / MOST_CORES)), self._look)
+            self._alarm.set(min(self._most_look_s, max(LOOK_S, took_s / MOST_CORES)), self._look)
 
     def _guarded(self, work: Callable[[], object]) -> None:
         """Runs it; what goes wrong ends the rules of this attempt, and nothing else."""
@@ -160,9 +160,8 @@ class NodeRules:
 
     def _tell_seen(self, seen: Seen, attempt: int) -> None:
         """Not each line: with many nodes that would be many messages."""
-        rule, now_s = seen.rule, self._loop.time()
-        limits_s = [each for each in (rule.must_recur_within_s, rule.must_start_within_s) if each is not None]
-        every_s = max(self._seen_every_s, SEEN_SHARE * min(limits_s)) if seen.what == "match" else 0.0
+        rule, now_s, nodes = seen.rule, self._loop.time(), self._group.world.group_world_size
+        every_s = seen_every_s(rule, nodes) if seen.what == "match" else 0.0
         key = rule.name, seen.what
         if now_s >= self._seen_s.get(key, -every_s) + every_s:
             self._seen_s[key] = now_s

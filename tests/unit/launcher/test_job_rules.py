@@ -85,9 +85,9 @@ def test_a_line_that_no_rank_prints() -> None:
     sim = job_of(max_restarts=1, log_rules=(STEP,))
     sim.advance(9.0)
     sim.say(1, RuleSeen(0, "step", "match"))
-    sim.advance(2.9)
+    sim.advance(6.0)
     assert inbox(sim, 0, RuleTold) == []
-    sim.advance(0.2)
+    sim.advance(1.0)
     (told,) = inbox(sim, 0, RuleTold)
     assert isinstance(told, RuleTold) and "no line that fits again within 3 s" in told.text
     assert len(inbox(sim, 0, World)) == 2, "started again"

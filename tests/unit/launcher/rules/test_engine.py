@@ -143,8 +143,16 @@ def test_any_rank_is_the_coordinators_matter() -> None:
     engine = engine_of(rule)
     assert engine.read(1, ["go"], 1.0) == [Seen(rule, "start")]
     assert engine.read(0, ["step 1", "step 2"], 1.0) == [Seen(rule, "match")], "the node's other rank has begun"
+    assert engine.read(0, ["go"], 1.0) == [], "no news"
     assert engine.skipped(0, 1.0) == [Seen(rule, "match")]
     assert engine.tick(1e6) == []
+
+
+def test_the_coordinator_is_told_what_holds_at_the_end_of_a_look() -> None:
+    rule = Rule("step", "step", ranks="any", start="go", stop="halt", must_recur_within_s=3.0)
+    engine = engine_of(rule)
+    told = engine.read(0, ["go", "step 1", "step 2", "halt", "go"], 1.0)
+    assert told == [Seen(rule, what) for what in ("match", "stop", "start")]
 
 
 def test_an_alarm_that_fits_all_is_switched_off_without_its_action() -> None:

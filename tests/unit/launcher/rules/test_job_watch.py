@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from launcher.rules.job_watch import MOST_NAMES, MOST_TOLD, Finding, RuleWatch
+import pytest
+
+from launcher.rules.job_watch import (
+    ANY_LOOK_S,
+    MOST_NAMES,
+    MOST_TOLD,
+    NODES_A_SECOND,
+    SEEN_SHARE,
+    SLACK_S,
+    Finding,
+    RuleWatch,
+    seen_every_s,
+)
 from launcher.rules.rule import Rule
 
 STEP = Rule("step", "step", "restart", "any", must_start_within_s=10.0, must_recur_within_s=3.0)
 
 
+# Later by this a word of a node may come, in a job of one.
+SLACK = SLACK_S + 1 / NODES_A_SECOND
+START_S, RECUR_S = 10.0 * (1 + SEEN_SHARE) + SLACK, 3.0 * (1 + SEEN_SHARE) + SLACK
+
+
 def watch_of(*rules: Rule) -> RuleWatch:
     watch = RuleWatch(rules)
-    watch.attempt_began()
+    watch.attempt_began(1)
     return watch
 
 
@@ -19,8 +36,8 @@ def test_time_counts_from_the_last_nodes_start() -> None:
     assert watch.deadline_s() is None
     watch.ranks_started(100.0)
     watch.ranks_started(105.0)
-    assert watch.deadline_s() == 115.0
-    (late,) = watch.tick(115.0)
+    assert watch.deadline_s() == pytest.approx(105.0 + START_S)
+    (late,) = watch.tick(105.001 + START_S)
     assert (late.rule, late.action, late.rank) == ("step", "restart", -1)
     assert late.line == "rule 'step': no line that fits within 10 s of the ranks' start"
     assert watch.tick(1000.0) == []
@@ -31,12 +48,12 @@ def test_any_node_will_do() -> None:
     watch.ranks_started(0.0)
     watch.seen("step", "match", 8.0)
     watch.seen("other", "match", 9.0)
-    assert watch.deadline_s() == 11.0
+    assert watch.deadline_s() == pytest.approx(8.0 + RECUR_S)
     watch.ranks_ended()
     assert watch.deadline_s() is None
-    watch.attempt_began()
+    watch.attempt_began(1)
     watch.ranks_started(50.0)
-    assert watch.deadline_s() == 60.0
+    assert watch.deadline_s() == pytest.approx(50.0 + START_S)
 
 
 def test_start_and_stop() -> None:
@@ -44,7 +61,7 @@ def test_start_and_stop() -> None:
     watch.ranks_started(0.0)
     assert watch.deadline_s() is None
     watch.seen("step", "start", 5.0)
-    assert watch.deadline_s() == 15.0
+    assert watch.deadline_s() == pytest.approx(5.0 + START_S)
     watch.seen("step", "stop", 6.0)
     assert watch.deadline_s() is None
 
@@ -60,7 +77,7 @@ def test_few_findings_of_a_rule_are_told_in_an_attempt() -> None:
     finding = Finding("a", "", "report", 3, "what")
     assert [watch.is_news(finding) for _ in range(10)] == [True] * MOST_TOLD + [False] * (10 - MOST_TOLD)
     assert watch.is_news(finding._replace(rule="b"))
-    watch.attempt_began()
+    watch.attempt_began(1)
     assert watch.is_news(finding)
     named = [watch.is_news(finding._replace(rule=str(number))) for number in range(2 * MOST_NAMES)]
     assert sum(named) == MOST_NAMES - 1
@@ -68,3 +85,21 @@ def test_few_findings_of_a_rule_are_told_in_an_attempt() -> None:
 
 def test_a_finding_in_words() -> None:
     assert Finding("disk-full", "resource", "report", 3, "'x'").line == "rule 'disk-full' (resource): rank 3: 'x'"
+
+
+@pytest.mark.parametrize("nodes", [1, 10, 1000, 10_000])
+@pytest.mark.parametrize("limit_s", [1.0, 10.0, 1000.0])
+def test_a_line_that_comes_all_the_time_is_never_late(nodes: int, limit_s: float) -> None:
+    """As rarely as a node may tell of it: after each look that is not sooner than its last word allows."""
+    rule = STEP._replace(must_recur_within_s=limit_s)
+    watch = RuleWatch([rule])
+    watch.attempt_began(nodes)
+    watch.ranks_started(0.0)
+    now_s = told_s = 0.0
+    watch.seen("step", "match", now_s)
+    for _ in range(200):
+        now_s += ANY_LOOK_S
+        assert watch.tick(now_s) == []
+        if now_s >= told_s + seen_every_s(rule, nodes):
+            told_s = now_s
+            watch.seen("step", "match", now_s + 0.5)  # it was on its way
