@@ -535,8 +535,6 @@ class Job:
             case Started(attempt):
                 if attempt == self._attempt:
                     self._running_since_s = max(self._running_since_s, now_s)
-                    if self._rule_watch is not None:
-                        self._rule_watch.ranks_started(now_s)
             case RankFailed(attempt, failure):
                 if attempt == self._attempt and self._phase in (Phase.RUNNING, Phase.STOPPING):
                     self._add_failures([failure])

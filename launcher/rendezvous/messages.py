@@ -158,11 +158,11 @@ class RuleFound(NamedTuple):
 
 
 class RuleSeen(NamedTuple):
-    """For a rule about any rank of the job: some rank of this node has printed its line."""
+    """For a rule about any rank of the job: what this node has seen for it."""
 
     attempt: int
     rule: str
-    what: str  # start, match, stop
+    what: str  # a line with start, match, stop; watch: it sees what its ranks print; blind: no longer
 
 
 class RankFailed(NamedTuple):

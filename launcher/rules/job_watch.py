@@ -50,34 +50,42 @@ class RuleWatch:
         """Args: rules: of the coordinator's own node; those about any rank, with a clock, are watched here."""
         self._rules = {rule.name: rule for rule in rules if rule.ranks == "any" and rule.has_clock}
         self._clocks = Clocks()  # of the attempt
-        self._has_begun = False
+        self._nodes = 0
+        self._watching: dict[str, int] = {}  # nodes, by rule
+        self._early: dict[str, list[str]] = {}  # what was seen before all nodes watch, by rule
         self._told: dict[str, int] = {}
 
     def attempt_began(self, nodes: int) -> None:
         """Other ranks, which do not run yet. Args: nodes: of the job."""
+        self._nodes = nodes
         self._clocks = Clocks(SLACK_S + nodes / NODES_A_SECOND, SEEN_SHARE)
-        self._has_begun = False
+        self._watching.clear()
+        self._early.clear()
         self._told.clear()
-
-    def ranks_started(self, now_s: float) -> None:
-        """Those of one more node: times count from the last."""
-        if self._has_begun:
-            self._clocks.renew(ANY_RANK, now_s)
-            return
-        self._has_begun = True
-        for rule in self._rules.values():
-            self._clocks.begin(rule, ANY_RANK, now_s)
 
     def ranks_ended(self) -> None:
         """Those of one node: nothing is awaited any more, as they may have been the ones that print it."""
         self._clocks.ended(ANY_RANK)
 
     def seen(self, name: str, what: str, now_s: float) -> None:
-        """A line that some rank has printed."""
+        """What a node says of a rule. Nothing is awaited until all nodes watch, and once one cannot any more."""
         rule = self._rules.get(name)
         if rule is None:
             return
-        if what == "start":
+        watching = self._watching.get(name, 0)
+        if what == "watch":
+            self._watching[name] = watching + 1
+            if watching + 1 == self._nodes:
+                self._clocks.begin(rule, ANY_RANK, now_s)
+                for each in self._early.pop(name, []):
+                    self.seen(name, each, now_s)
+        elif what == "blind":
+            self._watching[name] = -self._nodes
+            self._clocks.drop(rule)
+        elif watching < self._nodes:
+            early = [each for each in self._early.get(name, []) if each != what]
+            self._early[name] = [*early, what]
+        elif what == "start":
             self._clocks.started(rule, ANY_RANK, now_s)
         elif what == "stop":
             self._clocks.stopped(rule, ANY_RANK)

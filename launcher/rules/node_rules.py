@@ -69,11 +69,13 @@ class NodeRules:
         self._most_bytes = max(LEAST_FILE_BYTES, MOST_LOOK_BYTES // max(1, files))
         self._limit = TimeLimit(MOST_RULE_S)
         self._alarm = Alarm(loop)
-        has_any = any(rule.ranks == "any" and rule.has_clock for rule in rules)
-        self._most_look_s = ANY_LOOK_S if has_any else MOST_LOOK_S
         self._seen_s: dict[tuple[str, str], float] = {}
         self._measured_s: dict[tuple[str, int], float] = {}
         self._is_skipping_told = False
+        self._is_cheaper = False  # what made this look dear is switched off
+        self._any = [rule for rule in rules if rule.ranks == "any" and rule.has_clock]
+        if len(self._readers) == len(readers):
+            self._tell_any("watch")
         if self._readers:
             self._look()
 
@@ -97,13 +99,16 @@ class NodeRules:
 
     def _look(self) -> None:
         began_s = time.process_time()
+        self._is_cheaper = False
         for reader in list(self._readers.values()):
             self._guarded(lambda reader=reader: self._read(reader))  # type: ignore[misc]
         if not self._group.is_stopping:
             self._guarded(lambda: self._tell(self._engine.tick(self._loop.time())))
-        took_s = time.process_time() - began_s
+        took_s = 0.0 if self._is_cheaper else time.process_time() - began_s
         if self._readers and self._engine.wants_lines:
-            self._alarm.set(min(self._most_look_s, max(LOOK_S, took_s / MOST_CORES)), self._look)
+            self._alarm.set(
+                min(ANY_LOOK_S if self._any else MOST_LOOK_S, max(LOOK_S, took_s / MOST_CORES)), self._look
+            )
 
     def _guarded(self, work: Callable[[], object]) -> None:
         """Runs it; what goes wrong ends the rules of this attempt, and nothing else."""
@@ -113,6 +118,7 @@ class NodeRules:
             self._told.say(
                 f"rules over what ranks print are off for this attempt: {type(error).__name__}: {error}"
             )
+            self._tell_any("blind")
             self._alarm.cancel()
             for reader in self._readers.values():
                 reader.close()
@@ -126,6 +132,7 @@ class NodeRules:
                 f"rules see nothing more of rank {reader.rank}: its log cannot be read: {error.strerror}"
             )
             self._engine.ended(reader.rank)
+            self._tell_any("blind")
             self._readers.pop(reader.rank, None)
             reader.close()
             return
@@ -152,11 +159,18 @@ class NodeRules:
                     rule = each.rule
                     self._told.send(RuleFound(attempt, rule.name, rule.kind, rule.action, each.rank, each.why))
             elif isinstance(each, Off):
+                self._is_cheaper = True
+                if each.rule in self._any:
+                    self._told.send(RuleSeen(attempt, each.rule.name, "blind"))
                 self._told.say(f"rule {each.rule.name!r} is switched off for this attempt: {each.why}")
             elif isinstance(each, Seen):
                 self._tell_seen(each, attempt)
             else:
                 self._tell_measured(each)
+
+    def _tell_any(self, what: str) -> None:
+        for rule in self._any:
+            self._told.send(RuleSeen(self._group.world.attempt, rule.name, what))
 
     def _tell_seen(self, seen: Seen, attempt: int) -> None:
         """Not each line: with many nodes that would be many messages."""

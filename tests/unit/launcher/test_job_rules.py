@@ -83,6 +83,8 @@ def test_give_up_holds_for_a_rank_that_fails_with_its_last_line() -> None:
 
 def test_a_line_that_no_rank_prints() -> None:
     sim = job_of(max_restarts=1, log_rules=(STEP,))
+    for node in range(2):
+        sim.say(node, RuleSeen(0, "step", "watch"))
     sim.advance(9.0)
     sim.say(1, RuleSeen(0, "step", "match"))
     sim.advance(6.0)
@@ -95,6 +97,8 @@ def test_a_line_that_no_rank_prints() -> None:
 
 def test_nothing_is_awaited_of_a_job_that_ends() -> None:
     sim = job_of(log_rules=(STEP,))
+    for node in range(2):
+        sim.say(node, RuleSeen(0, "step", "watch"))
     sim.succeed(0)
     sim.advance(100.0)
     assert inbox(sim, 1, RuleTold) == []

@@ -25,40 +25,67 @@ SLACK = SLACK_S + 1 / NODES_A_SECOND
 START_S, RECUR_S = 10.0 * (1 + SEEN_SHARE) + SLACK, 3.0 * (1 + SEEN_SHARE) + SLACK
 
 
-def watch_of(*rules: Rule) -> RuleWatch:
+def watching(*rules: Rule, nodes: int = 1, now_s: float = 0.0) -> RuleWatch:
+    """All nodes see what their ranks print."""
     watch = RuleWatch(rules)
-    watch.attempt_began(1)
+    watch.attempt_began(nodes)
+    for rule in rules:
+        for _ in range(nodes):
+            watch.seen(rule.name, "watch", now_s)
     return watch
 
 
-def test_time_counts_from_the_last_nodes_start() -> None:
-    watch = watch_of(STEP)
+def test_time_counts_from_when_all_nodes_watch() -> None:
+    watch = RuleWatch([STEP])
+    watch.attempt_began(2)
+    watch.seen("step", "watch", 100.0)
     assert watch.deadline_s() is None
-    watch.ranks_started(100.0)
-    watch.ranks_started(105.0)
-    assert watch.deadline_s() == pytest.approx(105.0 + START_S)
-    (late,) = watch.tick(105.001 + START_S)
+    watch.seen("step", "watch", 105.0)
+    slack_s = SLACK_S + 2 / NODES_A_SECOND
+    assert watch.deadline_s() == pytest.approx(105.0 + 10.0 * (1 + SEEN_SHARE) + slack_s)
+    (late,) = watch.tick(130.0)
     assert (late.rule, late.action, late.rank) == ("step", "restart", -1)
     assert late.line == "rule 'step': no line that fits within 10 s of the ranks' start"
     assert watch.tick(1000.0) == []
 
 
+def test_a_line_that_came_before_all_nodes_watch_has_come() -> None:
+    rule = STEP._replace(must_recur_within_s=None, start="go")
+    watch = RuleWatch([rule])
+    watch.attempt_began(2)
+    for what in ("watch", "start", "match", "watch"):
+        watch.seen("step", what, 1.0)
+    assert watch.deadline_s() is None
+    assert watch.tick(1e6) == []
+
+
+def test_where_a_node_sees_nothing_nothing_is_awaited() -> None:
+    watch = watching(STEP, nodes=3)
+    assert watch.deadline_s() is not None
+    watch.seen("step", "blind", 1.0)
+    for what in ("match", "watch", "match", "blind", "watch"):
+        watch.seen("step", what, 2.0)
+    assert watch.deadline_s() is None
+    watch.attempt_began(3)
+    watch.seen("step", "watch", 3.0)
+    watch.seen("step", "watch", 3.0)
+    assert watch.deadline_s() is None, "the third one has said nothing"
+
+
 def test_any_node_will_do() -> None:
-    watch = watch_of(STEP)
-    watch.ranks_started(0.0)
+    watch = watching(STEP)
     watch.seen("step", "match", 8.0)
     watch.seen("other", "match", 9.0)
     assert watch.deadline_s() == pytest.approx(8.0 + RECUR_S)
     watch.ranks_ended()
     assert watch.deadline_s() is None
     watch.attempt_began(1)
-    watch.ranks_started(50.0)
+    watch.seen("step", "watch", 50.0)
     assert watch.deadline_s() == pytest.approx(50.0 + START_S)
 
 
 def test_start_and_stop() -> None:
-    watch = watch_of(STEP._replace(start="go", stop="halt"))
-    watch.ranks_started(0.0)
+    watch = watching(STEP._replace(start="go", stop="halt"))
     assert watch.deadline_s() is None
     watch.seen("step", "start", 5.0)
     assert watch.deadline_s() == pytest.approx(5.0 + START_S)
@@ -67,13 +94,12 @@ def test_start_and_stop() -> None:
 
 
 def test_rules_of_nodes_are_not_watched_here() -> None:
-    watch = watch_of(STEP._replace(ranks="all"))
-    watch.ranks_started(0.0)
+    watch = watching(STEP._replace(ranks="all"))
     assert watch.deadline_s() is None
 
 
 def test_few_findings_of_a_rule_are_told_in_an_attempt() -> None:
-    watch = watch_of()
+    watch = watching()
     finding = Finding("a", "", "report", 3, "what")
     assert [watch.is_news(finding) for _ in range(10)] == [True] * MOST_TOLD + [False] * (10 - MOST_TOLD)
     assert watch.is_news(finding._replace(rule="b"))
@@ -92,9 +118,7 @@ def test_a_finding_in_words() -> None:
 def test_a_line_that_comes_all_the_time_is_never_late(nodes: int, limit_s: float) -> None:
     """As rarely as a node may tell of it: after each look that is not sooner than its last word allows."""
     rule = STEP._replace(must_recur_within_s=limit_s)
-    watch = RuleWatch([rule])
-    watch.attempt_began(nodes)
-    watch.ranks_started(0.0)
+    watch = watching(rule, nodes=nodes)
     now_s = told_s = 0.0
     watch.seen("step", "match", now_s)
     for _ in range(200):

@@ -159,7 +159,22 @@ def test_lines_for_rules_about_any_rank_are_told_now_and_then(node: Node) -> Non
     for step in range(25):
         node.write(step % 2, f"step {step}\n")
         node.loop.advance(1.0)
-    assert node.found == [RuleSeen(0, "steps", "match")] * 3
+    assert node.found == [RuleSeen(0, "steps", "watch")] + [RuleSeen(0, "steps", "match")] * 3
+
+
+def test_the_coordinator_is_told_when_a_node_sees_nothing_for_a_rule(node: Node) -> None:
+    rules: Any = node.begin(STEPS._replace(ranks="any"))
+    rules._limit.run = lambda _work: None
+    node.write(0, "step 1\n")
+    node.loop.advance(2.0)
+    assert node.found == [RuleSeen(0, "steps", "watch"), RuleSeen(0, "steps", "blind")]
+
+
+def test_a_node_that_does_not_see_all_its_ranks_does_not_watch(node: Node) -> None:
+    node.ranks[1].logs = RankLogs(None, None, False, False, "")
+    node.write(0, "step 1\n")
+    node.begin(STEPS._replace(ranks="any"))
+    assert node.found == [RuleSeen(0, "steps", "match")]
 
 
 def test_what_fails_here_ends_the_rules_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
