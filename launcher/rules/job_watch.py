@@ -66,6 +66,7 @@ class RuleWatch:
     def ranks_ended(self) -> None:
         """Those of one node: nothing is awaited any more, as they may have been the ones that print it."""
         self._clocks.ended(ANY_RANK)
+        self._nodes = 0  # nor begun any more
 
     def seen(self, name: str, what: str, now_s: float) -> None:
         """What a node says of a rule. Nothing is awaited until all nodes watch, and once one cannot any more."""
@@ -82,6 +83,8 @@ class RuleWatch:
         elif what == "blind":
             self._watching[name] = -self._nodes
             self._clocks.drop(rule)
+        elif what not in ("start", "match", "stop"):
+            return  # from outside
         elif watching < self._nodes:
             early = [each for each in self._early.get(name, []) if each != what]
             self._early[name] = [*early, what]

@@ -59,6 +59,25 @@ def test_a_line_that_came_before_all_nodes_watch_has_come() -> None:
     assert watch.tick(1e6) == []
 
 
+def test_a_node_whose_ranks_have_ended_before_all_watch() -> None:
+    watch = RuleWatch([STEP])
+    watch.attempt_began(2)
+    watch.seen("step", "watch", 1.0)
+    watch.ranks_ended()
+    watch.seen("step", "watch", 2.0)
+    assert watch.deadline_s() is None
+
+
+def test_any_word_is_heard_without_harm() -> None:
+    watch = RuleWatch([STEP])
+    watch.attempt_began(2)
+    for number in range(1000):
+        watch.seen("step", f"what{number}", 1.0)
+    for _ in range(2):
+        watch.seen("step", "watch", 2.0)
+    assert [late.why for late in watch.tick(100.0)] == ["no line that fits within 10 s of the ranks' start"]
+
+
 def test_where_a_node_sees_nothing_nothing_is_awaited() -> None:
     watch = watching(STEP, nodes=3)
     assert watch.deadline_s() is not None
