@@ -8,10 +8,11 @@
     [peers]       use, upload
     [ranks]       fork, preload, preload_timeout_s
     [start]       strict
+    [rules]       use; and [[rule]], any number of them: rules over what ranks print (docs/rules.md)
     [job]         folder, command, python: for `bootseer warm --jobs`, which is not told them by a command line
 
-Each key but those of [job] stands for one flag of bootrun; TABLES is the whole mapping. Paths are meant from the
-working folder, as in flags.
+Each key but those of [job] and [[rule]] stands for one flag of bootrun; TABLES is the whole mapping. Paths are
+meant from the working folder, as in flags.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bootseer.errors import ConfigError
 NAME = "bootseer.toml"
 # Of [job], which are no flags: where the job is started, what stands after `bootrun` there, and PYTHON_EXEC.
 JOB_FOLDER, JOB_COMMAND, JOB_PYTHON = "job folder", "job command", "job python"
+RULES = "rules"  # the [[rule]]s, as they stand there: launcher/rules/rule.py checks them
 MOST_BYTES = 1 << 20
 
 
@@ -102,6 +104,7 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
         "give_up_status": Setting("--give-up-status", Kind.NUMBER),
         "refill_s": Setting("--restart-refill", Kind.SECONDS),
     },
+    "rules": {"use": Setting("--log-rules", Kind.TEXT, choices=("all", "own", "off"))},
     "start": {"strict": Setting("--strict", Kind.SWITCH)},
     "job": {
         "folder": Setting(JOB_FOLDER, Kind.TEXT),
@@ -149,6 +152,11 @@ def parse(data: bytes, shown: str) -> dict[str, Any]:
         raise ConfigError(f"{shown}: is no TOML: {error}") from None
     found: dict[str, Any] = {}
     for table, keys in tables.items():
+        if table == "rule":
+            if not isinstance(keys, list) or not all(isinstance(each, dict) for each in keys):
+                raise ConfigError(f"{_at(shown, text, table)}: each rule is a table: write [[rule]]")
+            found[RULES] = keys
+            continue
         known = TABLES.get(table)
         if known is None:
             raise ConfigError(f"{_at(shown, text, table)}: unknown table [{table}]; there are {_names(TABLES)}")

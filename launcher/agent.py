@@ -28,6 +28,9 @@ from launcher.rendezvous.messages import (
     RankFailed,
     RankLooks,
     Refused,
+    RuleFound,
+    RuleSeen,
+    RuleTold,
     SetupNews,
     SetupOrder,
     Signalled,
@@ -71,6 +74,7 @@ class Surroundings(Protocol):
     def attempt_over(self) -> None: ...
     def send_stacks(self, number: int) -> None: ...  # of the ranks, to the coordinator
     def show_standstill(self, found: Standstill) -> None: ...
+    def show_rule(self, told: RuleTold) -> None: ...
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
     def hasten(self) -> None: ...  # a signal while `drain` is under way
@@ -154,6 +158,8 @@ class Agent:
                     self._around.send_stacks(number)
             case Standstill():
                 self._around.show_standstill(message)
+            case RuleTold():
+                self._around.show_rule(message)
             case Spare(nodes):
                 self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")
 
@@ -224,6 +230,11 @@ class Agent:
     def tell_watch(self, message: RankLooks | NodeStacks) -> None:
         """What is seen of the ranks from outside."""
         if self._state is State.RUNNING:
+            self._send(message)
+
+    def tell_rules(self, message: RuleFound | RuleSeen) -> None:
+        """What rules over the ranks' output have found: also in the last lines of ranks that are being ended."""
+        if self._state in (State.RUNNING, State.STOPPING):
             self._send(message)
 
     def _on_started(self) -> None:
@@ -428,6 +439,8 @@ class Agent:
         self,
         message: RankLooks
         | NodeStacks
+        | RuleFound
+        | RuleSeen
         | RankFailed
         | Started
         | Succeeded

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from bootseer.job_file import NAME, TABLES, read_job_file
+from bootseer.job_file import NAME, RULES, TABLES, read_job_file
 from launcher.flags import FLAGS
 
 
@@ -25,6 +25,7 @@ def apply_config(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
         return ""
     shown = args.config or NAME
     fill(args, settings, environ)
+    args.rules = settings.get(RULES, [])
     return f"settings of {shown}"
 
 

@@ -343,6 +343,12 @@ FLAGS: tuple[Flag, ...] = (
         metavar="S",
     ),
     _ours(
+        "--log-rules",
+        "rules over what ranks print into their log files: all (those of bootseer.toml and the known errors that "
+        "come with Bootseer), own (without these), or off (default all; docs/rules.md)",
+        choices=("all", "own", "off"),
+    ),
+    _ours(
         "--same-error",
         "the same error of the code at the same line in two attempts in a row: give-up ends the job, as it would "
         "fail there again; restart uses up --max-restarts (default give-up)",

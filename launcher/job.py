@@ -34,6 +34,9 @@ from launcher.rendezvous.messages import (
     RankFailed,
     RankLooks,
     Refused,
+    RuleFound,
+    RuleSeen,
+    RuleTold,
     SetupNews,
     Signalled,
     Spare,
@@ -50,6 +53,9 @@ from launcher.rendezvous.messages import (
 if TYPE_CHECKING:
     from launcher.exclusion import Exclusion
     from launcher.ranks.cause import Ordered
+    from launcher.rules.job_watch import Finding as BrokenRule
+    from launcher.rules.job_watch import RuleWatch
+    from launcher.rules.rule import Rule
     from launcher.setup_policy import JobSetup
     from launcher.setup_policy import Order as SetupSend
     from launcher.supervise.facts import RankFacts
@@ -86,6 +92,7 @@ class JobRules(NamedTuple):
     restart_refill_s: float | None = None
     on_hang: str = "off"  # off | report | restart
     hang_least_s: float = 15.0
+    log_rules: tuple[Rule, ...] = ()  # over what ranks print
     stops_on_same_error: bool = True
     excludes_nodes: bool = True
     give_up_status: int = 1  # when starting again cannot help
@@ -169,6 +176,8 @@ class Job:
         self._exclusion: Exclusion | None = None  # from the first failure on that may be a machine's
         self._watch: HangWatch | None = None  # from the first look on
         self._stood_still = ""  # why this attempt is ended, although no rank has failed
+        self._rule_watch: RuleWatch | None = None  # from the first finding on, or with rules about any rank
+        self._verdict: tuple[int, str] | None = None  # of a rule: exit status of the job, and why
         self._changes = 0  # of the world, other than by failures of ranks
         self._changes_by_host: dict[str, int] = {}
         self._port_retries = 0
@@ -219,6 +228,8 @@ class Job:
             moments.append(self._regroup_at_s)
             if self._watch is not None:
                 moments.append(self._watch.deadline_s())
+            if self._rule_watch is not None:
+                moments.append(self._rule_watch.deadline_s())
         elif self._phase is Phase.STOPPING:
             moments.append(self._stop_by_s)
         if self._setup is not None and self._phase is not Phase.FINISHED:
@@ -263,6 +274,8 @@ class Job:
                 self._regroup(now_s)
             elif self._watch is not None:
                 self._heed(self._watch.tick(now_s), now_s)
+            if self._rule_watch is not None and self._phase is Phase.RUNNING:
+                self._obey(self._rule_watch.tick(now_s), now_s)
         elif self._phase is Phase.STOPPING and self._stop_by_s is not None and now_s >= self._stop_by_s:
             for number, node in list(self._nodes.items()):
                 if node.part is Part.STOPPING:
@@ -482,6 +495,8 @@ class Job:
         self._digest = next((d for d in (self._nodes[m.node].digest for m in members) if d), "")
         self._port_was_taken = False
         self._stood_still = ""
+        if self._rules.log_rules or self._rule_watch is not None:
+            self._watch_rules().attempt_began(len(members))
         if self._watch is not None:
             self._begin_watch(self._watch, now_s)
         if self._rules.frees_endpoint:
@@ -549,6 +564,8 @@ class Job:
             case Succeeded(attempt):
                 if attempt == self._attempt and node.place is not None:
                     self._succeeded.add(number)
+                    if self._rule_watch is not None:
+                        self._rule_watch.ranks_ended()
                 if attempt == self._attempt and node.part is Part.RUNNING:
                     self._set_part(node, Part.SUCCEEDED)
                     if self._phase is Phase.RUNNING and not self._parts[Part.RUNNING]:
@@ -562,6 +579,14 @@ class Job:
             case NodeStacks(asked, data):
                 if self._watch is not None and self._phase is Phase.RUNNING:
                     self._heed(self._watch.answered(number, asked, data), now_s)
+            case RuleFound(attempt, rule, kind, action, rank, text):
+                if attempt == self._attempt and self._phase in (Phase.RUNNING, Phase.STOPPING):
+                    from launcher.rules.job_watch import Finding
+
+                    self._obey([Finding(rule, kind, action, rank, text)], now_s)
+            case RuleSeen(attempt, rule, what):
+                if attempt == self._attempt and self._rule_watch is not None:
+                    self._rule_watch.seen(rule, what, now_s)
             case SetupNews():
                 self._on_setup(node, number, message, now_s)
             case Signalled(signum):
@@ -600,6 +625,30 @@ class Job:
                 else:
                     self._send(number, Note(each.line))
             if self._rules.on_hang == "restart" and self._phase is Phase.RUNNING:
+                self._stood_still = each.line
+                self._stop(each.line, signal.SIGTERM, now_s)
+
+    # ---- rules over what ranks print -------------------------------------------------------------------------
+
+    def _watch_rules(self) -> RuleWatch:
+        if self._rule_watch is None:
+            from launcher.rules.job_watch import RuleWatch
+
+            self._rule_watch = RuleWatch(self._rules.log_rules)
+        return self._rule_watch
+
+    def _obey(self, broken: Iterable[BrokenRule], now_s: float) -> None:
+        """Tells of broken rules, and does what they say."""
+        for each in broken:
+            if self._watch_rules().is_news(each):
+                told = RuleTold(self._attempt, each.rule, each.kind, each.action, each.rank, each.line)
+                for number, node in self._nodes.items():
+                    if node.place is not None:
+                        self._send(number, told)
+            if each.action in ("give-up", "stop") and self._verdict is None:
+                status = self._rules.give_up_status if each.action == "give-up" else 1
+                self._verdict = status, each.line
+            if self._phase is Phase.RUNNING and each.action in ("restart", "give-up", "stop"):
                 self._stood_still = each.line
                 self._stop(each.line, signal.SIGTERM, now_s)
 
@@ -682,6 +731,8 @@ class Job:
             self._orders.append(Listen(True))
         if self._signum:
             self._finish(128 + self._signum, f"stopped by {signal_name(self._signum)}")
+        elif self._verdict is not None:
+            self._finish(*self._verdict)
         elif self._lost:
             self._after_loss(now_s)
         elif self._stood_still or any(not failure.stopped_by_us for failure in self._failures):

@@ -22,7 +22,7 @@ from launcher.ranks.port import HeldPort, hold_any, hold_given
 from launcher.ranks.preloader import Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram
 from launcher.recorded_start import HelperSpan, RecordedStart
-from launcher.rendezvous.messages import Failure, Finish, SetupOrder, Standstill, World
+from launcher.rendezvous.messages import Failure, Finish, RuleTold, SetupOrder, Standstill, World
 from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
 from launcher.supervise.page import NO_PAGE, Pages
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
     from launcher.rendezvous.host import Resolve
+    from launcher.rules.engine import Measured
+    from launcher.rules.node_rules import NodeRules
     from launcher.stage_span import StageSpan
     from launcher.supervise.node_watch import NodeWatch
 
@@ -48,6 +50,7 @@ TIDY_AFTER_S = 1.0
 # What the next failure needs is imported before it comes, when the start has the least of its own to do.
 READY_AFTER_S = 0.2
 WATCH_AFTER_S = 1.5  # no hang is seen sooner
+RULES_AFTER_S = 1.0  # what ranks have printed before is read then
 EXPECT_AFTER_S = 0.0005  # the ranks that go on have got their signal
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
 
@@ -90,6 +93,8 @@ class Node:
         self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
         self._watch: NodeWatch | None = None  # over the attempt's ranks
+        self._rules: NodeRules | None = None  # over what they print
+        self._group_rank = 0  # of this node in the attempt
         self._kernel: KernelFacts | None = None  # from the moment on when ranks run
 
     def _workplace_events(self) -> WorkplaceEvents:
@@ -256,7 +261,7 @@ class Node:
     def prepare(self, world: World) -> RankGroup:
         """Makes the attempt's folders and the group of its ranks; nothing runs yet."""
         spec = self._spec
-        self._attempt = world.attempt
+        self._attempt, self._group_rank = world.attempt, world.group_rank
         self._end_began = False
         logs.make_attempt_dirs(self._run_dir, world.attempt, spec.nproc)
         plan = logs.plan_logs(
@@ -487,6 +492,8 @@ class Node:
         self._loop.call_later(TIDY_AFTER_S, self._tidy)
         if self._spec.on_hang != "off":
             self._loop.call_later(WATCH_AFTER_S, self._begin_watch, group)
+        if self._spec.has_rules:
+            self._loop.call_later(RULES_AFTER_S, self._begin_rules, group)
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import agent_event, rank_event
 
@@ -560,6 +567,45 @@ class Node:
         for line in lines[1:SHOWN_LINES]:
             self._console.show(f"  {line}\n")
 
+    def _begin_rules(self, group: RankGroup) -> None:
+        if not self._has_ranks or self._rules is not None or group.world.attempt != self._attempt:
+            return
+        own = self._spec.log_rules
+        if not own and not any(rank.logs.stdout_path or rank.logs.stderr_path for rank in group.ranks):
+            return
+        from launcher.rules.known import KNOWN
+        from launcher.rules.node_rules import NodeRules, Told, describe_unseen
+
+        if own and not self._attempt and (unseen := describe_unseen(group.ranks)):
+            self.say(unseen)
+        names = {rule.name for rule in own}
+        known = [rule for rule in KNOWN if rule.name not in names] if self._spec.known_rules else []
+        self._rules = NodeRules(
+            self._loop, group, (*own, *known), Told(self.agent.tell_rules, self.say, self._note_measured)
+        )
+
+    def _note_measured(self, measured: Measured) -> None:
+        """A number that a rule has found in what a rank prints, as an event."""
+        if self._events_dir:
+            from bootseer.events import Kind
+
+            writer, rule = self._events(), measured.rule
+            writer.attempt = self._attempt
+            attrs = {"rule": rule.name, "metric": rule.metric}
+            writer.write(None, Kind.SCALAR, "rule_metric", rank=measured.rank, value=measured.value, attrs=attrs)
+
+    def show_rule(self, told: RuleTold) -> None:
+        """A rule over what ranks print was broken."""
+        self.complain(told.text)
+        if self._events_dir and self._group_rank == 0:
+            writer = self._events()
+            writer.attempt = told.attempt
+            # Not as the event's own rank: that one may be of another node.
+            attrs: dict[str, Any] = {"rule": told.rule, "class": told.kind, "action": told.action}
+            if told.rank >= 0:
+                attrs["of_rank"] = told.rank
+            writer.instant(None, "rule_broken", error=told.text, **attrs)
+
     def _note_warmed(self) -> None:
         """What of this start `bootseer warm` had brought here before, as events."""
         brought, self._brought = [each for each in self._brought if each[1]], []
@@ -586,6 +632,11 @@ class Node:
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
         """A rank has ended."""
         self._make_record()
+        if self._spec.has_rules:
+            if exited.status and not group.is_stopping:
+                self._begin_rules(group)  # if it has not lived long enough for that
+            if self._rules is not None:
+                self._rules.rank_ended(rank)
         if self._spec.event_log_handler == "console":
             from launcher.ranks.state_events import rank_event, state_of
 
@@ -605,6 +656,9 @@ class Node:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
+        if self._rules is not None:
+            self._rules.stop()
+            self._rules = None
         if self.head_start is not None:
             self.head_start.over()
         if self.checkpoint is not None:

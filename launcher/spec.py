@@ -20,6 +20,7 @@ from launcher.rendezvous import options
 if TYPE_CHECKING:
     from launcher.image_options import ImageOptions
     from launcher.job import JobRules
+    from launcher.rules.rule import Rule
     from launcher.setup_options import CachesOptions, SetupOptions
 
 GRACE_S = 30.0
@@ -88,6 +89,8 @@ class LaunchSpec(NamedTuple):
     restart_backoff_s: float
     on_hang: str  # report | restart | off
     hang_least_s: float
+    log_rules: tuple[Rule, ...]  # of the user, over what ranks print
+    known_rules: bool  # those that come with Bootseer, too
     stops_on_same_error: bool
     excludes_nodes: bool
     give_up_status: int
@@ -109,6 +112,11 @@ class LaunchSpec(NamedTuple):
         """Whether there can be more than one attempt: after failures, or as nodes come and go."""
         return self.max_restarts > 0 or self.min_nodes < self.max_nodes
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether what ranks print is looked at."""
+        return self.known_rules or bool(self.log_rules)
+
     def job_rules(self) -> JobRules:
         """What the job's brain needs of it."""
         from launcher.job import JobRules
@@ -129,6 +137,7 @@ class LaunchSpec(NamedTuple):
             restart_refill_s=self.restart_refill_s,
             on_hang=self.on_hang,
             hang_least_s=self.hang_least_s,
+            log_rules=self.log_rules,
             stops_on_same_error=self.stops_on_same_error,
             excludes_nodes=self.excludes_nodes,
             give_up_status=self.give_up_status,
@@ -211,6 +220,8 @@ def build_spec(
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
         on_hang=args.on_hang or "report",
         hang_least_s=_hang_least_s(args.hang_least),
+        log_rules=_log_rules(args),
+        known_rules=args.log_rules in (None, "all"),
         stops_on_same_error=args.same_error != "restart",
         excludes_nodes=args.exclude_nodes != "off",
         give_up_status=_give_up_status(args.give_up_status),
@@ -274,6 +285,17 @@ def _hang_least_s(given: float | None) -> float:
     if given is not None and not 1 <= given <= 86400:
         raise UsageError(f"--hang-least {given:g}: give 1 to 86400 seconds")
     return 15.0 if given is None else given
+
+
+def _log_rules(args: argparse.Namespace) -> tuple[Rule, ...]:
+    """Of bootseer.toml; broken ones are told also where they are not used."""
+    tables = getattr(args, "rules", None)
+    if not tables:
+        return ()
+    from launcher.rules.rule import read_rules
+
+    rules = read_rules(tables, args.config or "bootseer.toml")
+    return () if args.log_rules == "off" else rules
 
 
 def _give_up_status(given: int | None) -> int:

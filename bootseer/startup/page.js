@@ -853,6 +853,7 @@
       ...report.open.map((each) => span(each, "never ended")),
       ...report.failed.map((each) => span(each, each.error || "failed")),
       ...report.fallbacks.map((line) => "fell back to the ordinary way: " + line),
+      ...report.rules,
     ], "troubles", "troubles-section");
     lines(report.notes, "notes", "notes-section");
     const amount = (each, value) => {

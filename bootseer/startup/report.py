@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.startup.analysis import Analysis, Job
+from bootseer.startup.broken_rules import find_broken_rules, is_broken_rule
 from bootseer.startup.facts import gather
 from bootseer.startup.fallbacks import fallback_line, find_fallbacks, is_fallback
 from bootseer.startup.measures import StageMeasures
@@ -104,6 +105,15 @@ class FallbackRow(Record):
     line: str
 
 
+class RuleRow(Record):
+    rule: str
+    kind: str
+    action: str
+    rank: int | None
+    unix_s: float
+    line: str
+
+
 class FactRow(Record):
     stage: str
     name: str
@@ -164,6 +174,7 @@ class Report(Record):
     open: list[SpanRow]
     failed: list[SpanRow]
     fallbacks: list[FallbackRow]
+    rules: list[RuleRow]
     facts: list[FactRow]
     ways: list[WayRow]
     notes: list[str]
@@ -234,6 +245,17 @@ def make_report(job: Job, attempt: int) -> Report:
                 line=fallback_line(each),
             )
             for each in find_fallbacks(start, found.stages)
+        ],
+        rules=[
+            RuleRow(
+                rule=each.rule,
+                kind=each.kind,
+                action=each.action,
+                rank=each.rank,
+                unix_s=each.wall_ns / 1e9,
+                line=each.line,
+            )
+            for each in find_broken_rules(start)
         ],
         facts=[
             FactRow(
@@ -308,7 +330,7 @@ def make_notes(found: Analysis) -> list[str]:
         notes.append(f"no events of the agent: {_some(silent)}")
     seen: dict[str, int] = {}
     for event in start.instants:
-        if is_fallback(event):
+        if is_fallback(event) or is_broken_rule(event):
             continue
         line = f"{event.name}: {event.error}"
         if line in seen or len(seen) < MOST_SLOWEST:

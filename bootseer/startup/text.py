@@ -33,6 +33,7 @@ def report_text(report: Report) -> str:
         _section("Open: begun and never ended", _spans(report, is_open=True)) if report.open else "",
         _section("Failed", _spans(report, is_open=False)) if report.failed else "",
         _section("Fell back to the ordinary way", _fallbacks(report)) if report.fallbacks else "",
+        _section("Rules that were broken", _rules(report)) if report.rules else "",
         _section("Reported by the nodes", _facts(report)) if report.facts or report.ways else "",
         _section("Not observed, left out", report.notes[:MOST_LINES]) if report.notes else "",
     ]
@@ -218,6 +219,12 @@ def _spans(report: Report, *, is_open: bool) -> list[str]:
 def _fallbacks(report: Report) -> list[str]:
     lines = [each.line for each in report.fallbacks[:MOST_LINES]]
     more = len(report.fallbacks) - MOST_LINES
+    return [*lines, f"and {more:,} more"] if more > 0 else lines
+
+
+def _rules(report: Report) -> list[str]:
+    lines = [each.line for each in report.rules[:MOST_LINES]]
+    more = len(report.rules) - MOST_LINES
     return [*lines, f"and {more:,} more"] if more > 0 else lines
 
 

@@ -62,6 +62,12 @@ class Cursor:
             if not grown:
                 return self._take_rest(len(data))
 
+    def skip(self, offset: int) -> int:
+        """Goes on to a place further down, which may be within a line. Returns: bytes left out."""
+        left_out, self.offset = offset - self.offset, offset
+        self._scanned = offset
+        return left_out
+
     def count_left(self) -> int:
         """Bytes of the file that have not been taken."""
         try:

@@ -57,6 +57,8 @@ FROM_MEMBER = _kinds(
     (14, m.Listens, 16),
     (15, m.RankLooks, MOST_PAYLOAD_BYTES),
     (16, m.NodeStacks, MOST_EVENTS_BYTES + 128),
+    (24, m.RuleFound, 16 * KIB),
+    (25, m.RuleSeen, 2 * KIB),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -74,6 +76,7 @@ FROM_COORDINATOR = _kinds(
     (77, m.MasterListens, 16),
     (78, m.WantStacks, 32),
     (79, m.Standstill, 256 * KIB),
+    (88, m.RuleTold, 16 * KIB),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()

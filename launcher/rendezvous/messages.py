@@ -146,6 +146,25 @@ class NodeStacks(NamedTuple):
     data: bytes  # of supervise/watch.py: zlib of JSON
 
 
+class RuleFound(NamedTuple):
+    """A rule over what ranks print was broken on this node (launcher/rules)."""
+
+    attempt: int
+    rule: str  # its name
+    kind: str  # class of failure, "" for none
+    action: str  # report, restart, give-up, stop
+    rank: int  # -1: none in particular
+    text: str  # why
+
+
+class RuleSeen(NamedTuple):
+    """For a rule about any rank of the job: what this node has seen for it."""
+
+    attempt: int
+    rule: str
+    what: str  # a line with start, match, stop; watch: it sees what its ranks print; blind: no longer
+
+
 class RankFailed(NamedTuple):
     """First failure of an attempt on this node, sent at once."""
 
@@ -289,6 +308,17 @@ class Standstill(NamedTuple):
     data: bytes  # zlib of JSON: the same for programs
 
 
+class RuleTold(NamedTuple):
+    """A broken rule, to all nodes: a line for people; the node with rank 0 keeps it among its events."""
+
+    attempt: int
+    rule: str
+    kind: str
+    action: str
+    rank: int
+    text: str  # for people
+
+
 class Note(NamedTuple):
     """A line for the people who read this node's console."""
 
@@ -328,6 +358,8 @@ FromMember = (
     | Listens
     | RankLooks
     | NodeStacks
+    | RuleFound
+    | RuleSeen
 )
 FromCoordinator = (
     Welcome
@@ -345,4 +377,5 @@ FromCoordinator = (
     | MasterListens
     | WantStacks
     | Standstill
+    | RuleTold
 )

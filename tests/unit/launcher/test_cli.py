@@ -95,6 +95,7 @@ def test_our_flags_and_their_defaults() -> None:
         "restart_backoff": 1.0,
         "on_hang": None,
         "hang_least": None,
+        "log_rules": None,
         "same_error": None,
         "exclude_nodes": None,
         "give_up_status": None,

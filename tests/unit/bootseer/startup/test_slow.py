@@ -126,6 +126,21 @@ def test_seconds_for_people() -> None:
     ]  # fmt: skip
 
 
+def test_rules_that_were_broken() -> None:
+    told = "rule 'loss' (numeric): rank 7: loss is nan: 'loss=nan'"
+    attrs = {"rule": "loss", "class": "numeric", "action": "restart", "of_rank": 7}
+    events = [
+        *started(0, 0.0, 1.0, 2.0, node="a"),
+        event(3.0, None, "instant", "rule_broken", node="a", error=told, attrs=attrs),
+    ]
+    report = make_report(analyse_job(in_order(events)), 0)
+    (row,) = report.rules
+    assert (row.rule, row.kind, row.action, row.rank) == ("loss", "numeric", "restart", 7)
+    assert f"  {told} (restart)" in report_text(report)
+    assert not any("rule" in note for note in report.notes)
+    assert [each.rank for each in report.rank_rows] == [0], "it is no event of that rank"
+
+
 def test_what_fell_back_and_what_it_cost() -> None:
     events = []
     for number, node in enumerate("abc"):
