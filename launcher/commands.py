@@ -18,6 +18,7 @@ examples:
   bootseer env list --env-store hdfs://namenode/envs        environments that jobs need not install
   bootseer warm --image hdfs://namenode/images/train-v3     what a job will need, on this node before it is there
   bootseer report /logs/run1 --html run1.html               where the time of a start went, as text and as a page
+  bootseer check --path /data --expect-gpus 8               whether this node is fit for a job
   bootseer keys make                                        a key to sign what this user publishes
   bootseer --version
 """
@@ -40,6 +41,9 @@ GROUPS = {
     "keys": Group("bootseer.cli.keys", "image", "keys: who may publish what this user runs"),
     "report": Group(
         "bootseer.cli.report", "report", "where the time of a start went; two compared; many summed up"
+    ),
+    "check": Group(
+        "bootseer.cli.check", "check", "whether this node is fit for a job, by its disks, network, devices"
     ),
 }
 

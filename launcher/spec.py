@@ -87,6 +87,7 @@ class LaunchSpec(NamedTuple):
     restart_refill_s: float | None
     restart_backoff_s: float
     on_hang: str  # report | restart | off
+    check: str  # off | report | fail
     hang_least_s: float
     stops_on_same_error: bool
     give_up_status: int
@@ -208,6 +209,7 @@ def build_spec(
         restart_refill_s=_not_negative(args.restart_refill, "--restart-refill"),
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
         on_hang=args.on_hang or "report",
+        check=args.check or "off",
         hang_least_s=_hang_least_s(args.hang_least),
         stops_on_same_error=args.same_error != "restart",
         give_up_status=_give_up_status(args.give_up_status),
