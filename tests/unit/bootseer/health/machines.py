@@ -105,6 +105,21 @@ def write_tree(root: Path, files: Mapping[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
+def restore_tree(root: Path, files: Mapping[str, str]) -> None:
+    """As `write_tree` has left it; what was changed is few files."""
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = Path(folder, name)
+            if os.fspath(path.relative_to(root)) not in files:
+                path.unlink()
+    changed = {name: text for name, text in files.items() if _text(root / name) != text}
+    write_tree(root, changed)
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
 FAKE_NVML = r"""
 #include <stdio.h>
 #include <stdlib.h>

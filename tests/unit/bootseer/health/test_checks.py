@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.unit.bootseer.health.machines import (
     WELL,
     MadeDoor,
     compile_nvml,
+    restore_tree,
     write_tree,
     write_values,
 )
@@ -28,11 +30,17 @@ from tests.unit.bootseer.health.machines import (
 NOW = "900000000000000000"  # of a record of the log: later than any look
 
 
-@pytest.fixture
-def door(tmp_path: Path) -> MadeDoor:
-    root = tmp_path / "root"
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("node")
     write_tree(root, HEALTHY)
-    return MadeDoor(os.fspath(root))
+    return root
+
+
+@pytest.fixture
+def door(tree: Path) -> Iterator[MadeDoor]:
+    yield MadeDoor(os.fspath(tree))
+    restore_tree(tree, HEALTHY)
 
 
 def run(door: MadeDoor, *names: str, **request: object) -> list[Finding]:
@@ -174,7 +182,7 @@ def test_few_descriptors(door: MadeDoor) -> None:
 def test_little_locked_memory_counts_with_rdma_only(door: MadeDoor) -> None:
     door.locked = 64 << 10
     assert [found.level for found in run(door, "files")] == [OK, WARN]
-    os.rename(door.at("sys/class/infiniband"), door.at("sys/class/nothing"))
+    shutil.rmtree(door.at("sys/class/infiniband"))
     assert [found.level for found in run(door, "files")] == [OK]
 
 
