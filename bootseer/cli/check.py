@@ -89,8 +89,8 @@ def check(
         tuple(nic or ()),
         expect_gpus,
         tuple(_executable(text) for text in own or ()),
-        log_hours,
-        interval,
+        log_hours=log_hours,
+        interval_s=interval,
     )
     tasks = make_tasks(Door(), request, names)
     if not tasks:

@@ -29,10 +29,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--log-hours", type=float, default=1.0)
     parser.add_argument("folders", nargs="*")
     args = parser.parse_args(argv)
+    ancestor = os.getppid()  # bootrun; the ranks that start meanwhile descend from it
     die_with_parent(signal.SIGKILL)
     lower()
     paths = tuple(Path(os.path.abspath(folder), True, False) for folder in dict.fromkeys(args.folders))
-    request = Request(paths, log_hours=args.log_hours, interval_s=INTERVAL_S)
+    request = Request(paths, log_hours=args.log_hours, interval_s=INTERVAL_S, ancestor=ancestor)
     tasks = make_tasks(Door(), request, [name for name in CHECKS if name not in _DEAR])
     try:
         for findings in run_tasks(tasks, LIMIT_S):

@@ -43,6 +43,7 @@ class Request(NamedTuple):
     nics: tuple[str, ...] = ()
     expect_gpus: int | None = None
     own: tuple[str, ...] = ()
+    ancestor: int = 0  # the process whose descendants may compute on accelerators; 0 for none
     log_hours: float = 24.0
     interval_s: float = 1.0  # over which counters of NICs are looked at
     limits: Limits = Limits()
@@ -110,7 +111,8 @@ def _accelerators(door: Door, request: Request) -> list[Finding]:
             return accelerators.judge_driver(str(error))
         has_other = door.exists("dev/kfd") or bool(door.names("dev/accel"))
         return accelerators.judge_missing(request.expect_gpus, str(error), has_other)
-    return accelerators.judge_gpus(gpus, request.expect_gpus, frozenset(), request.limits)
+    own_pids = facts.find_descendants(door, {pid for gpu in gpus for pid in gpu.processes}, request.ancestor)
+    return accelerators.judge_gpus(gpus, request.expect_gpus, own_pids, request.limits)
 
 
 def _mounts(door: Door, request: Request) -> Iterable[_Part]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from bootseer.health.door import Door
 from bootseer.storage.memory_limits import levels
+
+_MOST_ANCESTORS = 64
 
 
 class CgroupLevel(NamedTuple):
@@ -139,3 +142,19 @@ def read_mounts(door: Door) -> list[Mount]:
             point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
             found[point] = Mount(point, below[0], "ro" in fields[5].split(","), "ro" in below[-1].split(","))
     return list(found.values())
+
+
+def find_descendants(door: Door, pids: Iterable[int], ancestor: int) -> frozenset[int]:
+    """Those of some processes that descend from one."""
+    return frozenset(pid for pid in pids if ancestor and _descends(door, pid, ancestor))
+
+
+def _descends(door: Door, pid: int, ancestor: int) -> bool:
+    for _ in range(_MOST_ANCESTORS):
+        if pid == ancestor:
+            return True
+        fields = door.text(f"proc/{pid}/stat").rpartition(")")[2].split()
+        if len(fields) < 2 or not fields[1].isdecimal():
+            return False  # it has ended, or is of another PID namespace
+        pid = int(fields[1])
+    return False

@@ -10,11 +10,13 @@ import ctypes
 from typing import Any, NamedTuple
 
 _UNCORRECTED, _VOLATILE = 1, 0
-_NOT_SUPPORTED, _NO_PERMISSION, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 3, 4, 7, 13
-_MISSING = {_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND}
+# Of a device that does not work: a time-out, its interrupts, lost, wants a reset, the system's, not found. Other
+# codes say that it does not tell this one thing.
+_BROKEN = {10, 11, 15, 16, 17, 28}
+_NOT_SUPPORTED = 3
 _SLOWDOWN = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
 _MOST_PROCESSES = 256
-_MOST_NVLINKS = 18
+_MOST_NVLINKS = 36
 
 
 class NvmlError(Exception):
@@ -98,13 +100,15 @@ class _Asker:
             said = None
         return f"{said.decode(errors='replace')} ({code})" if said else f"error {code}"
 
-    def call(self, name: str, *args: Any) -> bool:
-        """Whether the library and the device can say it. Raises: NvmlError when they should and do not."""
+    def code(self, name: str, *args: Any) -> int:
+        """What a function returns."""
         function = getattr(self._nvml, name, None)
-        if function is None:
-            return False
-        code = int(function(*args))
-        if code and code not in _MISSING:
+        return _NOT_SUPPORTED if function is None else int(function(*args))
+
+    def call(self, name: str, *args: Any) -> bool:
+        """Whether the library and the device can say it. Raises: NvmlError for a device that does not work."""
+        code = self.code(name, *args)
+        if code in _BROKEN:
             raise NvmlError(f"{name}: {self.words(code)}", code)
         return not code
 
@@ -118,8 +122,8 @@ def _read(ask: _Asker, index: int) -> Gpu:
     device = ctypes.c_void_p()
     name = ""
     try:
-        if not ask.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
-            return Gpu(index, error="this user may not use it")
+        if code := ask.code("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
+            return Gpu(index, error=f"it cannot be used: {ask.words(code)}")
         pci = _Pci()
         if ask.call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci)):
             name = pci.bus_id.decode(errors="replace")
@@ -160,27 +164,16 @@ def _remapped(ask: _Asker, device: ctypes.c_void_p) -> tuple[bool | None, bool |
 
 
 def _nvlinks(ask: _Asker, device: ctypes.c_void_p) -> tuple[bool, ...]:
-    """Numbers past the last link are invalid arguments, or not supported."""
-    links = []
-    for number in range(_MOST_NVLINKS):
-        try:
-            active = ask.number("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(number))
-        except NvmlError as error:
-            if error.code != 2:  # NVML_ERROR_INVALID_ARGUMENT
-                raise
-            active = None
-        if active is not None:
-            links.append(bool(active))
-    return tuple(links)
+    """Of the links that there are; numbers past the last one are errors."""
+    states = (
+        ask.number("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(number)) for number in range(_MOST_NVLINKS)
+    )
+    return tuple(bool(active) for active in states if active is not None)
 
 
 def _processes(ask: _Asker, device: ctypes.c_void_p) -> tuple[int, ...]:
     count = ctypes.c_uint(_MOST_PROCESSES)
     found = (_Process * _MOST_PROCESSES)()
-    try:
-        if not ask.call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), found):
-            return ()
-    except NvmlError as error:
-        if error.code != _INSUFFICIENT_SIZE:
-            raise
+    if not ask.call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), found):
+        return ()
     return tuple(int(found[number].pid) for number in range(min(count.value, _MOST_PROCESSES)))

@@ -5,6 +5,7 @@ Meant for a process that may be left (runner.py): each call may wait for a file 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import NamedTuple
@@ -52,10 +53,8 @@ def probe(door: Door, path: str, is_written: bool) -> StorageFacts:
 
 
 def _write_and_read(door: Door, folder: str) -> StorageFacts:
-    path = os.path.join(folder, f".bootseer-check-{os.urandom(8).hex()}")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = _open_unnamed(folder)
     try:
-        os.unlink(path)  # whatever becomes of this process, nothing stays
         piece = os.urandom(_PIECE_BYTES)
         began_s = door.now_s()
         for offset in range(0, PROBE_BYTES, _PIECE_BYTES):
@@ -74,6 +73,19 @@ def _write_and_read(door: Door, folder: str) -> StorageFacts:
         )
     finally:
         os.close(fd)
+
+
+def _open_unnamed(folder: str) -> int:
+    """A file that is gone when it is closed, whatever becomes of this process."""
+    try:
+        return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            raise
+    path = os.path.join(folder, f".bootseer-check-{os.urandom(8).hex()}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    return fd
 
 
 def _read(door: Door, fd: int) -> tuple[float, bytes]:

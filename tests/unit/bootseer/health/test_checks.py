@@ -329,6 +329,7 @@ def test_gpus_that_are_well(gpus: Callable[..., MadeDoor]) -> None:
         ({"process": 4711}, WARN, "4711, 4712", 2),
         ({"bad": 1, "error_handle": 15}, FAIL, "GPU is lost (15)", 1),
         ({"error_temperature": 15}, FAIL, "GPU is lost (15)", 2),
+        ({"bad": 0, "error_handle": 4}, FAIL, "cannot be used", 1),
         ({"error_init": 18}, FAIL, "driver does not work: Something else (18)", 1),
     ],
 )
@@ -342,6 +343,16 @@ def test_gpus_that_are_not(
         assert [each.where for each in found] == ["GPU 0 (00000000:10:00.0)", "GPU 1 (00000000:20:00.0)"]
 
 
+def test_processes_of_the_job_that_asks_may_compute(gpus: Callable[..., MadeDoor]) -> None:
+    made = gpus(process=4711)
+    write_tree(Path(made.root), {"proc/4711/stat": "4711 (a) b) S 50 1", "proc/50/stat": "50 (guard) S 7 1"})
+    found = run(made, "accelerators", ancestor=7)
+    assert [(each.level, each.what) for each in found] == [(WARN, "processes compute on it: 4712")] * 2
+    write_tree(Path(made.root), {"proc/4712/stat": "4712 (b) S 4711 1"})
+    assert [each.level for each in run(made, "accelerators", ancestor=7)] == [OK]
+    assert [each.level for each in run(made, "accelerators", ancestor=8)] == [WARN] * 2
+
+
 def test_a_slow_pcie_link_counts_when_the_gpu_works(gpus: Callable[..., MadeDoor]) -> None:
     found = run(gpus(reasons=0x4, generation=1), "accelerators")
     assert [(each.level, each.measured, each.limit) for each in found] == [(WARN, 1, 5)] * 2
@@ -349,7 +360,8 @@ def test_a_slow_pcie_link_counts_when_the_gpu_works(gpus: Callable[..., MadeDoor
 
 
 def test_gpus_that_tell_little(gpus: Callable[..., MadeDoor]) -> None:
-    missing = {f"error_{name}": 3 for name in ("temperature", "reasons", "ecc", "pending", "generation", "width")}
+    names = ("temperature", "reasons", "ecc", "pending", "generation", "width")
+    missing = {f"error_{name}": code for name, code in zip(names, (3, 4, 13, 21, 26, 999), strict=True)}
     assert [found.level for found in run(gpus(**missing), "accelerators")] == [OK]
 
 
@@ -414,6 +426,21 @@ def test_storage_that_refuses(door: MadeDoor, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "pwrite", refuse)
     (found,) = run(door, "storage", **stored(tmp_path))
     assert found.level == FAIL and found.what == "writing a file of 4 MiB failed: No space left on device"
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".bootseer")] == []
+
+
+def test_storage_that_knows_no_files_without_names(
+    door: MadeDoor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def open_as_nfs(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", open_as_nfs)
+    assert [each.level for each in run(door, "storage", **stored(tmp_path))] == [OK, OK]
     assert [name for name in os.listdir(tmp_path) if name.startswith(".bootseer")] == []
 
 
