@@ -37,7 +37,7 @@ class Link(NamedTuple):
 
 
 def read_links(door: Door) -> list[Link]:
-    """NICs that are hardware (or its image in a VM), bonds, and InfiniBand ports."""
+    """NICs that are hardware (or its image in a VM), bonds, those of the default route, and InfiniBand ports."""
     return _nics(door) + _ports(door)
 
 
@@ -64,8 +64,8 @@ def _nics(door: Door) -> list[Link]:
     found = []
     for name in door.names("sys/class/net"):
         base = f"sys/class/net/{name}"
-        if not (door.exists(f"{base}/device") or door.exists(f"{base}/bonding")):
-            continue  # bridges, tunnels, ends of containers: what they stand on is looked at
+        if not (name in routed or door.exists(f"{base}/device") or door.exists(f"{base}/bonding")):
+            continue  # bridges and tunnels: what they stand on is looked at
         counters = {
             counter: value
             for counter in (*ERRORS, *DROPS)

@@ -22,6 +22,8 @@ from bootseer.mounts.namespaces import die_with_parent
 MOST_RESULT_BYTES = 1 << 20
 MOST_AT_ONCE = 16
 _END_S = 0.2  # for a process that was told to end
+_LOOK_S = 1.0
+_STOPPED_S = 1.0  # later than this only looks who was stopped itself (SIGSTOP, a paused VM)
 
 
 class Task(NamedTuple):
@@ -39,6 +41,7 @@ class _Child:
         self.number, self.task = number, task
         self.end_s = time.monotonic() + limit_s
         self.data = bytearray()
+        self.is_over = False  # it has said all, or too much
         sys.stdout.flush()
         sys.stderr.flush()
         self.fd, theirs = os.pipe()
@@ -87,6 +90,7 @@ def run_tasks(tasks: Iterable[Task], limit_s: float) -> Iterator[list[Finding]]:
     waiting.reverse()
     done: dict[int, list[Finding]] = {}
     next_out = 0
+    looked_s = time.monotonic()
     with selectors.DefaultSelector() as selector:
         running: set[_Child] = set()
         try:
@@ -100,7 +104,12 @@ def run_tasks(tasks: Iterable[Task], limit_s: float) -> Iterator[list[Finding]]:
                         continue
                     running.add(child)
                     selector.register(child.fd, selectors.EVENT_READ, child)
-                for child in _over(selector, running):
+                over = _over(selector, running)
+                before_s, looked_s = looked_s, time.monotonic()
+                if looked_s - before_s > _LOOK_S + _STOPPED_S:
+                    for child in running:
+                        child.end_s += looked_s - before_s  # they had no time either
+                for child in over + _late(running, over):
                     selector.unregister(child.fd)
                     running.discard(child)
                     done[child.number] = _collect(child, limit_s)
@@ -113,24 +122,30 @@ def run_tasks(tasks: Iterable[Task], limit_s: float) -> Iterator[list[Finding]]:
 
 
 def _over(selector: selectors.BaseSelector, running: set[_Child]) -> list[_Child]:
-    """Those that have said all, or have no time left."""
+    """Those that have said all, or too much; waits for a moment."""
     if not running:
         return []
-    first_s = min(child.end_s for child in running)
+    left_s = min(child.end_s for child in running) - time.monotonic()
     over = []
-    for key, _ in selector.select(max(0.0, first_s - time.monotonic())):
+    for key, _ in selector.select(min(max(0.0, left_s), _LOOK_S)):
         child: _Child = key.data
         data = os.read(child.fd, 65536)
         child.data += data
         if not data or len(child.data) > MOST_RESULT_BYTES:
+            child.is_over = True
             over.append(child)
+    return over
+
+
+def _late(running: Iterable[_Child], over: list[_Child]) -> list[_Child]:
+    """Those that have no time left."""
     now_s = time.monotonic()
-    return over + [child for child in running if child.end_s <= now_s and child not in over]
+    return [child for child in running if child.end_s <= now_s and child not in over]
 
 
 def _collect(child: _Child, limit_s: float) -> list[Finding]:
     task = child.task
-    is_late = child.end_s <= time.monotonic() and not child.data.endswith(b"\n")
+    is_late = not child.is_over
     doing = _waits_for(child.pid) if is_late else ""
     status = child.end(is_over=not is_late)
     if is_late:

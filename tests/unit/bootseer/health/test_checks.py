@@ -155,12 +155,14 @@ def test_a_link_that_is_up_again(door: MadeDoor) -> None:
     write_tree(Path(door.root), {"dev/kmsg": text})
     (found,) = run(door, "kernel-log")
     assert (found.what, found.measured) == ("its link went down and came up again", 2)
+    write_tree(Path(door.root), {"dev/kmsg": f"{text}6,1,{NOW},-;igb 0000:01:00.0: eth0: NIC Link is Down\n"})
+    (found,) = run(door, "kernel-log")
+    assert (found.what, found.measured) == ("its link went down", 3)
 
 
 def test_a_log_longer_than_one_read(door: MadeDoor) -> None:
-    many = "".join(f"6,{number},{NOW},-;filler {'x' * 200}\n" for number in range(500))
-    write_tree(Path(door.root), {"dev/kmsg": f"{many}4,9,{NOW},-;{LINES[0][0]}\n"})
-    assert [found.level for found in run(door, "kernel-log")] == [FAIL]
+    write_tree(Path(door.root), {"dev/kmsg": f"4,9,{NOW},-;{LINES[0][0]}\n" * 500})
+    assert [(found.level, found.measured) for found in run(door, "kernel-log")] == [(FAIL, 500)]
 
 
 def test_a_log_that_may_not_be_read(door: MadeDoor) -> None:
@@ -251,6 +253,11 @@ def test_a_mount_that_answers_late(door: MadeDoor, monkeypatch: pytest.MonkeyPat
     assert (found.level, found.measured, found.limit, found.unit) == (WARN, 5.0, 1.0, "s")
 
 
+def test_what_was_mounted_read_only_is_in_order(door: MadeDoor) -> None:
+    write_tree(Path(door.root), {"proc/self/mountinfo": "20 1 8:1 / / ro,relatime - ext4 /dev/sda1 ro\n"})
+    assert [found.level for found in run(door, "mounts")] == [OK]
+
+
 # ---- counters ------------------------------------------------------------------------------------------------
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1/counters"
@@ -274,6 +281,15 @@ def test_counters_that_grow(door: MadeDoor, name: str, after: int, level: str, m
     door.while_asleep = lambda: write_tree(Path(door.root), {name: str(after)})
     (found,) = run(door, "network", interval_s=2.0)
     assert (found.level, found.measured) == (level, measured)
+
+
+def test_the_nic_of_a_container(door: MadeDoor) -> None:
+    """It is no hardware; but everything goes through it."""
+    shutil.rmtree(door.at("sys/class/net/eth0/device"))
+    shutil.rmtree(door.at("sys/class/infiniband"))
+    assert [found.what for found in run(door, "network")] == ["links are up and without errors: eth0"]
+    write_tree(Path(door.root), {"proc/net/route": "Iface\n"})
+    assert [found.level for found in run(door, "network")] == [UNKNOWN]
 
 
 def test_a_nic_that_is_wanted(door: MadeDoor) -> None:

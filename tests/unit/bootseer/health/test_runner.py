@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from bootseer.health import runner
 from bootseer.health.checks import Request, make_tasks
 from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
-from bootseer.health.own import MOST_OUTPUT_BYTES, name_of
+from bootseer.health.own import MOST_ERROR_BYTES, MOST_OUTPUT_BYTES, _drain, name_of
 from bootseer.health.runner import Task, run_tasks
 from tests.support import wait_until
 from tests.unit.bootseer.health.machines import HEALTHY, MadeDoor, write_tree
@@ -73,6 +75,23 @@ def is_dead(pid: str) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "Z"
 
 
+def test_who_was_stopped_itself_calls_nobody_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-Z, or in a virtual machine that was paused: time has passed, for the checks too."""
+    began, real = tmp_path / "began", time.monotonic
+    leap = types.SimpleNamespace(monotonic=lambda: real() + 100 * began.exists(), sleep=time.sleep)
+    monkeypatch.setattr(runner, "time", leap)
+
+    def look() -> list[Finding]:
+        began.touch()
+        end_s = real() + 1.5 * runner._LOOK_S  # the leap is seen before this ends
+        while real() < end_s:
+            time.sleep(0.05)
+        return good()
+
+    (found,) = run(look, limit_s=30.0)
+    assert found.level == OK
+
+
 def test_a_check_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that waits for a disk: SIGKILL does nothing."""
     left: list[int] = []
@@ -106,6 +125,8 @@ def test_a_check_with_a_mistake() -> None:
 
 def test_a_check_that_finds_too_much() -> None:
     (found,) = run(lambda: [Finding("made", OK, "x" * 100)] * 20_000)
+    assert found.level == UNKNOWN and "more than can be told" in found.what
+    (found,) = run(lambda: [Finding("made", OK, "x" * (2 * runner.MOST_RESULT_BYTES))])
     assert found.level == UNKNOWN and "more than can be told" in found.what
     (found,) = run(lambda: [Finding("made", OK, "x")] * 500)
     assert found.level == UNKNOWN
@@ -210,6 +231,22 @@ def test_own_check_that_fails_says_so_once(own: Callable[..., list[Finding]]) ->
 def test_own_check_that_hangs(own: Callable[..., list[Finding]]) -> None:
     (found,) = own("sleep 600 & wait", limit_s=1.0)
     assert found.level == HUNG
+
+
+def test_own_check_leaves_no_process(own: Callable[..., list[Finding]], tmp_path: Path) -> None:
+    (found,) = own(f"sleep 600 >/dev/null 2>&1 & echo $! > {tmp_path}/pid")
+    assert found.level == OK
+    pid = (tmp_path / "pid").read_text().strip()
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}") or is_dead(pid), 10)
+
+
+def test_own_check_that_talks_much_on_stderr_is_cut(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        ["sh", "-c", "head -c 3000000 /dev/zero >&2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with process:
+        _, said, is_cut = _drain(process)
+    assert not is_cut and len(said) == MOST_ERROR_BYTES
 
 
 def test_own_check_gets_no_input_and_runs_as_the_caller(own: Callable[..., list[Finding]]) -> None:
