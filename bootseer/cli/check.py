@@ -60,13 +60,18 @@ def check(
         list[str] | None, typer.Option("--only", metavar="NAME", help="this check alone; --list shows the names")
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", help="seconds for each check (default 10)")
+        float,
+        typer.Option("--timeout", metavar="S", help="seconds for each check (default 10)", show_default=False),
     ] = 10.0,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="S", help="over which errors of NICs are counted (default 1)")
+        float,
+        typer.Option(
+            "--interval", metavar="S", help="over which errors of NICs are counted (default 1)", show_default=False
+        ),
     ] = 1.0,
     log_hours: Annotated[
-        float, typer.Option("--log-hours", metavar="H", help="of the kernel's log (default 24)")
+        float,
+        typer.Option("--log-hours", metavar="H", help="of the kernel's log (default 24)", show_default=False),
     ] = 24.0,
     strict: Annotated[bool, typer.Option("--strict", help="what cannot be seen counts as failed")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no lines of what is in order")] = False,

@@ -29,6 +29,9 @@ def name_of(path: str) -> str:
 def run_own(path: str) -> list[Finding]:
     """Runs one to its end."""
     name = name_of(path)
+    # When who runs the check is killed, what the executable has started has to go too: nobody else would end it.
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+    die_with_parent(signal.SIGTERM)
     try:
         process = subprocess.Popen(
             [path],

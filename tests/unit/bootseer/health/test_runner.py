@@ -16,7 +16,7 @@ import pytest
 from bootseer.health import runner
 from bootseer.health.checks import Request, make_tasks
 from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
-from bootseer.health.own import MOST_ERROR_BYTES, MOST_OUTPUT_BYTES, _drain, name_of
+from bootseer.health.own import MOST_ERROR_BYTES, MOST_OUTPUT_BYTES, _drain, name_of, run_own
 from bootseer.health.runner import Task, run_tasks
 from tests.support import wait_until
 from tests.unit.bootseer.health.machines import HEALTHY, MadeDoor, write_tree
@@ -238,6 +238,23 @@ def test_own_check_leaves_no_process(own: Callable[..., list[Finding]], tmp_path
     assert found.level == OK
     pid = (tmp_path / "pid").read_text().strip()
     wait_until(lambda: not os.path.exists(f"/proc/{pid}") or is_dead(pid), 10)
+
+
+def test_own_check_leaves_no_process_when_who_runs_it_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "stuck.sh"
+    path.write_text(
+        f"#!/bin/sh\nsleep 600 &\necho $$ $! > {tmp_path}/new && mv {tmp_path}/new {tmp_path}/pids\nwait\n"
+    )
+    path.chmod(0o755)
+    pid = os.fork()
+    if not pid:
+        run(lambda: run_own(os.fspath(path)), limit_s=60.0)
+        os._exit(0)
+    wait_until((tmp_path / "pids").exists, 20)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    for each in (tmp_path / "pids").read_text().split():
+        wait_until(lambda each=each: not os.path.exists(f"/proc/{each}") or is_dead(each), 10)
 
 
 def test_own_check_that_talks_much_on_stderr_is_cut(tmp_path: Path) -> None:
