@@ -153,8 +153,11 @@ static int give_long(const char *name, unsigned long long *out) {
 }
 typedef struct { char legacy[16]; unsigned numbers[5]; char bus[32]; } pci;
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } process;
-int nvmlInit_v2(void) { unsigned long long hang; if (find("hang", &hang)) for (;;) getc(stdin), sleep(1);
-    return fails("init"); }
+int nvmlInit_v2(void) {
+    unsigned long long hang;
+    if (find("hang", &hang)) for (;;) sleep(1);
+    return fails("init");
+}
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int code) { return code == 15 ? "GPU is lost" : "Something else"; }
 int nvmlDeviceGetCount_v2(unsigned *out) { return give("count", out); }

@@ -14,7 +14,8 @@ from bootseer.errors import UsageError
 from bootseer.health import checks
 from bootseer.health.checks import CHECKS, Request, choose, make_tasks
 from bootseer.health.door import ClockState, Room
-from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding
+from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
+from bootseer.health.runner import run_tasks
 from tests.unit.bootseer.health.machines import (
     GOOD_CLOCK,
     HEALTHY,
@@ -373,6 +374,13 @@ def test_a_slow_pcie_link_counts_when_the_gpu_works(gpus: Callable[..., MadeDoor
     found = run(gpus(reasons=0x4, generation=1), "accelerators")
     assert [(each.level, each.measured, each.limit) for each in found] == [(WARN, 1, 5)] * 2
     assert [each.level for each in run(gpus(reasons=0x1, generation=1), "accelerators")] == [OK]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_driver_that_hangs(gpus: Callable[..., MadeDoor]) -> None:
+    tasks = make_tasks(gpus(hang=1), Request(), ["accelerators", "memory"])
+    found = [each for findings in run_tasks(tasks, 0.5) for each in findings]
+    assert [(each.check, each.level) for each in found] == [("accelerators", HUNG), ("memory", OK)]
 
 
 def test_gpus_that_tell_little(gpus: Callable[..., MadeDoor]) -> None:
