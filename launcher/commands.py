@@ -19,6 +19,7 @@ examples:
   bootseer warm --image hdfs://namenode/images/train-v3     what a job will need, on this node before it is there
   bootseer report /logs/run1 --html run1.html               where the time of a start went, as text and as a page
   bootseer replay --hosts hosts.txt --group-size 4 --run "srun ..."    which machine makes the job fail
+  bootseer check --path /data --expect-gpus 8               whether this node is fit for a job
   bootseer keys make                                        a key to sign what this user publishes
   bootseer --version
 """
@@ -42,6 +43,9 @@ GROUPS = {
     "replay": Group("bootseer.cli.replay", "report", "find the machine at fault, by a job on groups of machines"),
     "report": Group(
         "bootseer.cli.report", "report", "where the time of a start went; two compared; many summed up"
+    ),
+    "check": Group(
+        "bootseer.cli.check", "check", "whether this node is fit for a job, by its disks, network, devices"
     ),
 }
 

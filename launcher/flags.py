@@ -349,6 +349,12 @@ FLAGS: tuple[Flag, ...] = (
         choices=("all", "own", "off"),
     ),
     _ours(
+        "--check",
+        "look beside the start of each attempt whether this node is fit, by its disks, network, accelerators and "
+        "memory: report what is not, fail (the node leaves the job), or off (default off)",
+        choices=("off", "report", "fail"),
+    ),
+    _ours(
         "--same-error",
         "the same error of the code at the same line in two attempts in a row: give-up ends the job, as it would "
         "fail there again; restart uses up --max-restarts (default give-up)",

@@ -30,11 +30,13 @@ from launcher.workplace import Workplace, WorkplaceEvents
 
 if TYPE_CHECKING:
     from bootseer.events import EventWriter
+    from bootseer.health.finding import Finding
     from launcher.agent import Agent
     from launcher.caches import CachesSpan
     from launcher.checkpoint import NodeCheckpoint
     from launcher.event_files import EventFile
     from launcher.head_start import HeadStart
+    from launcher.health import NodeHealth
     from launcher.peers import NodePeers
     from launcher.ranks.kernel_facts import KernelFacts
     from launcher.ranks.record import AttemptRecord
@@ -95,6 +97,7 @@ class Node:
         self._watch: NodeWatch | None = None  # over the attempt's ranks
         self._rules: NodeRules | None = None  # over what they print
         self._group_rank = 0  # of this node in the attempt
+        self._health: NodeHealth | None = None
         self._kernel: KernelFacts | None = None  # from the moment on when ranks run
 
     def _workplace_events(self) -> WorkplaceEvents:
@@ -189,6 +192,24 @@ class Node:
             self.checkpoint.begin()
         if self.workplace.program is not None:
             self.preloader.begin(os.environ, self.workplace.program)
+        if spec.check != "off":
+            self._begin_checks(own)
+
+    def _begin_checks(self, own: list[str]) -> None:
+        """Beside the start, which does not wait for them. Args: own: folders of the run."""
+        from launcher.health import NodeHealth
+
+        folders = [os.getcwd(), os.environ.get("TMPDIR") or "/tmp", *own]  # noqa: S108  looked at only
+        failed = self.agent.on_unusable if self._spec.check == "fail" else None
+        self._health = NodeHealth(self._loop, folders, SECRET_VARIABLES, self.say, self._note_finding, failed)
+        self._health.begin()
+
+    def _note_finding(self, found: Finding) -> None:
+        """Something of this node is not in order, as an event."""
+        if self._events_dir:
+            writer = self._events()
+            writer.attempt = self._attempt
+            writer.instant(None, "check", error=found.line(), **found._asdict())
 
     def _begin_peers(self, secret: bytes | None) -> None:
         """Nodes help each other where there are several, and strangers are kept out."""
@@ -263,6 +284,8 @@ class Node:
         spec = self._spec
         self._attempt, self._group_rank = world.attempt, world.group_rank
         self._end_began = False
+        if self._health is not None and world.attempt:
+            self._health.begin()
         logs.make_attempt_dirs(self._run_dir, world.attempt, spec.nproc)
         plan = logs.plan_logs(
             self._run_dir, world.attempt, spec.nproc, spec.redirects, spec.tee, spec.local_ranks_filter
@@ -730,6 +753,8 @@ class Node:
             self.checkpoint.close()
         if self.peers is not None:
             self.peers.close()
+        if self._health is not None:
+            self._health.close()
         self.workplace.close()
         self._finish_record()
         if self._record is not None:

@@ -88,6 +88,7 @@ class LaunchSpec(NamedTuple):
     restart_refill_s: float | None
     restart_backoff_s: float
     on_hang: str  # report | restart | off
+    check: str  # off | report | fail
     hang_least_s: float
     log_rules: tuple[Rule, ...]  # of the user, over what ranks print
     known_rules: bool  # those that come with Bootseer, too
@@ -219,6 +220,7 @@ def build_spec(
         restart_refill_s=_not_negative(args.restart_refill, "--restart-refill"),
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
         on_hang=args.on_hang or "report",
+        check=args.check or "off",
         hang_least_s=_hang_least_s(args.hang_least),
         log_rules=_log_rules(args),
         known_rules=args.log_rules in (None, "all"),

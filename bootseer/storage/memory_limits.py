@@ -77,17 +77,17 @@ def _cgroups(root: str) -> Iterator[Memory | None]:
         controllers, _, path = rest.partition(":")
         if not controllers:
             for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
-                for folder in _levels(os.path.join(root, mount), path):
+                for folder in levels(os.path.join(root, mount), path):
                     yield parse_cgroup_v2(
                         folder, *(_text(f"{folder}/memory.{name}") for name in ("max", "high", "current", "stat"))
                     )
         elif "memory" in controllers.split(","):
-            for folder in _levels(os.path.join(root, "sys/fs/cgroup/memory"), path):
+            for folder in levels(os.path.join(root, "sys/fs/cgroup/memory"), path):
                 names = ("limit_in_bytes", "usage_in_bytes", "stat")
                 yield parse_cgroup_v1(folder, *(_text(f"{folder}/memory.{name}") for name in names))
 
 
-def _levels(mount: str, path: str) -> Iterator[str]:
+def levels(mount: str, path: str) -> Iterator[str]:
     """The cgroup's folder and all above it. In a container the mount itself is often the cgroup."""
     parts = [part for part in path.split("/") if part and part != ".."][:MAX_LEVELS]
     for count in range(len(parts), -1, -1):

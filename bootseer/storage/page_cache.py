@@ -86,7 +86,12 @@ def is_remote(path: str) -> bool:
                 return False
             path = above
     kind = _file_system(device)
-    return kind is not None and any(part in kind for part in _REMOTE)
+    return kind is not None and is_remote_kind(kind)
+
+
+def is_remote_kind(kind: str) -> bool:
+    """The same of a kind of file system, as mountinfo names it."""
+    return any(part in kind for part in _REMOTE)
 
 
 def _file_system(device: int) -> str | None:

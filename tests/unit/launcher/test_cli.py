@@ -94,6 +94,7 @@ def test_our_flags_and_their_defaults() -> None:
         "restart_refill": None,
         "restart_backoff": 1.0,
         "on_hang": None,
+        "check": None,
         "hang_least": None,
         "log_rules": None,
         "same_error": None,

@@ -1,0 +1,186 @@
+"""The one door to what the machine says: proc, sys, the kernel's log, clock, limits, disks, NVIDIA's library.
+
+Everything that checks know comes through here, so that tests put a tree of files and a library of their own behind
+the same door. Files of proc and sys are bounded; what is not there, or may not be read, is "" or None.
+Sources: proc(5), Documentation/ABI/testing/dev-kmsg, adjtimex(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import time
+from collections import deque
+from typing import NamedTuple
+
+MOST_TEXT_BYTES = 1 << 20
+MOST_LOG_LINES = 20_000  # the newest ones
+_MOST_LOG_READS = 500_000  # more than the largest buffer holds
+_RECORD_BYTES = 8192
+
+
+class Room(NamedTuple):
+    """Of a file system."""
+
+    total_bytes: int
+    free_bytes: int  # for this user
+    inodes: int  # 0: it does not count them
+    free_inodes: int
+    is_read_only: bool
+
+
+class ClockState(NamedTuple):
+    """What the kernel knows of its clock."""
+
+    is_synchronised: bool
+    offset_s: float  # still to be corrected
+    error_s: float  # bound of the error, as the kernel has it
+
+
+class Door:
+    """Args: root: where proc, sys, dev and run lie; nvml: path or name of NVIDIA's library."""
+
+    def __init__(self, root: str = "/", nvml: str = "libnvidia-ml.so.1") -> None:
+        self.root = root
+        self.nvml = nvml
+
+    def at(self, path: str) -> str:
+        """A path from the root, as it is to be opened."""
+        return os.path.join(self.root, path.lstrip("/"))
+
+    def text(self, path: str) -> str:
+        """The contents of a small file, stripped."""
+        try:
+            with open(self.at(path), "rb") as file:
+                return file.read(MOST_TEXT_BYTES).decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    def number(self, path: str) -> int | None:
+        """A file that holds one number, also in hexadecimal."""
+        try:
+            return int(self.text(path), 0)
+        except ValueError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """What lies in a folder, sorted."""
+        try:
+            return sorted(os.listdir(self.at(folder)))
+        except OSError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(self.at(path))
+
+    def room(self, path: str) -> Room:
+        """Of the file system of a path, which may not answer for ever. Raises: OSError."""
+        found = os.statvfs(path)
+        return Room(
+            found.f_blocks * found.f_frsize,
+            found.f_bavail * found.f_frsize,
+            found.f_files,
+            found.f_favail,
+            bool(found.f_flag & os.ST_RDONLY),
+        )
+
+    def file_limit(self) -> int:
+        """Descriptors that a process of this one's may have."""
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    def locked_limit_bytes(self) -> int | None:
+        """Memory that may be locked; None for all of it."""
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        return None if limit == resource.RLIM_INFINITY else limit
+
+    def cpus(self) -> int:
+        return len(os.sched_getaffinity(0))
+
+    def sleep(self, seconds: float) -> None:
+        """Between two looks at a counter."""
+        time.sleep(seconds)
+
+    def now_s(self) -> float:
+        """Monotonic, for what is timed."""
+        return time.monotonic()
+
+    def clock(self) -> ClockState | None:
+        """None where this may not be asked."""
+        buffer = _Timex()
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(buffer))
+        if state < 0:
+            return None
+        unit = 1e-9 if buffer.status & _STA_NANO else 1e-6
+        is_synchronised = state != _TIME_ERROR and not buffer.status & _STA_UNSYNC
+        return ClockState(is_synchronised, buffer.offset * unit, buffer.maxerror * 1e-6)
+
+    def kernel_log(self, hours: float) -> list[str] | None:
+        """The newest lines of the kernel, of that many hours; None where it may not be read."""
+        try:
+            fd = os.open(self.at("dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        except OSError:
+            return None
+        since_us = (time.clock_gettime(time.CLOCK_MONOTONIC) - hours * 3600) * 1e6
+        lines: deque[str] = deque(maxlen=MOST_LOG_LINES)
+        rest = b""
+        try:
+            for _ in range(_MOST_LOG_READS):
+                try:
+                    data = os.read(fd, _RECORD_BYTES)
+                except BrokenPipeError:
+                    continue  # what was next has been overwritten
+                except BlockingIOError:
+                    break
+                except OSError:
+                    return None
+                if not data:
+                    break
+                whole, _, rest = (rest + data).rpartition(b"\n")
+                lines.extend(_messages(whole.decode(errors="replace"), since_us))
+                rest = rest[-_RECORD_BYTES:]
+        finally:
+            os.close(fd)
+        return list(lines)
+
+
+def _messages(text: str, since_us: float) -> list[str]:
+    """Of records "priority,number,microseconds,flags;message"; lines that begin with a space are a dictionary."""
+    found = []
+    for line in text.splitlines():
+        head, _, message = line.partition(";")
+        fields = head.split(",")
+        if message and len(fields) >= 3 and fields[2].isdecimal() and float(fields[2]) >= since_us:
+            found.append(message)
+    return found
+
+
+_TIME_ERROR, _STA_UNSYNC, _STA_NANO = 5, 0x40, 0x2000
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of adjtimex(2)."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("constant", ctypes.c_long),
+        ("precision", ctypes.c_long),
+        ("tolerance", ctypes.c_long),
+        ("time", ctypes.c_long * 2),
+        ("tick", ctypes.c_long),
+        ("ppsfreq", ctypes.c_long),
+        ("jitter", ctypes.c_long),
+        ("shift", ctypes.c_int),
+        ("stabil", ctypes.c_long),
+        ("jitcnt", ctypes.c_long),
+        ("calcnt", ctypes.c_long),
+        ("errcnt", ctypes.c_long),
+        ("stbcnt", ctypes.c_long),
+        ("tai", ctypes.c_int),
+        ("rest", ctypes.c_int * 11),
+    )

@@ -1,0 +1,160 @@
+"""What a node says of its cgroups, descriptors, disks and mounts, as facts for host.py. Reads through the door."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bootseer.health.door import Door
+from bootseer.storage.memory_limits import levels
+
+_MOST_ANCESTORS = 64
+
+
+class CgroupLevel(NamedTuple):
+    """One folder of a cgroup hierarchy; None for what it does not limit or say."""
+
+    folder: str
+    pids_used: int | None
+    pids_limit: int | None
+    quota_cpus: float | None
+    periods: int
+    throttled: int  # of the periods
+
+
+class FileFacts(NamedTuple):
+    soft_limit: int
+    used: int | None  # by all processes
+    most: int | None
+    locked_bytes: int | None  # that may be locked; None for no limit
+    has_rdma: bool
+
+
+class DiskFact(NamedTuple):
+    """Something that the kernel counts or says of a disk or file system."""
+
+    where: str
+    kind: str  # state, errors, degraded
+    value: str
+
+
+class Mount(NamedTuple):
+    point: str
+    kind: str
+    is_read_only: bool  # for this mount
+    is_read_only_below: bool  # the file system itself
+
+
+def read_cgroups(door: Door) -> list[CgroupLevel]:
+    """The cgroups of this process and those above them, both versions."""
+    found = []
+    for line in door.text("proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        wanted = controllers.split(",")
+        if not controllers:
+            mounts = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
+        elif {"pids", "cpu"} & set(wanted):
+            mounts = [f"sys/fs/cgroup/{controllers}"]
+            mounts += [f"sys/fs/cgroup/{name}" for name in wanted if name != controllers]
+        else:
+            continue
+        for mount in mounts:
+            found += [_level(door, folder) for folder in levels(door.at(mount), path)]
+    return found
+
+
+def _level(door: Door, full: str) -> CgroupLevel:
+    folder = full.removeprefix(door.root.rstrip("/"))
+    stat = {
+        words[0]: int(words[1])
+        for line in door.text(f"{folder}/cpu.stat").splitlines()
+        if len(words := line.split()) == 2 and words[1].isdecimal()
+    }
+    return CgroupLevel(
+        folder,
+        door.number(f"{folder}/pids.current"),
+        door.number(f"{folder}/pids.max"),
+        _quota(door, folder),
+        stat.get("nr_periods", 0),
+        stat.get("nr_throttled", 0),
+    )
+
+
+def _quota(door: Door, folder: str) -> float | None:
+    words = door.text(f"{folder}/cpu.max").split()
+    if not words:
+        words = [door.text(f"{folder}/cpu.cfs_quota_us"), door.text(f"{folder}/cpu.cfs_period_us")]
+    if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
+        return int(words[0]) / int(words[1])
+    return None
+
+
+def read_files(door: Door) -> FileFacts:
+    words = door.text("proc/sys/fs/file-nr").split()
+    is_read = len(words) == 3 and all(word.isdecimal() for word in words)
+    return FileFacts(
+        door.file_limit(),
+        int(words[0]) if is_read else None,
+        int(words[2]) if is_read else None,
+        door.locked_limit_bytes(),
+        bool(door.names("sys/class/infiniband")),
+    )
+
+
+def read_disks(door: Door) -> list[DiskFact]:
+    """States of disks and controllers, errors that file systems have counted, arrays that miss a disk."""
+    facts = []
+    for name in door.names("sys/block"):
+        state = door.text(f"sys/block/{name}/device/state")
+        if state:
+            facts.append(DiskFact(name, "state", state))
+        degraded = door.number(f"sys/block/{name}/md/degraded")
+        if degraded is not None:
+            facts.append(DiskFact(name, "degraded", str(degraded)))
+    facts += [
+        DiskFact(name, "state", state)
+        for name in door.names("sys/class/nvme")
+        if (state := door.text(f"sys/class/nvme/{name}/state"))
+    ]
+    facts += [
+        DiskFact(name, "errors", str(count))
+        for name in door.names("sys/fs/ext4")
+        if (count := door.number(f"sys/fs/ext4/{name}/errors_count")) is not None
+    ]
+    for pool in door.names("sys/fs/btrfs"):
+        for device in door.names(f"sys/fs/btrfs/{pool}/devinfo"):
+            text = door.text(f"sys/fs/btrfs/{pool}/devinfo/{device}/error_stats")
+            if text:
+                count = sum(int(number) for number in re.findall(r"\d+", text))
+                facts.append(DiskFact(f"{pool}:{device}", "errors", str(count)))
+    return facts
+
+
+def read_mounts(door: Door) -> list[Mount]:
+    """The mounts of this process, the last one of those that lie on top of each other."""
+    found: dict[str, Mount] = {}
+    for line in door.text("proc/self/mountinfo").splitlines():
+        before, dash, after = line.partition(" - ")
+        fields, below = before.split(" "), after.split(" ")
+        if dash and len(fields) >= 6 and len(below) >= 3:
+            point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+            found[point] = Mount(point, below[0], "ro" in fields[5].split(","), "ro" in below[-1].split(","))
+    return list(found.values())
+
+
+def find_descendants(door: Door, pids: Iterable[int], ancestor: int) -> frozenset[int]:
+    """Those of some processes that descend from one."""
+    return frozenset(pid for pid in pids if ancestor and _descends(door, pid, ancestor))
+
+
+def _descends(door: Door, pid: int, ancestor: int) -> bool:
+    for _ in range(_MOST_ANCESTORS):
+        if pid == ancestor:
+            return True
+        fields = door.text(f"proc/{pid}/stat").rpartition(")")[2].split()
+        if len(fields) < 2 or not fields[1].isdecimal():
+            return False  # it has ended, or is of another PID namespace
+        pid = int(fields[1])
+    return False

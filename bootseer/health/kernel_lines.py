@@ -1,0 +1,188 @@
+"""Lines of the kernel's log that mean something for a job. Pure.
+
+Sources: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors), and the messages of Linux itself:
+mm/oom_kill.c, kernel/hung_task.c, block/blk-core.c, fs/ext4/super.c, fs/xfs/xfs_message.c, arch/x86 mce and EDAC,
+net/core/dev.c and drivers of NICs.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, one_line
+
+CHECK = "kernel-log"
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
+
+# The device has to be reset, or taken out. All other Xids, most of which a program can cause, are warnings.
+_FATAL_XIDS = {
+    48: "double-bit ECC error",
+    62: "internal micro-controller halt",
+    64: "row remapping failed",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    95: "uncontained ECC error",
+    119: "GSP does not answer",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+    143: "GPU initialisation failed",
+}
+
+
+class _Rule(NamedTuple):
+    pattern: re.Pattern[str]  # group 1, if there is one, is where
+    level: str
+    what: str
+    way_out: str
+
+
+_RULES = (
+    _Rule(
+        re.compile(r"NVRM: .*?GPU.*?([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]+).*fallen off the bus"),
+        FAIL,
+        "an accelerator has fallen off the bus",
+        "reboot the node; if it comes again have the device or its slot looked at",
+    ),
+    _Rule(
+        re.compile(
+            r"(?:I/O error|Medium Error|critical (?:medium|target|space allocation) error),? .*?dev ([\w-]+)"
+        ),
+        FAIL,
+        "I/O errors of a disk",
+        "take its data away and have the disk looked at (smartctl -a)",
+    ),
+    _Rule(
+        re.compile(
+            r"(nvme\d+)[\w:. ]*: .*(?:controller is down|Removing after probe failure|I/O .* timeout.*reset)"
+        ),
+        FAIL,
+        "an NVMe controller failed",
+        "have the disk looked at (nvme smart-log)",
+    ),
+    _Rule(
+        re.compile(r"EXT4-fs error \(device ([\w-]+)\)"),
+        FAIL,
+        "errors of an ext4 file system",
+        "unmount it and run e2fsck",
+    ),
+    _Rule(
+        re.compile(
+            r"XFS \(([\w-]+)\): .*(?:[Cc]orruption|(?:metadata|log) I/O error|[Ss]hutting down|Internal error)"
+        ),
+        FAIL,
+        "errors of an XFS file system",
+        "unmount it and run xfs_repair",
+    ),
+    _Rule(
+        re.compile(r"Buffer I/O error on dev(?:ice)? ([\w-]+)"),
+        FAIL,
+        "I/O errors of a disk",
+        "take its data away and have the disk looked at (smartctl -a)",
+    ),
+    _Rule(
+        re.compile(
+            r"(?:Uncorrected|[Uu]ncorrectable|UE) .*(?:memory|error)|Machine check.*(?:fatal|panic)|: 1 UE "
+        ),
+        FAIL,
+        "hardware errors that were not corrected",
+        "read the node's event log (ipmitool sel list) and have it looked at",
+    ),
+    _Rule(
+        re.compile(r"mce: \[Hardware Error\]|\[Hardware Error\]:|EDAC .* \d+ CE "),
+        WARN,
+        "hardware errors",
+        "read them with rasdaemon or mcelog; many of them announce worse",
+    ),
+    _Rule(
+        re.compile(r"Out of memory: |oom-kill:|Memory cgroup out of memory|[Kk]illed process \d+"),
+        WARN,
+        "processes were killed for want of memory",
+        "see which (dmesg) and give the job less, or the node more",
+    ),
+    _Rule(
+        re.compile(r"task ([^:]+):\d+ blocked for more than \d+ seconds"),
+        WARN,
+        "tasks hung in the kernel",
+        "look at what they wait for, mostly a disk or a file server (dmesg shows the stack)",
+    ),
+    _Rule(
+        re.compile(r"nfs: server (\S+) not responding"),
+        WARN,
+        "a file server did not answer",
+        "look at the server and the network to it",
+    ),
+)
+# "link is not ready" is said of every NIC at boot.
+_LINK_DOWN = re.compile(r"\b([\w.@-]+):? (?:NIC )?[Ll]ink (?:is )?[Dd]own")
+_LINK_UP = re.compile(r"\b([\w.@-]+):? (?:NIC )?[Ll]ink (?:is |becomes )?(?:[Uu]p|ready)")
+_MOST_SHOWN = 32
+
+
+def judge(lines: list[str] | None, hours: float) -> list[Finding]:
+    """Findings from lines of the last `hours`; None: the log may not be read."""
+    if lines is None:
+        return [
+            Finding(
+                CHECK,
+                UNKNOWN,
+                "the kernel's log may not be read",
+                way_out="run as root, or set sysctl kernel.dmesg_restrict=0 and make /dev/kmsg readable",
+            )
+        ]
+    counts: dict[tuple[str, str, str, str], int] = {}
+    first: dict[tuple[str, str, str, str], str] = {}
+    down: dict[str, int] = {}
+    for line in lines:
+        if found := _LINK_DOWN.search(line):
+            down[found[1]] = down.get(found[1], 0) + 1
+        if (key := _sort(line)) is not None:
+            counts[key] = counts.get(key, 0) + 1
+            first.setdefault(key, line)
+    findings = [
+        Finding(
+            CHECK,
+            level,
+            f"{what}: {one_line(first[level, where, what, way_out])[:200]}",
+            where,
+            counts[level, where, what, way_out],
+            unit="lines",
+            way_out=way_out,
+        )
+        for level, where, what, way_out in counts
+    ]
+    findings += [_link(name, times, lines) for name, times in down.items()]
+    findings.sort(key=lambda found: found.level != FAIL)
+    return findings[:_MOST_SHOWN] or [
+        Finding(CHECK, OK, f"nothing of hardware, memory or file systems in {hours:g} hours")
+    ]
+
+
+def _sort(line: str) -> tuple[str, str, str, str] | None:
+    """Level, where, what and the way out."""
+    if xid := _XID.search(line):
+        number = int(xid[2][:6])
+        known = _FATAL_XIDS.get(number)
+        if known:
+            return FAIL, xid[1], f"Xid {number}, {known}", "reset the GPU or reboot; if it comes again take it out"
+        return WARN, xid[1], f"Xid {number}", "look it up in NVIDIA's list of Xids: a program may be the cause"
+    for rule in _RULES:
+        if found := rule.pattern.search(line):
+            where = one_line(found[1])[:64] if rule.pattern.groups else ""
+            return rule.level, where, rule.what, rule.way_out
+    return None
+
+
+def _link(name: str, times: int, lines: list[str]) -> Finding:
+    """A NIC whose link went down: is it up again, by the last that was said of it?"""
+    last_up = -1
+    last_down = -1
+    for number, line in enumerate(lines):
+        if (found := _LINK_UP.search(line)) and found[1] == name:
+            last_up = number
+        if (found := _LINK_DOWN.search(line)) and found[1] == name:
+            last_down = number
+    what = "its link went down and came up again" if last_up > last_down else "its link went down"
+    return Finding(
+        CHECK, WARN, what, name, times, unit="times", way_out="look at cable, transceiver and switch port"
+    )

@@ -1,0 +1,31 @@
+"""The numbers that verdicts compare with; docs/checks.md gives the reason of each. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Limits(NamedTuple):
+    """Shares are parts of one."""
+
+    memory_warn_share: float = 0.10  # available
+    memory_fail_share: float = 0.02
+    memory_fail_bytes: int = 256 << 20
+    cgroup_warn_share: float = 0.90  # of pids.max used
+    throttled_warn_share: float = 0.25  # of the cgroup's periods
+    files_warn_soft: int = 4096  # descriptors a process may have
+    files_fail_soft: int = 256
+    files_warn_share: float = 0.90  # of the system's
+    space_warn_share: float = 0.05  # free
+    space_fail_bytes: int = 100 << 20
+    inodes_warn_share: float = 0.05
+    inodes_fail_share: float = 0.005
+    shared_memory_warn_bytes: int = 1 << 30  # size of /dev/shm
+    clock_warn_s: float = 0.1  # by which it may be wrong
+    clock_fail_s: float = 1.0  # by which it is wrong
+    errors_warn_per_s: float = 1.0  # of a NIC
+    errors_fail_per_s: float = 100.0
+    storage_warn_bytes_per_s: float = 20e6
+    storage_warn_s: float = 1.0  # for a small write that has to reach the disk
+    mount_warn_s: float = 1.0
+    accelerator_margin_c: float = 3.0  # below the temperature at which it slows down

@@ -1,0 +1,116 @@
+"""NICs and InfiniBand ports with their counters, twice, as facts for network.py. Reads through the door.
+
+Sources: Documentation/ABI/testing/sysfs-class-net, sysfs-class-net-statistics, sysfs-class-infiniband.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from bootseer.health.door import Door
+
+# Of frames that were damaged or that the hardware lost. What a busy program dropped (rx_dropped) is told apart.
+ERRORS = ("rx_errors", "tx_errors", "rx_crc_errors", "rx_frame_errors", "rx_fifo_errors", "tx_carrier_errors")
+DROPS = ("rx_dropped", "tx_dropped", "rx_missed_errors")
+PORT_ERRORS = (
+    "symbol_error",
+    "port_rcv_errors",
+    "link_error_recovery",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+_IS_UP = 1  # IFF_UP
+
+
+class Link(NamedTuple):
+    """A NIC, or a port of an InfiniBand or RoCE device."""
+
+    name: str
+    is_up: bool  # whoever runs the node has turned it on
+    has_carrier: bool
+    state: str  # as the kernel words it
+    bits_per_s: float  # 0: not known
+    half_duplex: bool
+    has_default_route: bool
+    counters: Mapping[str, int]
+
+
+def read_links(door: Door) -> list[Link]:
+    """NICs that are hardware (or its image in a VM), bonds, those of the default route, and InfiniBand ports."""
+    return _nics(door) + _ports(door)
+
+
+def read_rates(door: Door, before: list[Link], seconds: float) -> dict[str, dict[str, float]]:
+    """By link, how much its counters grow in a second; looked at again after `seconds`."""
+    began_s = door.now_s()
+    door.sleep(seconds)
+    after = {link.name: link for link in read_links(door)}
+    elapsed_s = max(door.now_s() - began_s, 1e-6)
+    return {
+        link.name: {
+            counter: max(0, after[link.name].counters[counter] - value) / elapsed_s  # counters may begin anew
+            for counter, value in link.counters.items()
+            if counter in after[link.name].counters
+        }
+        for link in before
+        if link.name in after
+    }
+
+
+def _nics(door: Door) -> list[Link]:
+    routes = [line.split() for line in door.text("proc/net/route").splitlines()[1:]]
+    routed = {words[0] for words in routes if len(words) > 7 and words[1] == words[7] == "00000000"}
+    found = []
+    for name in door.names("sys/class/net"):
+        base = f"sys/class/net/{name}"
+        if not (name in routed or door.exists(f"{base}/device") or door.exists(f"{base}/bonding")):
+            continue  # bridges and tunnels: what they stand on is looked at
+        counters = {
+            counter: value
+            for counter in (*ERRORS, *DROPS)
+            if (value := door.number(f"{base}/statistics/{counter}")) is not None
+        }
+        changes = door.number(f"{base}/carrier_changes")
+        speed = door.number(f"{base}/speed") or 0  # -1: not known
+        found.append(
+            Link(
+                name,
+                bool((door.number(f"{base}/flags") or 0) & _IS_UP),
+                door.text(f"{base}/carrier") == "1",
+                door.text(f"{base}/operstate") or "unknown",
+                max(0, speed) * 1e6,
+                door.text(f"{base}/duplex") == "half",
+                name in routed,
+                counters if changes is None else {**counters, "carrier_changes": changes},
+            )
+        )
+    return found
+
+
+def _ports(door: Door) -> list[Link]:
+    found = []
+    for device in door.names("sys/class/infiniband"):
+        for number in door.names(f"sys/class/infiniband/{device}/ports"):
+            base = f"sys/class/infiniband/{device}/ports/{number}"
+            state = door.text(f"{base}/state").partition(": ")[2]  # 4: ACTIVE
+            physical = door.text(f"{base}/phys_state").partition(": ")[2]  # 5: LinkUp
+            rate = door.text(f"{base}/rate").partition(" Gb/sec")[0]
+            counters = {
+                counter: value
+                for counter in (*PORT_ERRORS, "link_downed")
+                if (value := door.number(f"{base}/counters/{counter}")) is not None
+            }
+            found.append(
+                Link(
+                    f"{device}/{number}",
+                    physical != "Disabled",
+                    state == "ACTIVE",
+                    f"{state or 'unknown'}, {physical or 'unknown'}",
+                    float(rate) * 1e9 if rate.replace(".", "", 1).isdecimal() else 0.0,
+                    False,
+                    False,
+                    counters,
+                )
+            )
+    return found

@@ -1,0 +1,179 @@
+"""NVIDIA's library by ctypes: only what checks ask for. Functions that this driver lacks give None.
+
+Every call may hang with a broken driver: call it in a process that may be left (runner.py). Source: nvml.h of the
+CUDA toolkit (signatures, codes of errors, bits of throttle reasons).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+_UNCORRECTED, _VOLATILE = 1, 0
+# Of a device that does not work: a time-out, its interrupts, lost, wants a reset, the system's, not found. Other
+# codes say that it does not tell this one thing.
+_BROKEN = {10, 11, 15, 16, 17, 28}
+_NOT_SUPPORTED = 3
+_SLOWDOWN = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+_MOST_PROCESSES = 256
+_MOST_NVLINKS = 36
+
+
+class NvmlError(Exception):
+    """A call failed; `code` is NVML's, 0 where the library itself is not there."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Gpu(NamedTuple):
+    """One device; None for what it does not tell. `error`: why nothing is known of it."""
+
+    number: int
+    name: str = ""  # bus id
+    error: str = ""
+    temperature_c: float | None = None
+    slowdown_c: float | None = None
+    throttle_reasons: int | None = None  # bits
+    uncorrected_volatile: int | None = None  # ECC errors since the driver was loaded
+    remapped_pending: bool | None = None
+    remapped_failed: bool | None = None
+    pcie_generation: int | None = None
+    pcie_generation_most: int | None = None
+    pcie_width: int | None = None
+    pcie_width_most: int | None = None
+    nvlinks: tuple[bool, ...] = ()  # active or not, of those that it has
+    processes: tuple[int, ...] = ()  # that compute on it
+
+
+class _Pci(ctypes.Structure):
+    """nvmlPciInfo_t."""
+
+    _fields_ = (
+        ("legacy", ctypes.c_char * 16),
+        ("numbers", ctypes.c_uint * 5),
+        ("bus_id", ctypes.c_char * 32),
+    )
+
+
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t, version 2 and 3."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+def read_gpus(library: str) -> list[Gpu]:
+    """All devices. Raises: NvmlError when the library is not there or does not begin."""
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError as error:
+        raise NvmlError(str(error)) from None
+    ask = _Asker(nvml)
+    if code := nvml.nvmlInit_v2():
+        raise NvmlError(ask.words(code), code)
+    try:
+        count = ask.number("nvmlDeviceGetCount_v2")
+        if count is None:
+            raise NvmlError("it cannot count its devices", _NOT_SUPPORTED)
+        return [_read(ask, index) for index in range(count)]
+    finally:
+        nvml.nvmlShutdown()
+
+
+class _Asker:
+    """Calls functions of the library."""
+
+    def __init__(self, nvml: ctypes.CDLL) -> None:
+        self._nvml = nvml
+
+    def words(self, code: int) -> str:
+        try:
+            self._nvml.nvmlErrorString.restype = ctypes.c_char_p
+            said: bytes | None = self._nvml.nvmlErrorString(ctypes.c_int(code))
+        except AttributeError:
+            said = None
+        return f"{said.decode(errors='replace')} ({code})" if said else f"error {code}"
+
+    def code(self, name: str, *args: Any) -> int:
+        """What a function returns."""
+        function = getattr(self._nvml, name, None)
+        return _NOT_SUPPORTED if function is None else int(function(*args))
+
+    def call(self, name: str, *args: Any) -> bool:
+        """Whether the library and the device can say it. Raises: NvmlError for a device that does not work."""
+        code = self.code(name, *args)
+        if code in _BROKEN:
+            raise NvmlError(f"{name}: {self.words(code)}", code)
+        return not code
+
+    def number(self, name: str, *args: Any, kind: type[Any] = ctypes.c_uint) -> int | None:
+        """What a function writes to its last argument."""
+        value = kind()
+        return int(value.value) if self.call(name, *args, ctypes.byref(value)) else None
+
+
+def _read(ask: _Asker, index: int) -> Gpu:
+    device = ctypes.c_void_p()
+    name = ""
+    try:
+        if code := ask.code("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
+            return Gpu(index, error=f"it cannot be used: {ask.words(code)}")
+        pci = _Pci()
+        if ask.call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci)):
+            name = pci.bus_id.decode(errors="replace")
+        long = ctypes.c_ulonglong
+        pending, failed = _remapped(ask, device)
+        return Gpu(
+            index,
+            name,
+            "",
+            ask.number("nvmlDeviceGetTemperature", device, ctypes.c_int(0)),
+            ask.number("nvmlDeviceGetTemperatureThreshold", device, ctypes.c_int(_SLOWDOWN)),
+            ask.number("nvmlDeviceGetCurrentClocksThrottleReasons", device, kind=long),
+            ask.number(
+                "nvmlDeviceGetTotalEccErrors",
+                device,
+                ctypes.c_int(_UNCORRECTED),
+                ctypes.c_int(_VOLATILE),
+                kind=long,
+            ),
+            pending,
+            failed,
+            ask.number("nvmlDeviceGetCurrPcieLinkGeneration", device),
+            ask.number("nvmlDeviceGetMaxPcieLinkGeneration", device),
+            ask.number("nvmlDeviceGetCurrPcieLinkWidth", device),
+            ask.number("nvmlDeviceGetMaxPcieLinkWidth", device),
+            _nvlinks(ask, device),
+            _processes(ask, device),
+        )
+    except NvmlError as error:
+        return Gpu(index, name, str(error))
+
+
+def _remapped(ask: _Asker, device: ctypes.c_void_p) -> tuple[bool | None, bool | None]:
+    values = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failed
+    if not ask.call("nvmlDeviceGetRemappedRows", device, *(ctypes.byref(value) for value in values)):
+        return None, None
+    return bool(values[2].value), bool(values[3].value)
+
+
+def _nvlinks(ask: _Asker, device: ctypes.c_void_p) -> tuple[bool, ...]:
+    """Of the links that there are; numbers past the last one are errors."""
+    states = (
+        ask.number("nvmlDeviceGetNvLinkState", device, ctypes.c_uint(number)) for number in range(_MOST_NVLINKS)
+    )
+    return tuple(bool(active) for active in states if active is not None)
+
+
+def _processes(ask: _Asker, device: ctypes.c_void_p) -> tuple[int, ...]:
+    count = ctypes.c_uint(_MOST_PROCESSES)
+    found = (_Process * _MOST_PROCESSES)()
+    if not ask.call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), found):
+        return ()
+    return tuple(int(found[number].pid) for number in range(min(count.value, _MOST_PROCESSES)))

@@ -1,0 +1,198 @@
+"""Runs checks, each in a process of its own with a time limit: one that hangs is a finding, and is left behind.
+
+In: tasks. Out: findings, in the order of the tasks. A process that waits in the kernel (a disk or file server that
+does not answer) cannot be ended: it is told to, and nobody waits for it. What comes back is bounded and checked as
+anything that another program wrote. This process has one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, NoReturn
+
+from bootseer.health.finding import HUNG, UNKNOWN, Finding, from_json, one_line
+from bootseer.mounts.namespaces import die_with_parent
+
+MOST_RESULT_BYTES = 1 << 20
+MOST_AT_ONCE = 16
+_END_S = 0.2  # for a process that was told to end
+_LOOK_S = 1.0
+_STOPPED_S = 1.0  # later than this only looks who was stopped itself (SIGSTOP, a paused VM)
+
+
+class Task(NamedTuple):
+    """One check of one thing."""
+
+    check: str
+    where: str
+    run: Callable[[], list[Finding]]
+
+
+class _Child:
+    """A process that runs a task."""
+
+    def __init__(self, number: int, task: Task, limit_s: float) -> None:
+        self.number, self.task = number, task
+        self.end_s = time.monotonic() + limit_s
+        self.data = bytearray()
+        self.is_over = False  # it has said all, or too much
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.fd, theirs = os.pipe()
+        parent = os.getpid()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            os.close(self.fd)
+            os.close(theirs)
+            raise
+        if not self.pid:
+            _work(task, theirs, parent)
+        os.close(theirs)
+
+    def end(self, is_over: bool) -> int | None:
+        """Its status as `waitstatus_to_exitcode` has it; None when it does not end. Args: is_over: by itself."""
+        os.close(self.fd)
+        if not is_over:
+            self._kill()
+        give_up_s = time.monotonic() + _END_S
+        while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() > give_up_s:
+                if not is_over:
+                    return None
+                is_over = False  # it has closed its pipe and goes on
+                self._kill()
+                give_up_s = time.monotonic() + _END_S
+            time.sleep(0.001)
+        self._kill_group()  # what it started; while it is not reaped its number is no other group's
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _kill(self) -> None:
+        self._kill_group()
+        os.kill(self.pid, signal.SIGKILL)  # not waited for: the pid is its own
+
+    def _kill_group(self) -> None:
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # nobody is left in it
+
+
+def run_tasks(tasks: Iterable[Task], limit_s: float) -> Iterator[list[Finding]]:
+    """The findings of each task, in order, as soon as they and those before are there."""
+    waiting = list(enumerate(tasks))
+    waiting.reverse()
+    done: dict[int, list[Finding]] = {}
+    next_out = 0
+    looked_s = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        running: set[_Child] = set()
+        try:
+            while waiting or running:
+                while waiting and len(running) < MOST_AT_ONCE:
+                    number, task = waiting.pop()
+                    try:
+                        child = _Child(number, task, limit_s)
+                    except OSError as error:
+                        done[number] = [_unknown(task, f"cannot be started: {error.strerror}")]
+                        continue
+                    running.add(child)
+                    selector.register(child.fd, selectors.EVENT_READ, child)
+                over = _over(selector, running)
+                before_s, looked_s = looked_s, time.monotonic()
+                if looked_s - before_s > _LOOK_S + _STOPPED_S:
+                    for child in running:
+                        child.end_s += looked_s - before_s  # they had no time either
+                for child in over + _late(running, over):
+                    selector.unregister(child.fd)
+                    running.discard(child)
+                    done[child.number] = _collect(child, limit_s)
+                while next_out in done:
+                    yield done.pop(next_out)
+                    next_out += 1
+        finally:
+            for child in running:
+                child.end(is_over=False)
+
+
+def _over(selector: selectors.BaseSelector, running: set[_Child]) -> list[_Child]:
+    """Those that have said all, or too much; waits for a moment."""
+    if not running:
+        return []
+    left_s = min(child.end_s for child in running) - time.monotonic()
+    over = []
+    for key, _ in selector.select(min(max(0.0, left_s), _LOOK_S)):
+        child: _Child = key.data
+        data = os.read(child.fd, 65536)
+        child.data += data
+        if not data or len(child.data) > MOST_RESULT_BYTES:
+            child.is_over = True
+            over.append(child)
+    return over
+
+
+def _late(running: Iterable[_Child], over: list[_Child]) -> list[_Child]:
+    """Those that have no time left."""
+    now_s = time.monotonic()
+    return [child for child in running if child.end_s <= now_s and child not in over]
+
+
+def _collect(child: _Child, limit_s: float) -> list[Finding]:
+    task = child.task
+    is_late = not child.is_over
+    doing = _waits_for(child.pid) if is_late else ""
+    status = child.end(is_over=not is_late)
+    if is_late:
+        what = f"no answer in {limit_s:g} s"
+        what += f", it waits in {doing}" if doing else ""
+        what += "; its process cannot be ended" if status is None else ""
+        way_out = "look at what it waits for: a device, a driver or a file server that does not answer"
+        return [Finding(task.check, HUNG, what, task.where, limit_s, limit_s, "s", way_out)]
+    if len(child.data) > MOST_RESULT_BYTES:
+        return [_unknown(task, "it found more than can be told")]
+    try:
+        return from_json(task.check, json.loads(child.data))
+    except (ValueError, RecursionError):
+        how = f"was ended by signal {-status}" if status is not None and status < 0 else "ended without a result"
+        return [_unknown(task, f"the process of the check {how}")]
+
+
+def _waits_for(pid: int) -> str:
+    """The function of the kernel in which a process sleeps, "" where that is not told."""
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
+            return one_line(file.read(100)).strip("0")
+    except OSError:
+        return ""
+
+
+def _unknown(task: Task, what: str) -> Finding:
+    way_out = "run it again (bootseer check --only NAME), and see dmesg"
+    return Finding(task.check, UNKNOWN, what, task.where, way_out=way_out)
+
+
+def _work(task: Task, fd: int, parent: int) -> NoReturn:
+    """In the child: never returns."""
+    try:
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() == parent:
+            try:
+                findings = task.run()
+            except Exception as error:
+                findings = [
+                    _unknown(task, f"the check failed: {type(error).__name__}: {one_line(str(error))[:200]}")
+                ]
+            data = json.dumps([found._asdict() for found in findings]).encode() + b"\n"
+            while data:
+                data = data[os.write(fd, data) :]
+    finally:
+        os._exit(0)

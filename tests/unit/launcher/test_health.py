@@ -1,0 +1,70 @@
+"""What bootrun makes of findings: what is told, how often, what makes a node leave, and nonsense."""
+
+from __future__ import annotations
+
+import pytest
+
+from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
+from launcher.health import MOST_TOLD, NodeHealth
+from launcher.loop import Loop
+
+
+class Told:
+    """A NodeHealth without a process, and what it has done."""
+
+    def __init__(self, may_fail: bool = True) -> None:
+        self.lines: list[str] = []
+        self.noted: list[Finding] = []
+        self.failed: list[str] = []
+        self.health = NodeHealth(
+            Loop(), [], (), self.lines.append, self.noted.append, self.failed.append if may_fail else None
+        )
+
+    def take(self, **fields: object) -> None:
+        self.health._take({"check": "disks", "what": "broken", "way_out": "mend it", **fields})
+
+
+def test_lines_and_events_by_level() -> None:
+    told = Told()
+    for level in (OK, UNKNOWN, WARN):
+        told.take(level=level)
+    assert [found.level for found in told.noted] == [UNKNOWN, WARN]
+    assert told.lines == ["check: warn    disks: broken; mend it"]
+    assert told.failed == []
+
+
+@pytest.mark.parametrize("level", [FAIL, HUNG])
+def test_the_first_failure_counts_once(level: str) -> None:
+    told = Told()
+    told.take(level=level, where="sda")
+    told.take(level=level, where="sdb")
+    assert [line.split(":")[0] for line in told.failed] == ["this node is not fit for the job"]
+    assert "sda" in told.failed[0] and len(told.lines) == 2
+
+
+def test_what_is_only_reported_fails_nothing() -> None:
+    told = Told(may_fail=False)
+    told.take(level=FAIL)
+    assert len(told.lines) == 1
+
+
+def test_figures_that_change_are_told_once() -> None:
+    told = Told()
+    for measured in range(5):
+        told.take(level=WARN, measured=measured)
+    assert len(told.lines) == 1 and len(told.noted) == 5
+
+
+def test_a_flood_is_cut() -> None:
+    told = Told()
+    for number in range(2 * MOST_TOLD):
+        told.take(level=WARN, where=str(number))
+    assert len(told.lines) == MOST_TOLD
+
+
+def test_nonsense_costs_a_line() -> None:
+    told = Told()
+    told.take(level="great\n")
+    told.health._take({})
+    assert len(told.lines) == 2 and all("could not be understood" in line for line in told.lines)
+    assert told.noted == told.failed == []
