@@ -98,6 +98,7 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
     },
     "restart": {
         "same_error": Setting("--same-error", Kind.TEXT, choices=("give-up", "restart")),
+        "no_progress": Setting("--no-progress", Kind.TEXT, choices=("give-up", "restart")),
         "give_up_status": Setting("--give-up-status", Kind.NUMBER),
         "refill_s": Setting("--restart-refill", Kind.SECONDS),
     },

@@ -89,6 +89,7 @@ class LaunchSpec(NamedTuple):
     on_hang: str  # report | restart | off
     hang_least_s: float
     stops_on_same_error: bool
+    stops_without_progress: bool
     give_up_status: int
     events_dir: str | None
     quiet: bool
@@ -129,6 +130,7 @@ class LaunchSpec(NamedTuple):
             on_hang=self.on_hang,
             hang_least_s=self.hang_least_s,
             stops_on_same_error=self.stops_on_same_error,
+            stops_without_progress=self.stops_without_progress,
             give_up_status=self.give_up_status,
             allow_mixed=self.allow_mixed,
             frees_endpoint=static and not self.is_single,
@@ -210,6 +212,7 @@ def build_spec(
         on_hang=args.on_hang or "report",
         hang_least_s=_hang_least_s(args.hang_least),
         stops_on_same_error=args.same_error != "restart",
+        stops_without_progress=args.no_progress != "restart",
         give_up_status=_give_up_status(args.give_up_status),
         events_dir=args.events_dir,
         quiet=args.quiet,

@@ -96,6 +96,7 @@ def test_our_flags_and_their_defaults() -> None:
         "on_hang": None,
         "hang_least": None,
         "same_error": None,
+        "no_progress": None,
         "give_up_status": None,
         "forward_signals": "SIGUSR1,SIGUSR2",
         "signal_scope": "job",
