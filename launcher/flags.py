@@ -351,7 +351,7 @@ FLAGS: tuple[Flag, ...] = (
     _ours(
         "--no-progress",
         "three attempts in a row that got no further than the job had been, by the numbers of heartbeats, or made "
-        "no step at all: give-up ends the job; restart uses up --max-restarts (default give-up)",
+        "no step after one that made some: give-up ends the job; restart uses up --max-restarts (default give-up)",
         choices=("give-up", "restart"),
     ),
     _ours(

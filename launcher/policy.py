@@ -31,10 +31,12 @@ class NoProgress:
     """Whether attempts fail, one after the other, without getting further than the job has been before.
 
     How far it has been is the highest number of a heartbeat. Without numbers only an attempt that made no step at
-    all is known to have got nowhere: a count begins anew in each attempt, wherever the script goes on from.
+    all is known to have got nowhere: a count begins anew in each attempt, wherever the script goes on from. And
+    that only after one that made some: a job that uses no optimizer never does, and may get on all the same.
     """
 
     def __init__(self) -> None:
+        self._makes_steps = False
         self._best: int | None = None
         self._in_a_row = 0
 
@@ -44,7 +46,8 @@ class NoProgress:
 
         Returns: what to say where too many in a row have got nowhere, else "".
         """
-        if steps < 0 or (steps > 0 and number is None and self._best is not None):
+        self._makes_steps |= steps > 0
+        if steps < 0 or not self._makes_steps or (steps > 0 and number is None and self._best is not None):
             return ""
         if steps > 0 and (number is None or self._best is None or number > self._best):
             self._best, self._in_a_row = number, 0

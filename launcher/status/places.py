@@ -34,7 +34,15 @@ class Found(NamedTuple):
 
 def prepare(environ: Mapping[str, str]) -> str:
     """The folder, made if it was not there. Raises: ConfigError, StorageError."""
-    folder = os.path.join(tree_places.prepare(tree_places.locate(environ)), JOBS)
+    try:
+        above = tree_places.prepare(tree_places.locate(environ))
+    except BootseerError:
+        if environ.get(tree_places.VARIABLE):
+            raise
+        above = tree_places.prepare(
+            tree_places.locate({})
+        )  # as where XDG_RUNTIME_DIR is of a session that is over
+    folder = os.path.join(above, JOBS)
     with map_os_errors(folder):
         try:
             os.mkdir(folder, 0o700)

@@ -56,7 +56,7 @@ class FailureFiles:
         path = os.path.join(self._folder, f"failure-{record['number']}")
         text = json.dumps(record, indent=1) + "\n"
         try:
-            for end, content in ((".json", text), (".txt", format_page(record))):
+            for end, content in ((".txt", format_page(record)), (".json", text)):
                 _replace(path + end, content.encode(errors="replace"))
         except OSError as error:
             self._complain(error.strerror or str(error))

@@ -374,8 +374,9 @@ def test_three_attempts_without_progress_end_the_job() -> None:
     ("rules", "reached", "failure"),
     [
         ({}, (-1, None), {}),  # nothing counts steps
-        ({"stops_without_progress": False}, (0, None), {}),
-        ({}, (0, None), {"status": -9}),  # somebody's signal says nothing of the job
+        ({"stops_without_progress": False}, (7, 3), {}),
+        ({}, (0, None), {}),  # it may be a job without an optimizer
+        ({}, (7, 3), {"status": -9}),  # somebody's signal says nothing of the job
         ({}, (7, None), {}),  # a step may be progress, where steps have no numbers
     ],
 )
@@ -393,7 +394,7 @@ def test_what_is_no_lack_of_progress_uses_up_the_budget(
 def test_a_kill_for_want_of_memory_is_no_chance() -> None:
     sim = fixed(1, max_restarts=9, give_up_status=93)
     sim.join(1)
-    fail_at(sim, *[(0, None)] * 3, status=-9, oom="yes")
+    fail_at(sim, (1, None), *[(0, None)] * 3, status=-9, oom="yes")
     assert sim.finish() is not None
 
 
@@ -401,14 +402,15 @@ def test_a_lost_node_is_no_lack_of_progress() -> None:
     sim = elastic(1, 4, max_restarts=9, max_membership_changes=99)
     for node in range(1, 5):
         sim.join(node)
-    sim.reached = (0, None)
-    for node in (4, 3, 2):
-        sim.lose(node)
-        sim.run_until_idle()
-    assert sim.finish() is None
+    sim.reached = (5, 5)
     sim.fail(1)
-    sim.run_until_idle()
+    for node in (4, 3, 2):
+        sim.run_until_idle()
+        sim.lose(node)
+    fail_at(sim, (1, 2), (1, 2))
     assert sim.finish() is None
+    fail_at(sim, (1, 2))
+    assert sim.finish() is not None
 
 
 # ---- pages of failures ---------------------------------------------------------------------------------------
