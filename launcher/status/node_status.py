@@ -124,7 +124,9 @@ def _waits_for(agent: Agent, around: Around, spec: LaunchSpec) -> str:
         if agent.is_spare:
             return "a place in the job: this node is a spare"
         own = around.waits_for if group is None else ""
-        return own if own not in ("", "the preloaded process") else "other nodes, or a pause before a restart"
+        if own not in ("", "the preloaded process"):
+            return own
+        return "a pause before the restart" if spec.is_single else "other nodes, or a pause before a restart"
     if agent.state is State.RUNNING and group is not None:
         if not group.spawn_began_ns:
             return around.waits_for

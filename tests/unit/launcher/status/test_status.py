@@ -8,15 +8,17 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError
+from launcher.agent import State
 from launcher.loop import Loop
-from launcher.status import command, places
+from launcher.ranks.group import RankState
+from launcher.status import command, node_status, places
 from launcher.status.places import Found, ask_all
 from launcher.status.rates import find_rates
 from launcher.status.server import MOST_CLIENTS, MOST_REQUEST_BYTES, StatusServer
@@ -122,6 +124,59 @@ def test_which_job_is_meant() -> None:
     assert command.choose(every, "other") == []
 
 
+class Agent(NamedTuple):
+    """What is asked of an agent."""
+
+    state: State = State.WAITING
+    group: Any = None
+    last_stop: Any = None
+    is_member: bool = True
+    is_spare: bool = False
+
+
+class Group(NamedTuple):
+    spawn_began_ns: int
+    ranks: tuple[Any, ...]
+
+
+class Named(NamedTuple):
+    """Anything that has one of these."""
+
+    waits_for: str = ""
+    is_single: bool = False
+    endpoint: tuple[str, int] = ("head", 29400)
+    reason: str = ""
+    state: RankState = RankState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("agent", "waits_for", "is_single", "words"),
+    [
+        (Agent(is_member=False), "", False, "the coordinator at head:29400"),
+        (Agent(is_spare=True), "", False, "a place in the job"),
+        (Agent(), "the image", False, "the image"),
+        (Agent(), "the preloaded process", False, "other nodes, or"),
+        (Agent(group=Group(1, ())), "the preloaded process", True, "a pause before the restart"),
+        (Agent(State.RUNNING, Group(0, ())), "the checkpoint", True, "the checkpoint"),
+        (Agent(State.RUNNING, Group(1, (Named(state=RankState.STARTING),))), "", True, "ranks to start"),
+        (Agent(State.RUNNING, Group(1, (Named(),))), "the preloaded process", True, ""),
+        (Agent(State.SUCCEEDED, Group(1, ())), "", False, "other nodes: all ranks here have ended well"),
+        (
+            Agent(State.STOPPING, Group(1, ()), Named(reason="rank 1 failed")),
+            "",
+            True,
+            "ranks to end: rank 1 failed",
+        ),
+        (Agent(State.ENDING), "", True, "the last output"),
+    ],
+)
+def test_what_is_waited_for_has_words(agent: Any, waits_for: str, is_single: bool, words: str) -> None:
+    spec: Any = Named(is_single=is_single)
+    around: Any = Named(waits_for=waits_for)
+    found = node_status._waits_for(agent, around, spec)
+    assert found.startswith(words) and bool(found) == bool(words)
+
+
 # ---- server and client ---------------------------------------------------------------------------------------
 
 
@@ -130,7 +185,7 @@ class Served:
 
     def __init__(self, environ: dict[str, str]) -> None:
         self.loop = Loop()
-        self.asked = 0
+        self.fails = False
         self.server = StatusServer(self.loop, environ, self._answer)
         self._stop = os.pipe()
         self.loop.add_reader(self._stop[0], self._end)
@@ -138,17 +193,19 @@ class Served:
         self._thread.start()
 
     def _answer(self, then: Any) -> None:
-        self.asked += 1
-        if self.asked == 2:
-            raise RuntimeError("of the second answer")
+        if self.fails:
+            raise RuntimeError("of this answer")
         then({"run_id": "r", "pid": os.getpid(), "fill": "x" * 3_000_000})
 
     def _end(self) -> None:
         self.server.close()
         self.loop.stop()
 
-    def close(self) -> None:
+    def end(self) -> None:
         os.write(self._stop[1], b"x")
+
+    def close(self) -> None:
+        self.end()
         self._thread.join(20)
         assert not self._thread.is_alive()
         self.loop.close()
@@ -183,9 +240,11 @@ def test_clients_of_all_sorts_cost_only_themselves(served: Served, environ: dict
     (found,) = ask_all(environ)
     assert found.status is not None
     assert (found.status["run_id"], len(found.status["fill"])) == ("r", 3_000_000)
+    served.fails = True
     (found,) = ask_all(environ)
+    served.fails = False
     assert found.status is None
-    assert "of the second answer" in found.why, "a failure of the answer is told to who asked"
+    assert "of this answer" in found.why, "a failure of the answer is told to who asked"
     for request, answer in (
         (b"no json\n", "a line of JSON"),
         (b"[" * 4000 + b"\n", "a line of JSON"),
@@ -203,6 +262,39 @@ def test_clients_of_all_sorts_cost_only_themselves(served: Served, environ: dict
         each.close()
     # It is told of who has gone by its loop, maybe after it is told of who comes.
     support.wait_until(lambda: all(found.status is not None for found in ask_all(environ)), 20, "an answer")
+
+
+def test_a_job_that_does_not_answer_is_named(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "ANSWER_S", 0.1)
+    os.mkdir(os.path.dirname(environ["BOOTSEER_RUNTIME"]), 0o700)
+    folder = places.prepare(environ)
+    fd = os.open(folder, os.O_PATH)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(f"/proc/self/fd/{fd}/77-stopped")
+        stopped.listen()
+        (found,) = ask_all(environ)
+    os.close(fd)
+    assert found.status is None
+    assert "does not answer within 0.1 s: is it stopped?" in found.why
+    assert ask_all(environ) == [], "once it is gone"
+
+
+def test_watching_goes_on_until_the_job_ends(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkdir(os.path.dirname(environ["BOOTSEER_RUNTIME"]), 0o700)
+    monkeypatch.setenv("BOOTSEER_RUNTIME", environ["BOOTSEER_RUNTIME"])
+    made = Served(environ)
+    try:
+        ends = threading.Timer(0.7, made.end)
+        ends.start()
+        assert command.main(["r", "--watch=0.1"]) == 0
+        ends.join()
+        said = capsys.readouterr()
+        assert said.out.count("job r: -") >= 2
+        assert said.err == "bootseer status: it has ended\n"
+    finally:
+        made.close()
 
 
 def test_the_folder_is_private_and_the_name_goes(environ: dict[str, str], served: Served) -> None:
