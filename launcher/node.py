@@ -639,7 +639,7 @@ class Node:
             self._failure_files = FailureFiles(
                 self._run_dir, lambda: agent.to_job_clock(time.monotonic_ns())[0] / 1e9, self.say
             )
-        self._failure_files.keep(page, self._first_step_s)
+        self._failure_files.keep(page, self._attempt, self._first_step_s)
 
     def reached(self) -> tuple[int, int | None]:
         """How far the ranks of the last attempt are: the most steps, -1 for not counted; the highest number."""

@@ -25,8 +25,8 @@ class FailureFiles:
         self._last: dict[str, Any] | None = None  # its next attempt has not made its first step
         self.last_path = ""  # of the newest page's text
 
-    def keep(self, page: FailurePage, first_step_s: float | None) -> None:
-        """Writes it. Args: first_step_s: what the attempt after it took to its first step; None: not yet known."""
+    def keep(self, page: FailurePage, attempt: int, first_step_s: float | None) -> None:
+        """Writes it. Args: attempt: at work now; first_step_s: what it took to its first step; None: none yet."""
         record = unpack(page.data)
         if record is None:
             self._complain("it cannot be understood")
@@ -35,7 +35,7 @@ class FailureFiles:
         since_s = record.get("since_s")
         if record.get("since_wall_s") is None and isinstance(since_s, int | float):
             record["since_wall_s"] = time.time() - max(0.0, self._job_clock_s() - since_s)
-        self._last = record if record.get("next_attempt") is not None else None
+        self._last = record if record.get("next_attempt") == attempt else None
         if first_step_s is not None and self._last is not None:
             self.first_step(first_step_s)
         else:
@@ -54,7 +54,11 @@ class FailureFiles:
 
     def _write(self, record: dict[str, Any]) -> None:
         path = os.path.join(self._folder, f"failure-{record['number']}")
-        text = json.dumps(record, indent=1) + "\n"
+        try:
+            text = json.dumps(record, indent=1) + "\n"
+        except RecursionError:
+            self._complain("it cannot be understood")
+            return
         try:
             for end, content in ((".txt", format_page(record)), (".json", text)):
                 _replace(path + end, content.encode(errors="replace"))

@@ -161,33 +161,36 @@ def page_of(number: int = 0, following: int | None = 1) -> FailurePage:
 def test_a_page_is_kept_and_gets_its_first_step_later(tmp_path: Path) -> None:
     said: list[str] = []
     files = FailureFiles(str(tmp_path), lambda: 0.0, said.append)
-    files.keep(page_of(), None)
+    files.keep(page_of(), 1, None)
     assert json.loads((tmp_path / "failure-0.json").read_text())["stages"] == {"seen_s": 0.5}
     assert files.last_path == str(tmp_path / "failure-0.txt")
     files.first_step(2.5)
     assert json.loads((tmp_path / "failure-0.json").read_text())["stages"]["first_step_s"] == 2.5
     assert "first step       2.500 s" in (tmp_path / "failure-0.txt").read_text()
     files.first_step(9.0)
-    files.keep(page_of(1), 1.5)
+    files.keep(page_of(1), 1, 1.5)
     assert json.loads((tmp_path / "failure-1.json").read_text())["stages"]["first_step_s"] == 1.5
-    files.keep(page_of(2), None)
+    files.keep(page_of(2), 1, None)
     files.attempt_over()
     files.first_step(9.0)
     assert "first_step_s" not in json.loads((tmp_path / "failure-2.json").read_text())["stages"]
-    files.keep(page_of(3, None), 9.0)
-    assert "first_step_s" not in json.loads((tmp_path / "failure-3.json").read_text())["stages"], "none came after"
+    for number, following in ((3, None), (4, 2)):
+        files.keep(page_of(number, following), 3, 9.0)
+        files.first_step(9.0)
+        stages = json.loads((tmp_path / f"failure-{number}.json").read_text())["stages"]
+        assert "first_step_s" not in stages, "it is of another attempt"
     assert said == []
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
-        f"failure-{number}.{end}" for number in range(4) for end in ("json", "txt")
+        f"failure-{number}.{end}" for number in range(5) for end in ("json", "txt")
     )
 
 
 def test_what_cannot_be_kept_costs_one_line(tmp_path: Path) -> None:
     said: list[str] = []
     files = FailureFiles(str(tmp_path / "gone"), lambda: 0.0, said.append)
-    files.keep(page_of(), None)
-    files.keep(page_of(1), 2.0)
-    files.keep(FailurePage(2, b"no page"), None)
+    files.keep(page_of(), 1, None)
+    files.keep(page_of(1), 1, 2.0)
+    files.keep(FailurePage(2, b"no page"), 1, None)
     assert said == [f"a failure's page cannot be kept in {tmp_path}/gone: No such file or directory"]
     assert files.last_path == ""
 
@@ -196,6 +199,6 @@ def test_since_when_is_known_of_what_has_no_wall_clock(tmp_path: Path) -> None:
     import time
 
     files = FailureFiles(str(tmp_path), lambda: 100.0, print)
-    files.keep(FailurePage(0, pack({"format": FORMAT, "since_s": 40.0, "class": "hang"})), None)
+    files.keep(FailurePage(0, pack({"format": FORMAT, "since_s": 40.0, "class": "hang"})), 0, None)
     since_s = json.loads((tmp_path / "failure-0.json").read_text())["since_wall_s"]
     assert abs(time.time() - 60.0 - since_s) < 30.0
