@@ -586,7 +586,7 @@ class Node:
         """From now on `bootseer status` sees this job."""
         from launcher.status.server import StatusServer
 
-        def answer(then: Callable[[dict[str, Any]], object]) -> None:
+        def answer(then: Callable[[dict[str, Any] | Exception], object]) -> None:
             from launcher.status.node_status import NodeStatus
 
             NodeStatus(self._loop, self._spec, self.agent, self, self._began_ns).answer(then)

@@ -63,8 +63,8 @@ class NodeStatus:
         self._loop, self._spec, self._agent, self._around = loop, spec, agent, around
         self._began_ns = began_ns
 
-    def answer(self, then: Callable[[dict[str, Any]], object]) -> None:
-        """Calls `then` with the status, now or a moment later."""
+    def answer(self, then: Callable[[dict[str, Any] | Exception], object]) -> None:
+        """Calls `then` with the status, now or a moment later; then also with what went wrong."""
         group, watch = self._agent.group, self._around.watch
         if group is None or self._agent.state not in (State.RUNNING, State.STOPPING):
             then(self._made({}))
@@ -76,12 +76,16 @@ class NodeStatus:
             self._loop.call_later(BETWEEN_LOOKS_S, partial(self._answer_later, sampler, first, then))
 
     def _answer_later(
-        self, sampler: Sampler, first: list[RankFacts], then: Callable[[dict[str, Any]], object]
+        self, sampler: Sampler, first: list[RankFacts], then: Callable[[dict[str, Any] | Exception], object]
     ) -> None:
+        found: dict[str, Any] | Exception
         try:
-            then(self._made(find_rates([first], sampler.look(self._loop.time()))))
+            found = self._made(find_rates([first], sampler.look(self._loop.time())))
+        except Exception as error:  # nobody is above but the loop, which would end the job
+            found = error
         finally:
             sampler.close()
+        then(found)
 
     def _made(self, rates: dict[int, Rates]) -> dict[str, Any]:
         agent, spec, around = self._agent, self._spec, self._around

@@ -25,8 +25,8 @@ MOST_CLIENTS = 16
 CLIENT_S = 10.0  # for a request and its answer
 ACCEPT_AGAIN_S = 1.0  # after no descriptor was free
 
-# Calls back with the status, at once or later, once.
-Answer = Callable[[Callable[[dict[str, Any]], object]], object]
+# Calls back with the status, or with why there is none, at once or later, once.
+Answer = Callable[[Callable[[dict[str, Any] | Exception], object]], object]
 
 
 class StatusServer:
@@ -136,13 +136,16 @@ class _Client:
             request = json.loads(line)
             if not isinstance(request, dict) or request.get("do") != "status":
                 raise ConfigError('a request is {"do": "status"}')
-            self._answer(lambda status: self._send({"ok": status}))
+            self._answer(self._tell)
         except (ValueError, RecursionError):
             self._send(from_error(ConfigError("a request is a line of JSON")))
         except BootseerError as error:
             self._send(from_error(error))
         except Exception as error:  # whatever it is, the job goes on
             self._send(from_error(error))
+
+    def _tell(self, status: dict[str, Any] | Exception) -> None:
+        self._send(from_error(status) if isinstance(status, Exception) else {"ok": status})
 
     def _send(self, answer: Mapping[str, Any]) -> None:
         if self._is_closed:

@@ -85,11 +85,15 @@ def test_a_job_is_seen_while_it_runs_and_its_failures_are_kept(
     assert "no job of this user runs on this node" in run.stderr
 
 
-def test_a_killed_bootrun_leaves_no_socket(bootrun: support.Programs, script: Script, tmp_path: Path) -> None:
+def test_a_killed_bootrun_leaves_no_socket(
+    bootrun: support.Programs, program: support.Programs, script: Script, tmp_path: Path
+) -> None:
     environ: dict[str, str | None] = {"BOOTSEER_RUNTIME": os.fspath(tmp_path / "rt")}
-    job = bootrun.start("--standalone", script(STEPS), env=environ)
+    job = bootrun.start("--standalone", "--on-hang", "off", script(STEPS), env=environ)
     sockets = tmp_path / "rt" / "jobs"
     support.wait_until(lambda: sockets.is_dir() and os.listdir(sockets), 30, "its socket")
+    (rank,) = ask(program, environ)[1]["jobs"][0]["ranks"]
+    assert 1 < rank["steps_per_s"] < 101, "also where nothing watches the ranks"
     job.signal(signal.SIGKILL)
     job.wait(10)
     support.wait_until(lambda: not os.listdir(sockets), 20, "taken away by its guard")

@@ -185,7 +185,7 @@ class Served:
 
     def __init__(self, environ: dict[str, str]) -> None:
         self.loop = Loop()
-        self.fails = False
+        self.fails = ""
         self.server = StatusServer(self.loop, environ, self._answer)
         self._stop = os.pipe()
         self.loop.add_reader(self._stop[0], self._end)
@@ -193,6 +193,9 @@ class Served:
         self._thread.start()
 
     def _answer(self, then: Any) -> None:
+        if self.fails == "later":
+            self.loop.call_later(0.01, then, RuntimeError("of this answer"))
+            return
         if self.fails:
             raise RuntimeError("of this answer")
         then({"run_id": "r", "pid": os.getpid(), "fill": "x" * 3_000_000})
@@ -240,11 +243,11 @@ def test_clients_of_all_sorts_cost_only_themselves(served: Served, environ: dict
     (found,) = ask_all(environ)
     assert found.status is not None
     assert (found.status["run_id"], len(found.status["fill"])) == ("r", 3_000_000)
-    served.fails = True
-    (found,) = ask_all(environ)
-    served.fails = False
-    assert found.status is None
-    assert "of this answer" in found.why, "a failure of the answer is told to who asked"
+    for served.fails in ("now", "later"):
+        (found,) = ask_all(environ)
+        assert found.status is None
+        assert "of this answer" in found.why, "a failure of the answer is told to who asked"
+    served.fails = ""
     for request, answer in (
         (b"no json\n", "a line of JSON"),
         (b"[" * 4000 + b"\n", "a line of JSON"),
