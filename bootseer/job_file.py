@@ -101,6 +101,7 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
     "restart": {
         "same_error": Setting("--same-error", Kind.TEXT, choices=("give-up", "restart")),
         "exclude": Setting("--exclude-nodes", Kind.TEXT, choices=("auto", "off")),
+        "no_progress": Setting("--no-progress", Kind.TEXT, choices=("give-up", "restart")),
         "give_up_status": Setting("--give-up-status", Kind.NUMBER),
         "refill_s": Setting("--restart-refill", Kind.SECONDS),
     },

@@ -20,6 +20,7 @@ from launcher.ranks.port import HeldPort, is_listened_on
 from launcher.rendezvous.link import Link
 from launcher.rendezvous.messages import (
     Failure,
+    FailurePage,
     Finish,
     FromCoordinator,
     Leave,
@@ -75,6 +76,8 @@ class Surroundings(Protocol):
     def send_stacks(self, number: int) -> None: ...  # of the ranks, to the coordinator
     def show_standstill(self, found: Standstill) -> None: ...
     def show_rule(self, told: RuleTold) -> None: ...
+    def keep_page(self, page: FailurePage) -> None: ...  # of a failure
+    def reached(self) -> tuple[int, int | None]: ...  # steps that the ranks here have made, number of the last
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
     def hasten(self) -> None: ...  # a signal while `drain` is under way
@@ -98,6 +101,8 @@ class Agent:
         self._patience: Cancellable | None = None
         self._start_error = ""
         self._is_member = False  # the coordinator knows this node
+        self._is_spare = False
+        self.last_stop: Stop | None = None  # that this node was told
         self._too_slow = ""  # with --strict: what failed although there is another way
         self.status = 1
 
@@ -113,6 +118,25 @@ class Agent:
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
         """This node's monotonic clock as the coordinator's, with the bound of the error."""
         return self._link.to_job_clock(local_ns) if self._link is not None else (local_ns, 0)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def group(self) -> RankGroup | None:
+        """Of this attempt, or of the last one."""
+        return self._group
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the coordinator knows this node."""
+        return self._is_member
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether there is no place for it at present."""
+        return self._is_spare
 
     @property
     def is_link_closed(self) -> bool:
@@ -160,7 +184,10 @@ class Agent:
                 self._around.show_standstill(message)
             case RuleTold():
                 self._around.show_rule(message)
+            case FailurePage():
+                self._around.keep_page(message)
             case Spare(nodes):
+                self._is_spare = True
                 self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")
 
     def on_lost(self, reason: str, status: int = 1) -> None:
@@ -206,6 +233,7 @@ class Agent:
                 f"attempt {world.attempt} starts: {world.world_size} ranks on {world.group_world_size} node(s)"
             )
         self._state = State.RUNNING
+        self._is_spare = False
         self._start_error = ""
         self._group = None
         try:
@@ -277,6 +305,7 @@ class Agent:
         group = self._group
         if group is None or stop.attempt != group.world.attempt or self._state is State.WAITING:
             return
+        self.last_stop = stop
         if self._state is not State.STOPPING:
             self._around.say(f"stopping attempt {stop.attempt}: {stop.reason}")
             self._state = State.STOPPING
@@ -334,7 +363,8 @@ class Agent:
             self._state = State.WAITING
             was_taken = self._port_was_taken(group)
             self._renew_port()
-            self._send(Stopped(group.world.attempt, tuple(group.failures), self.port, was_taken))
+            reached = self._around.reached()
+            self._send(Stopped(group.world.attempt, tuple(group.failures), self.port, was_taken, *reached))
 
     def on_guard_gone(self) -> None:
         """The guard was killed; the sentinel ends what it had started."""

@@ -166,11 +166,14 @@ def connect(
             secret,
         )
         node.head_start = networked.head_start
+        node.job_statistics = networked.statistics
         return networked
     from launcher.job import Job
     from launcher.rendezvous.host import JobHost, LocalLink
 
-    link = LocalLink(loop, JobHost(loop, Job(spec.job_rules()), resolve=node.resolve), agent.on_message)
+    job = Job(spec.job_rules())
+    node.job_statistics = job.statistics
+    link = LocalLink(loop, JobHost(loop, job, resolve=node.resolve), agent.on_message)
     agent.connect(guard, link)
     link.send(join)
     return None

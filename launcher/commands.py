@@ -20,6 +20,7 @@ examples:
   bootseer report /logs/run1 --html run1.html               where the time of a start went, as text and as a page
   bootseer replay --hosts hosts.txt --group-size 4 --run "srun ..."    which machine makes the job fail
   bootseer check --path /data --expect-gpus 8               whether this node is fit for a job
+  bootseer status --watch                                   the jobs that run here: ranks, steps, restarts
   bootseer keys make                                        a key to sign what this user publishes
   bootseer --version
 """
@@ -58,6 +59,10 @@ def main(argv: list[str]) -> int:
         from launcher.warm.command import main as warm
 
         return warm(argv[1:])
+    if argv and argv[0] == "status":
+        from launcher.status.command import main as status
+
+        return status(argv[1:])
     if argv and argv[0] == "completion":
         from launcher.manual import main as completion
 
@@ -76,6 +81,7 @@ def main(argv: list[str]) -> int:
         groups.add_parser(name, help=group.help, add_help=False)
     groups.add_parser("run", help="launch a job on this node: the same as bootrun", add_help=False)
     groups.add_parser("warm", help="fill this node's caches for a job before the job is there", add_help=False)
+    groups.add_parser("status", help="the jobs of this user that run on this node, live", add_help=False)
     groups.add_parser("completion", help="what a shell needs to complete bootrun and bootseer", add_help=False)
     if argv and not argv[0].startswith("-") and argv[0] not in groups.choices:
         import difflib

@@ -367,6 +367,12 @@ FLAGS: tuple[Flag, ...] = (
         choices=("auto", "off"),
     ),
     _ours(
+        "--no-progress",
+        "three attempts in a row that got no further than the job had been, by the numbers of heartbeats, or made "
+        "no step after one that made some: give-up ends the job; restart uses up --max-restarts (default give-up)",
+        choices=("give-up", "restart"),
+    ),
+    _ours(
         "--give-up-status",
         "exit status when starting again cannot help, for schedulers that look at it; 93 is common for "
         "`do not requeue` (default 1)",

@@ -17,12 +17,13 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.policy import RestartPolicy, SameError
+from launcher.policy import NoProgress, RestartPolicy, SameError
 from launcher.rendezvous import ranks
 from launcher.rendezvous.messages import (
     Distributions,
     Environment,
     Failure,
+    FailurePage,
     Finish,
     FromCoordinator,
     FromMember,
@@ -52,13 +53,14 @@ from launcher.rendezvous.messages import (
 
 if TYPE_CHECKING:
     from launcher.exclusion import Exclusion
-    from launcher.ranks.cause import Ordered
+    from launcher.ranks.cause import LostNode, Ordered
     from launcher.rules.job_watch import Finding as BrokenRule
     from launcher.rules.job_watch import RuleWatch
     from launcher.rules.rule import Rule
     from launcher.setup_policy import JobSetup
     from launcher.setup_policy import Order as SetupSend
     from launcher.supervise.facts import RankFacts
+    from launcher.supervise.failure_notes import FailureNotes
     from launcher.supervise.watch import HangWatch, Said
 
 # Several nodes that join a running job within this time cost it one restart, not one each.
@@ -72,6 +74,8 @@ MOST_FAILURES_TOLD = 64
 USE_SHARE = 0.5
 # How long before its connection broke a node may have failed, where the shell does not know better.
 UNHEARD_S = 5.0
+# A rank that somebody ends by one of these says nothing of whether the job gets on.
+KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class JobRules(NamedTuple):
@@ -95,6 +99,7 @@ class JobRules(NamedTuple):
     log_rules: tuple[Rule, ...] = ()  # over what ranks print
     stops_on_same_error: bool = True
     excludes_nodes: bool = True
+    stops_without_progress: bool = True
     give_up_status: int = 1  # when starting again cannot help
     allow_mixed: bool = False
     open_membership: bool = True
@@ -174,6 +179,11 @@ class Job:
         self._restarts = RestartPolicy(rules.max_restarts, rules.early_s, rules.backoff_s, rules.restart_refill_s)
         self._same_error = SameError()
         self._exclusion: Exclusion | None = None  # from the first failure on that may be a machine's
+        self._no_progress = NoProgress()
+        self._steps = -1  # the most that a rank has made in the attempt that was ended; -1: nothing counts them
+        self._step: int | None = None  # the highest number that a rank has given
+        self._unstarted = 0  # nodes of the attempt
+        self._notes: FailureNotes | None = None  # from the first failure on
         self._watch: HangWatch | None = None  # from the first look on
         self._stood_still = ""  # why this attempt is ended, although no rank has failed
         self._rule_watch: RuleWatch | None = None  # from the first finding on, or with rules about any rank
@@ -234,6 +244,8 @@ class Job:
             moments.append(self._stop_by_s)
         if self._setup is not None and self._phase is not Phase.FINISHED:
             moments.append(self._setup.deadline_s())
+        if self._notes is not None and self._phase is not Phase.FINISHED:
+            moments.append(self._notes.due_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
     # ---- facts -----------------------------------------------------------------------------------------------
@@ -261,6 +273,8 @@ class Job:
 
     def tick(self, now_s: float) -> list[Order]:
         """The time has come that `deadline_s` named, or any other."""
+        if self._notes is not None and self._notes.due_s is not None and now_s >= self._notes.due_s:
+            self._tell_pages(self._notes)
         if self._setup is not None and self._phase is not Phase.FINISHED:
             self._tell_setup(self._setup.tick(now_s))
         if self._phase is Phase.GATHERING:
@@ -497,6 +511,9 @@ class Job:
         self._stood_still = ""
         if self._rules.log_rules or self._rule_watch is not None:
             self._watch_rules().attempt_began(len(members))
+        self._steps, self._step, self._unstarted = -1, None, len(members)
+        if self._notes is not None:
+            self._notes.began(now_s)
         if self._watch is not None:
             self._begin_watch(self._watch, now_s)
         if self._rules.frees_endpoint:
@@ -556,9 +573,13 @@ class Job:
             case Started(attempt):
                 if attempt == self._attempt:
                     self._running_since_s = max(self._running_since_s, now_s)
+                    self._unstarted -= 1
+                    if self._notes is not None and not self._unstarted:
+                        self._notes.runs(now_s)
             case RankFailed(attempt, failure):
                 if attempt == self._attempt and self._phase in (Phase.RUNNING, Phase.STOPPING):
                     self._add_failures([failure])
+                    self._take_notes().heard(failure, now_s)
                     if self._phase is Phase.RUNNING:
                         self._stop(_describe_failure(failure), signal.SIGTERM, now_s)
             case Succeeded(attempt):
@@ -624,7 +645,12 @@ class Job:
                     self._send(number, Standstill(self._attempt, each.number, each.text, each.data))
                 else:
                     self._send(number, Note(each.line))
-            if self._rules.on_hang == "restart" and self._phase is Phase.RUNNING:
+            is_ended = self._rules.on_hang == "restart" and self._phase is Phase.RUNNING
+            if self._watch is not None and (hang := self._watch.last) is not None:
+                page = self._take_notes().stood_still(self._attempt, hang, each, is_ended, now_s)
+                if page is not None:
+                    self._keep(page)
+            if is_ended:
                 self._stood_still = each.line
                 self._stop(each.line, signal.SIGTERM, now_s)
 
@@ -719,6 +745,9 @@ class Job:
         self._set_part(node, Part.WAITING)
         node.port = message.master_port
         self._port_was_taken |= message.port_was_taken
+        self._steps = max(self._steps, message.steps)
+        if message.step is not None:
+            self._step = message.step if self._step is None else max(self._step, message.step)
         self._add_failures(message.failures)
         self._try_go_on(now_s)
 
@@ -729,13 +758,17 @@ class Job:
         self._stop_by_s = None
         if self._rules.frees_endpoint:
             self._orders.append(Listen(True))
+        has_failed = bool(self._stood_still) or any(not failure.stopped_by_us for failure in self._failures)
+        if not self._signum and (has_failed or self._lost):
+            notes, is_stood = self._take_notes(), bool(self._stood_still)
+            notes.ended(self._attempt, self._failures, self._lost_nodes(), is_stood, self._stop_began_s, now_s)
         if self._signum:
             self._finish(128 + self._signum, f"stopped by {signal_name(self._signum)}")
         elif self._verdict is not None:
             self._finish(*self._verdict)
         elif self._lost:
             self._after_loss(now_s)
-        elif self._stood_still or any(not failure.stopped_by_us for failure in self._failures):
+        elif has_failed:
             self._after_failure(now_s)
         elif self._succeeded and self._succeeded.issuperset(
             number for number, node in self._nodes.items() if node.place is not None
@@ -753,13 +786,22 @@ class Job:
         if len(self._nodes) < self._rules.min_nodes and self._rules.max_restarts == 0:
             self._finish(1, f"lost node {gone}; {self._describe_need()} and --max-restarts is 0")
         else:
+            self._decided(
+                "the nodes that are left come together anew", "the loss of a node is no failure of ranks"
+            )
             self._gather_again(now_s, changed=True)
 
     def _order_failures(self) -> Ordered:
-        from launcher.ranks.cause import LostNode, order_failures
+        from launcher.ranks.cause import order_failures
 
-        lost = [LostNode(loss.host, int(loss.heard_s * 1e9), int(loss.noticed_s * 1e9)) for loss in self._lost]
-        return order_failures(tuple(self._failures), lost)
+        return order_failures(tuple(self._failures), self._lost_nodes())
+
+    def _lost_nodes(self) -> list[LostNode]:
+        if not self._lost:
+            return []
+        from launcher.ranks.cause import LostNode
+
+        return [LostNode(loss.host, int(loss.heard_s * 1e9), int(loss.noticed_s * 1e9)) for loss in self._lost]
 
     def _after_failure(self, now_s: float) -> None:
         lived_s = self._stop_began_s - self._running_since_s  # what stopping took is no life
@@ -768,15 +810,12 @@ class Job:
             self._tell_all(
                 f"rank 0 found its port taken by another process; trying another ({self._port_retries})"
             )
+            self._decided("another attempt, on another port", "a port that was taken is no failure of ranks")
             self._gather_again(now_s)
             return
-        again = self._find_same_error() if self._rules.stops_on_same_error and self._rules.max_restarts else ""
-        if again:
-            self._finish(
-                self._rules.give_up_status,
-                f"{again}: the same as in the attempt before, so another would fail there too "
-                "(--same-error restart tries all the same)",
-            )
+        hopeless = self._find_hopeless() if self._rules.max_restarts else ""
+        if hopeless:
+            self._finish(self._rules.give_up_status, hopeless)
             return
         delay_s = self._restarts.after_failure(lived_s)
         if delay_s is None:
@@ -789,13 +828,10 @@ class Job:
         early = self._restarts.early_in_a_row
         wait = f" in {delay_s:g} s (it failed early {early} times in a row)" if delay_s else ""
         self._tell_all(f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}")
+        self._decided(
+            f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}", "--max-restarts", delay_s
+        )
         self._gather_again(now_s)
-
-    def _find_same_error(self) -> str:
-        from launcher.ranks.failure_class import certain_user_error
-
-        errors = (certain_user_error(failure) for failure in self._first_failures())
-        return self._same_error.after_failure(error for error in errors if error)
 
     def _first_failures(self) -> list[Failure]:
         """Those that may have been the first to fail."""
@@ -819,6 +855,49 @@ class Job:
         ]
         for fault in self._exclusion.after_failure(faults, now_s):
             self._tell_all(f"{fault.host} is left out of further attempts while others suffice: {fault.what}")
+
+    def _find_hopeless(self) -> str:
+        """Why another attempt would fail too; "" where it may not. By those that may have failed first."""
+        first = self._first_failures()
+        if self._rules.stops_on_same_error:
+            from launcher.ranks.failure_class import certain_user_error
+
+            errors = (error for failure in first if (error := certain_user_error(failure)))
+            if again := self._same_error.after_failure(errors):
+                return (
+                    f"{again}: the same as in the attempt before, so another would fail there too "
+                    "(--same-error restart tries all the same)"
+                )
+        is_killed = bool(first) and all(-each.status in KILLS and each.oom != "yes" for each in first)
+        if not self._rules.stops_without_progress or (is_killed and not self._stood_still):
+            return ""
+        stuck = self._no_progress.after_failure(self._steps, self._step)
+        more = "another would get no further (--no-progress restart tries all the same)"
+        return f"{stuck}, so {more}" if stuck else ""
+
+    # ---- pages of failures -----------------------------------------------------------------------------------
+
+    def _take_notes(self) -> FailureNotes:
+        if self._notes is None:
+            from launcher.supervise.failure_notes import FailureNotes
+
+            self._notes = FailureNotes(self._rules.run_id)
+        return self._notes
+
+    def _decided(self, action: str, rule: str, backoff_s: float = 0.0) -> None:
+        """What is done about the failure that ended the attempt, for its page."""
+        if self._notes is not None:
+            self._notes.decided(action, rule, backoff_s)
+
+    def _tell_pages(self, notes: FailureNotes) -> None:
+        for page in notes.take():
+            self._keep(page)
+
+    def _keep(self, page: FailurePage) -> None:
+        """At the node with rank 0, or the nearest to it that is left."""
+        places = [(node.place, number) for number, node in self._nodes.items() if node.place is not None]
+        if places:
+            self._send(min(places)[1], page)
 
     def _gather_again(self, now_s: float, *, changed: bool = False) -> None:
         """Nodes come together for the next attempt; `changed`: because nodes came or went."""
@@ -844,6 +923,9 @@ class Job:
         if self._failures and status:
             ordered = self._order_failures()
             failures, unsure = ordered.failures[:MOST_FAILURES_TOLD], ordered.unsure
+        if self._notes is not None:
+            self._notes.finished(reason)
+            self._tell_pages(self._notes)
         for number in self._nodes:
             self._send(number, Finish(status, reason, failures, unsure))
 

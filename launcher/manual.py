@@ -15,6 +15,7 @@ from typing import Any
 from bootseer.errors import UsageError
 from launcher.cli import get_args_parser
 from launcher.commands import EXAMPLES, GROUPS
+from launcher.status.command import make_parser as status_parser
 from launcher.warm.options import make_parser
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -76,6 +77,10 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     groups.add_parser("run", parents=[run], add_help=False, conflict_handler="resolve", help="the same as bootrun")
     warm = make_parser({})
     groups.add_parser("warm", parents=[warm], add_help=False, conflict_handler="resolve", help=warm.description)
+    status = status_parser()
+    groups.add_parser(
+        "status", parents=[status], add_help=False, conflict_handler="resolve", help=status.description
+    )
     own = _own_parser()
     groups.add_parser(
         "completion", parents=[own], add_help=False, conflict_handler="resolve", help=own.description

@@ -78,6 +78,7 @@ class Networked:
         self._peers = peers
         self._shipper: Shipper | None = None  # once the coordinator wants events
         self._run_events: RunEvents | None = None  # at the coordinator
+        self._job: Job | None = None  # there, too
         settings = RendezvousSettings(
             host=spec.endpoint[0],
             port=spec.endpoint[1],
@@ -116,7 +117,12 @@ class Networked:
 
             path = run_events_path(os.path.dirname(self._events.path))
             self._run_events = RunEvents(RunFile(path, self._rules.run_id))
-        return JobHost(self._loop, Job(self._rules), resolve=self._resolve, events=self._run_events)
+        self._job = Job(self._rules)
+        return JobHost(self._loop, self._job, resolve=self._resolve, events=self._run_events)
+
+    def statistics(self) -> dict[str, int | str]:
+        """Of the job, where the coordinator is here; else nothing."""
+        return {} if self._job is None else self._job.statistics()
 
     def _identify(self, program: RankProgram) -> None:
         """Finds out which Python environment ranks have here, and of which image."""

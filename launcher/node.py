@@ -22,7 +22,7 @@ from launcher.ranks.port import HeldPort, hold_any, hold_given
 from launcher.ranks.preloader import Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram
 from launcher.recorded_start import HelperSpan, RecordedStart
-from launcher.rendezvous.messages import Failure, Finish, RuleTold, SetupOrder, Standstill, World
+from launcher.rendezvous.messages import Failure, FailurePage, Finish, RuleTold, SetupOrder, Standstill, World
 from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
 from launcher.supervise.page import NO_PAGE, Pages
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from launcher.rules.engine import Measured
     from launcher.rules.node_rules import NodeRules
     from launcher.stage_span import StageSpan
+    from launcher.status.node_status import Told
+    from launcher.status.server import StatusServer
+    from launcher.supervise.failure_files import FailureFiles
     from launcher.supervise.node_watch import NodeWatch
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
@@ -53,7 +56,9 @@ TIDY_AFTER_S = 1.0
 READY_AFTER_S = 0.2
 WATCH_AFTER_S = 1.5  # no hang is seen sooner
 RULES_AFTER_S = 1.0  # what ranks have printed before is read then
+STATUS_AFTER_S = 2.0  # nobody asks sooner
 EXPECT_AFTER_S = 0.0005  # the ranks that go on have got their signal
+MOST_STEPS = 2**60  # a rank may have written anything
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
 
 
@@ -98,6 +103,12 @@ class Node:
         self._rules: NodeRules | None = None  # over what they print
         self._group_rank = 0  # of this node in the attempt
         self._health: NodeHealth | None = None
+        self._numbers_fall = False  # of the heartbeats of the attempt that is over
+        self._failure_files: FailureFiles | None = None  # from the first page on
+        self.job_statistics: Callable[[], dict[str, int | str]] = dict  # where the coordinator is here
+        self._status: StatusServer | None = None
+        self._standstill: Told | None = None
+        self._first_step_s: float | None = None  # of the attempt's ranks here, after they had started
         self._kernel: KernelFacts | None = None  # from the moment on when ranks run
 
     def _workplace_events(self) -> WorkplaceEvents:
@@ -174,6 +185,7 @@ class Node:
         if spec.load_checkpoint or spec.setup or spec.image or (spec.caches and spec.caches.store):
             self._begin_peers(secret)
         self._launched_ns = time.monotonic_ns()
+        self._loop.call_later(STATUS_AFTER_S, self._open_status)
         own = [folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR]
         self.workplace.begin(own, "" if self._run_dir == logs.NO_LOG_DIR else self._run_dir, self.peers)
         if self._spec.load_checkpoint:
@@ -286,6 +298,9 @@ class Node:
         self._end_began = False
         if self._health is not None and world.attempt:
             self._health.begin()
+        self._numbers_fall, self._first_step_s = False, None
+        if self._failure_files is not None:
+            self._failure_files.attempt_over()
         logs.make_attempt_dirs(self._run_dir, world.attempt, spec.nproc)
         plan = logs.plan_logs(
             self._run_dir, world.attempt, spec.nproc, spec.redirects, spec.tee, spec.local_ranks_filter
@@ -293,7 +308,7 @@ class Node:
         has_hooks = spec.rank_hooks and spec.entry.mode != "program"
         pages = self._pages.renew(spec.nproc, self.workplace.has_image) if has_hooks else [NO_PAGE] * spec.nproc
         if self._pages.names:
-            self._guard.remove_at_end(self._pages.names)
+            self._remove_at_end()
         ranks = [
             Rank(world.first_rank + local_rank, local_rank, each, self._rank_events_file(world, local_rank), page)
             for local_rank, (each, page) in enumerate(zip(plan, pages, strict=True))
@@ -549,6 +564,9 @@ class Node:
 
     def _on_first_step(self, rank: Rank) -> None:
         """All ranks of this node have made theirs; `rank` is local rank 0."""
+        self._first_step_s = max(0.0, (time.monotonic_ns() - rank.started_ns) / 1e9)
+        if self._failure_files is not None:
+            self._failure_files.first_step(self._first_step_s)
         if self.checkpoint is not None:
             self.checkpoint.first_step_seen()
         self.workplace.first_step_seen()
@@ -558,6 +576,7 @@ class Node:
     def _get_ready(self) -> None:
         from launcher.ranks import cause, errorfile  # noqa: F401
         from launcher.ranks.kernel_facts import KernelFacts
+        from launcher.supervise import failure_notes  # noqa: F401
 
         if self._kernel is None:
             self._kernel = KernelFacts()
@@ -586,6 +605,9 @@ class Node:
         except OSError as error:
             kept = f" (it cannot be kept in {self._run_dir}: {error.strerror})"
         lines = found.text.rstrip().splitlines()
+        from launcher.status.node_status import Told
+
+        self._standstill = Told(found.attempt, lines[0], self._loop.time())
         self.complain(lines[0] + kept)
         for line in lines[1:SHOWN_LINES]:
             self._console.show(f"  {line}\n")
@@ -628,6 +650,72 @@ class Node:
             if told.rank >= 0:
                 attrs["of_rank"] = told.rank
             writer.instant(None, "rule_broken", error=told.text, **attrs)
+
+    def _open_status(self) -> None:
+        """From now on `bootseer status` sees this job."""
+        from launcher.status.server import StatusServer
+
+        def answer(then: Callable[[dict[str, Any] | Exception], object]) -> None:
+            from launcher.status.node_status import NodeStatus
+
+            NodeStatus(self._loop, self._spec, self.agent, self, self._began_ns).answer(then)
+
+        try:
+            self._status = StatusServer(self._loop, os.environ, answer)
+        except (BootseerError, OSError) as error:
+            self.say(f"bootseer status does not see this job: {error}")
+            return
+        self._remove_at_end()
+
+    def _remove_at_end(self) -> None:
+        """Names that would be left if bootrun were killed."""
+        self._guard.remove_at_end(self._pages.names + ([self._status.path] if self._status is not None else []))
+
+    @property
+    def watch(self) -> NodeWatch | None:
+        """Over the attempt's ranks, while there is one."""
+        return self._watch
+
+    @property
+    def run_dir(self) -> str:
+        return self._run_dir
+
+    @property
+    def last_page(self) -> str:
+        """The path of the newest failure's page; "" for none."""
+        return "" if self._failure_files is None else self._failure_files.last_path
+
+    @property
+    def standstill(self) -> Told | None:
+        """That was told last."""
+        return self._standstill
+
+    @property
+    def waits_for(self) -> str:
+        """What an attempt's ranks wait for on this node; "" for nothing."""
+        if self.workplace.waits_for:
+            return self.workplace.waits_for
+        return "the checkpoint" if self.checkpoint is not None else "the preloaded process"
+
+    def keep_page(self, page: FailurePage) -> None:
+        """A failure's page goes to the logs, where there are any."""
+        if self._run_dir in ("", logs.NO_LOG_DIR):
+            return
+        if self._failure_files is None:
+            from launcher.supervise.failure_files import FailureFiles
+
+            agent = self.agent
+            self._failure_files = FailureFiles(
+                self._run_dir, lambda: agent.to_job_clock(time.monotonic_ns())[0] / 1e9, self.say
+            )
+        self._failure_files.keep(page, self._attempt, self._first_step_s)
+
+    def reached(self) -> tuple[int, int | None]:
+        """How far the ranks of the last attempt are: the most steps, -1 for not counted; the highest number."""
+        pages = [page for page in self._pages.read() if page is not None and page.counts]
+        steps = min(max((page.steps for page in pages), default=-1), MOST_STEPS)
+        numbers = [page.step for page in pages if page.step is not None and abs(page.step) < MOST_STEPS]
+        return steps, max(numbers, default=None) if not self._numbers_fall else None
 
     def _note_warmed(self) -> None:
         """What of this start `bootseer warm` had brought here before, as events."""
@@ -677,6 +765,7 @@ class Node:
         """Nothing of the attempt runs any more."""
         self._has_ranks = False
         if self._watch is not None:
+            self._numbers_fall = self._watch.numbers_fall
             self._watch.stop()
             self._watch = None
         if self._rules is not None:
@@ -755,6 +844,8 @@ class Node:
             self.peers.close()
         if self._health is not None:
             self._health.close()
+        if self._status is not None:
+            self._status.close()
         self.workplace.close()
         self._finish_record()
         if self._record is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MOST_BACKOFF_S = 30.0
+MOST_WITHOUT_PROGRESS = 3  # attempts in a row
 
 
 class SameError:
@@ -24,6 +25,38 @@ class SameError:
         again = min(found & self._last, default="")
         self._last = found
         return again
+
+
+class NoProgress:
+    """Whether attempts fail, one after the other, without getting further than the job has been before.
+
+    How far it has been is the highest number of a heartbeat. Without numbers only an attempt that made no step at
+    all is known to have got nowhere: a count begins anew in each attempt, wherever the script goes on from. And
+    that only after one that made some: a job that uses no optimizer never does, and may get on all the same.
+    """
+
+    def __init__(self) -> None:
+        self._makes_steps = False
+        self._best: int | None = None
+        self._in_a_row = 0
+
+    def after_failure(self, steps: int, number: int | None) -> str:
+        """`steps`: the most that a rank has made in this attempt, -1 where nothing counts them; `number`: the
+        highest that a rank has given with a heartbeat. What is not known counts neither way.
+
+        Returns: what to say where too many in a row have got nowhere, else "".
+        """
+        self._makes_steps |= steps > 0
+        if steps < 0 or not self._makes_steps or (steps > 0 and number is None and self._best is not None):
+            return ""
+        if steps > 0 and (number is None or self._best is None or number > self._best):
+            self._best, self._in_a_row = number, 0
+            return ""
+        self._in_a_row += 1
+        if self._in_a_row < MOST_WITHOUT_PROGRESS:
+            return ""
+        where = "made a step" if self._best is None else f"got beyond step {self._best}"
+        return f"none of the last {self._in_a_row} attempts has {where}"
 
 
 class RestartPolicy:

@@ -94,6 +94,7 @@ class LaunchSpec(NamedTuple):
     known_rules: bool  # those that come with Bootseer, too
     stops_on_same_error: bool
     excludes_nodes: bool
+    stops_without_progress: bool
     give_up_status: int
     events_dir: str | None
     quiet: bool
@@ -141,6 +142,7 @@ class LaunchSpec(NamedTuple):
             log_rules=self.log_rules,
             stops_on_same_error=self.stops_on_same_error,
             excludes_nodes=self.excludes_nodes,
+            stops_without_progress=self.stops_without_progress,
             give_up_status=self.give_up_status,
             allow_mixed=self.allow_mixed,
             frees_endpoint=static and not self.is_single,
@@ -226,6 +228,7 @@ def build_spec(
         known_rules=args.log_rules in (None, "all"),
         stops_on_same_error=args.same_error != "restart",
         excludes_nodes=args.exclude_nodes != "off",
+        stops_without_progress=args.no_progress != "restart",
         give_up_status=_give_up_status(args.give_up_status),
         events_dir=args.events_dir,
         quiet=args.quiet,

@@ -298,6 +298,15 @@ class Workplace:
             self._caches.seed(then)
 
     @property
+    def waits_for(self) -> str:
+        """What is not there yet, in words; "" for nothing."""
+        if self._image is not None and not self._image.is_open:
+            return "the image"
+        if self._setup is not None and not self._setup.is_ready:
+            return "the environment (set-up)"
+        return "first-step caches" if self.program is None or not self._is_settled else ""
+
+    @property
     def has_built(self) -> bool:
         """The environment was made here, and is published."""
         return self._setup is not None and self._setup.has_built

@@ -147,7 +147,7 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int)
         lines.append(f"  kind      : {what} ({sign.what})")
     else:
         lines.append(f"  class     : {_describe_class(failure)}")
-    lines += [f"  kernel    : {_clean(line)}" for line in failure.kernel]
+    lines += [f"  kernel    : {clean(line)}" for line in failure.kernel]
     said = failure.traceback or failure.message
     if not said:
         said = _describe_silence(failure)
@@ -160,7 +160,7 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int)
 def _describe_class(failure: Failure) -> str:
     verdict = classify_failure(failure)
     place = where(failure) if verdict.kind is FailureClass.USER else ""
-    return f"{verdict.kind.value}{'' if verdict.is_sure else ', likely'} ({_clean(place or verdict.why)})"
+    return f"{verdict.kind.value}{'' if verdict.is_sure else ', likely'} ({clean(place or verdict.why)})"
 
 
 def _describe_silence(failure: Failure) -> str:
@@ -183,7 +183,7 @@ def _format_time(failure: Failure) -> str:
 
 
 def _indent(text: str, most_lines: int) -> str:
-    lines = [_clean(line) for line in text.rstrip().splitlines()]
+    lines = [clean(line) for line in text.rstrip().splitlines()]
     if len(lines) > most_lines:
         head = most_lines // 3
         left_out = len(lines) - most_lines
@@ -191,7 +191,7 @@ def _indent(text: str, most_lines: int) -> str:
     return "\n  ".join(lines)
 
 
-def _clean(line: str) -> str:
+def clean(line: str) -> str:
     """No control characters, which could change the terminal, and no endless line."""
     if len(line) > MOST_LINE_CHARACTERS:
         line = f"{line[:MOST_LINE_CHARACTERS]}... ({len(line) - MOST_LINE_CHARACTERS} more characters)"

@@ -77,6 +77,7 @@ FROM_COORDINATOR = _kinds(
     (78, m.WantStacks, 32),
     (79, m.Standstill, 256 * KIB),
     (88, m.RuleTold, 16 * KIB),
+    (80, m.FailurePage, MOST_EVENTS_BYTES + 128),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
@@ -117,6 +118,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "error_ns": (0, _HUGE),
     "raw_bytes": (0, MOST_RAW_EVENTS_BYTES),
     "lines": (0, MOST_EVENT_LINES),
+    "step": (-_HUGE, _HUGE),
 }
 _ANY_NUMBER = (-1, _HUGE)
 _UNCHECKED = (m.Ping, m.Pong)  # many, and made of clock readings only

@@ -185,6 +185,8 @@ class Stopped(NamedTuple):
     failures: tuple[Failure, ...]
     master_port: int  # a fresh one for the next attempt
     port_was_taken: bool  # another process listens on the master port of the attempt
+    steps: int = -1  # the most that a rank of this node has made; -1: nothing counts them
+    step: int | None = None  # the highest number that a rank here has given with a heartbeat
 
 
 class Signalled(NamedTuple):
@@ -319,6 +321,13 @@ class RuleTold(NamedTuple):
     text: str  # for people
 
 
+class FailurePage(NamedTuple):
+    """How an attempt failed, and what was done: to the node with rank 0, which keeps it."""
+
+    number: int  # of the page in this job, from 0
+    data: bytes  # of supervise/failure_page.py: zlib of JSON
+
+
 class Note(NamedTuple):
     """A line for the people who read this node's console."""
 
@@ -378,4 +387,5 @@ FromCoordinator = (
     | WantStacks
     | Standstill
     | RuleTold
+    | FailurePage
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections import deque
 from collections.abc import Callable
 
 from launcher.loop import Cancellable, EventLoop
@@ -20,6 +21,7 @@ from launcher.supervise.watch import look_s, pack_stacks
 
 MOST_SENT_BYTES = 60 << 10  # of stacks: what the wire takes
 MOST_REPORT_BYTES = 4 << 20
+KEPT_LOOKS = 16  # for whoever asks how the ranks do
 SHOWN_LINES = 40  # of a report, on the console
 
 
@@ -40,7 +42,17 @@ class NodeWatch:
         self._sampler = Sampler(group.ranks)
         self._collector: StackCollector | None = None
         self._timer: Cancellable | None = None
+        self.looks: deque[list[RankFacts]] = deque(maxlen=KEPT_LOOKS)  # by this node's clock, the newest last
         self._look()  # what comes first is learned from, too
+
+    @property
+    def numbers_fall(self) -> bool:
+        """Whether numbers of heartbeats do not say how far the ranks are (sampler.py)."""
+        return self._sampler.numbers_fall
+
+    def look_now(self) -> list[RankFacts]:
+        """The ranks at this moment, by this node's clock; told to nobody."""
+        return self._sampler.look(self._loop.time())
 
     def stop(self) -> None:
         """The attempt is over."""
@@ -60,7 +72,8 @@ class NodeWatch:
     def _look(self) -> None:
         self._timer = self._loop.call_later(self._every_s, self._look)
         shift_s = self._to_job_clock(0)[0] / 1e9
-        facts = tuple(_on_job_clock(each, shift_s) for each in self._sampler.look(self._loop.time()))
+        self.looks.append(self.look_now())
+        facts = tuple(_on_job_clock(each, shift_s) for each in self.looks[-1])
         self._send(RankLooks(self._group.world.attempt, facts))
 
 

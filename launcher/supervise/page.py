@@ -67,6 +67,10 @@ class Pages:
             _remove_left()
         return [self._make(is_named) for _ in range(count)]
 
+    def read(self) -> list[Page | None]:
+        """What each says; None where no rank has opened it."""
+        return [read_page(fd) for fd in self._fds]
+
     @property
     def names(self) -> list[str]:
         """Paths of those that have one, until their rank takes it away."""

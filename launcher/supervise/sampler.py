@@ -57,6 +57,11 @@ class Sampler:
         """All ranks, in their order. Args: now_s: of the monotonic clock."""
         return [seen.look(now_s) for seen in self._seen]
 
+    @property
+    def numbers_fall(self) -> bool:
+        """Whether a rank's numbers of heartbeats were seen to become less: they do not say how far it is."""
+        return any(seen.falls for seen in self._seen)
+
     def close(self) -> None:
         for seen in self._seen:
             seen.close()
@@ -72,6 +77,8 @@ class _Seen:
         self._pid = 0  # 0: not found yet; -1: it has ended
         self._is_inner_known = False  # whether another process than `pid` is the interpreter
         self._steps, self._step_at_s = -1, -1.0
+        self._number: int | None = None  # of the last heartbeat
+        self.falls = False  # its numbers do not only grow
         self._output_bytes = [-1, -1]
         self._cpu_ticks = 0  # grows only
         self._last_ticks = 0
@@ -164,6 +171,9 @@ class _Seen:
             self._steps = page.steps
         if page.step_ns:
             self._step_at_s = page.step_ns / 1e9
+        if page.step is not None:
+            self.falls |= self._number is not None and page.step < self._number
+            self._number = page.step
         return page.pid
 
     def _count_cpu(self, stat: Stat) -> None:

@@ -67,6 +67,16 @@ def found(folder: str) -> dict[str, Any]:
     return record
 
 
+def page(folder: str) -> dict[str, Any]:
+    """The failure's page."""
+    (path,) = Path(folder).glob("logs/*/failure-0.json")
+    record: dict[str, Any] = json.loads(path.read_text())
+    assert (record["class"], record["ranks"]) == ("hang", [1])
+    assert "stacks of 2 ranks" in record["stacks"]
+    assert record["stages"]["seen_s"] > 1
+    return record
+
+
 def test_by_default_it_is_only_told(bootrun: support.Programs, script: Script) -> None:
     program = bootrun.start("--standalone", "--nproc-per-node", 2, *FLAGS, script(SPINS))
     support.wait_until(lambda: list(Path(bootrun.dir).glob("logs/*/standstill-0.txt")), 60)
@@ -75,6 +85,7 @@ def test_by_default_it_is_only_told(bootrun: support.Programs, script: Script) -
     assert program.process.poll() is None, "it goes on"
     program.signal(signal.SIGTERM)
     assert program.wait(60).status == 143
+    assert page(bootrun.dir)["rule"] == "--on-hang report"
 
 
 def test_a_frozen_rank_is_named_without_its_stack(bootrun: support.Programs, script: Script) -> None:
@@ -86,6 +97,9 @@ def test_a_frozen_rank_is_named_without_its_stack(bootrun: support.Programs, scr
     does = {tuple(group["ranks"]): group["does"]["source"] for group in record["groups"]}
     assert does[0,] == "handler"
     assert does[1,] != "handler"
+    record = page(bootrun.dir)
+    assert record["action"] == "restart 1 of 1"
+    assert record["stages"]["spawn_s"] is not None
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from tests.parity.model import Observation, Probe
 
+_PAGE = re.compile(r"failure-\d+\.(?:txt|json)")
+
 UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 # The last part of a run's log directory is drawn at random, as tempfile does it.
 RANDOM = re.compile(r"_[A-Za-z0-9_]{8}(?=/attempt_)")
@@ -89,10 +91,17 @@ def _tree(_probe: Probe, seen: Seen) -> Any:
     for root in (f"{seen.dir}/logs", f"{seen.dir}/tmp"):
         for folder, folders, files in os.walk(root):
             folders[:] = [name for name in folders if name != "events"]
-            names = [*files, *(f"{name}/" for name in folders if not os.listdir(f"{folder}/{name}"))]
+            own = [name for name in files if not _PAGE.fullmatch(name)]
+            names = [*own, *(f"{name}/" for name in folders if not os.listdir(f"{folder}/{name}"))]
             found += [os.path.relpath(f"{folder}/{name}", seen.dir) for name in names]
-    # multiprocessing makes folders in TMPDIR; event files are a fact of their own.
+    # multiprocessing makes folders in TMPDIR; event files and pages of failures are facts of their own.
     return sorted(path for path in found if not path.startswith("tmp/pymp-"))
+
+
+def _pages(_probe: Probe, seen: Seen) -> Any:
+    """Pages of failures beside the attempts."""
+    found = [name for _folder, _folders, files in os.walk(f"{seen.dir}/logs") for name in files]
+    return sorted(name for name in found if _PAGE.fullmatch(name))
 
 
 def _events(_probe: Probe, seen: Seen) -> Any:
@@ -230,6 +239,7 @@ GATHER = {
     "filtered": _filtered,
     "stdout_whole": _stdout_whole,
     "events": _events,
+    "pages": _pages,
     "runs": _runs,
     "attempts": _attempts,
     "error_files": _error_files,

@@ -208,6 +208,21 @@ for number in range(20000):
         flags=("--log-dir",),
     ),
     Probe(
+        "logs-failure",
+        "pages of failures",
+        (*STANDALONE, "--log-dir", "{logs}", "--max-restarts", "1", "{script}"),
+        script="import sys; sys.exit(3)\n",
+        facts=("status", "pages"),
+        better=(
+            Better(
+                "pages",
+                ["failure-0.json", "failure-0.txt", "failure-1.json", "failure-1.txt"],
+                "each failure has a page in <run>, beside the attempts",
+            ),
+        ),
+        flags=("--log-dir",),
+    ),
+    Probe(
         "logs-again",
         "a second job in the same log directory leaves the first one's logs",
         (*STANDALONE, "--log-dir", "{logs}", "-r", "1", "{script}"),

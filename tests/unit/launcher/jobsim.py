@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from launcher.job import Job, JobRules, Listen, Order, Send
 from launcher.rendezvous.messages import (
     Failure,
+    FailurePage,
     Finish,
     FromCoordinator,
     FromMember,
@@ -17,6 +20,7 @@ from launcher.rendezvous.messages import (
     Succeeded,
     World,
 )
+from launcher.supervise.failure_page import unpack
 
 
 def make_rules(**changes: object) -> JobRules:
@@ -55,6 +59,7 @@ class Sim:
         self.listening: list[bool] = []
         self.silent: set[int] = set()
         self.alive: set[int] = set()
+        self.reached: tuple[int, int | None] = (-1, None)  # what nodes say of their steps when they stop
         self._next_port = 20000
 
     def join(self, node: int, host: str | None = None, **changes: object) -> None:
@@ -123,7 +128,7 @@ class Sim:
         if isinstance(message, World):
             self.say(node, Started(message.attempt, 0.01))
         elif isinstance(message, Stop):
-            self.say(node, Stopped(message.attempt, (), self.new_port(), False))
+            self.say(node, Stopped(message.attempt, (), self.new_port(), False, *self.reached))
 
     # ---- what was sent ---------------------------------------------------------------------------------------
 
@@ -145,6 +150,11 @@ class Sim:
 
     def finish(self, node: int = 1) -> Finish | None:
         return next((m for m in self.inbox.get(node, []) if isinstance(m, Finish)), None)
+
+    def pages(self, node: int = 1) -> list[dict[str, Any]]:
+        """Of failures, as they came to a node."""
+        found = [unpack(message.data) for message in self.inbox.get(node, []) if isinstance(message, FailurePage)]
+        return [page for page in found if page is not None]
 
     def refusal(self, node: int) -> Refused | None:
         return next((m for m in self.inbox.get(node, []) if isinstance(m, Refused)), None)

@@ -99,6 +99,7 @@ def test_our_flags_and_their_defaults() -> None:
         "log_rules": None,
         "same_error": None,
         "exclude_nodes": None,
+        "no_progress": None,
         "give_up_status": None,
         "forward_signals": "SIGUSR1,SIGUSR2",
         "signal_scope": "job",

@@ -12,7 +12,7 @@ from launcher.commands import main
     [
         ("reprot", "there is no command 'reprot': did you mean report?"),
         ("Warm", "did you mean warm?"),
-        ("xyzzy", "there are ckpt, image, env, keys, replay, report, check, run, warm, completion"),
+        ("xyzzy", "there are ckpt, image, env, keys, replay, report, check, run, warm, status, completion"),
     ],
 )
 def test_a_mistyped_command(word: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,17 +14,21 @@ from launcher.job import JOIN_SETTLE_S, MOST_PORT_RETRIES, Phase
 from launcher.rendezvous.messages import (
     Distributions,
     Environment,
+    FailurePage,
+    Finish,
     Identity,
     Leave,
     Note,
     RankFailed,
     Signalled,
     Spare,
+    Started,
     Stop,
     Stopped,
     WantEnvironment,
     World,
 )
+from launcher.supervise import failure_notes
 from tests.unit.launcher.jobsim import Sim, make_failure, make_rules
 
 
@@ -282,7 +286,8 @@ def test_master_port_is_fresh_for_each_attempt() -> None:
     assert len(set(ports)) == 4
 
 
-def test_early_failures_are_retried_with_backoff_and_late_ones_are_not() -> None:
+def test_early_failures_are_retried_with_backoff_and_late_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_notes, "TELL_AFTER_S", 0.0)  # else that is one of the moments below
     sim = fixed(1, max_restarts=5, backoff_s=1.0)
     sim.join(1)
     starts: list[float] = []
@@ -295,7 +300,7 @@ def test_early_failures_are_retried_with_backoff_and_late_ones_are_not() -> None
     assert [later - sooner for sooner, later in itertools.pairwise(starts)] == [0.0, 1.0, 2.0]
     sim.advance(31.0)
     sim.fail(1)
-    assert sim.job.deadline_s() is None
+    assert sim.job.deadline_s() == sim.now_s, "for its page, not for a restart"
     assert sim.world(1).restart_count == 5
 
 
@@ -410,6 +415,148 @@ def test_a_newcomer_that_left_again_costs_no_restart_for_a_node_that_is_left_out
     sim.join(3)
     sim.run_until_idle()
     assert sim.ranks() == {1: 0, 3: 1}
+
+
+def fail_at(sim: Sim, *reached: tuple[int, int | None], **changes: object) -> None:
+    """Attempts that fail after so many steps, with such numbers of heartbeats."""
+    for each in reached:
+        assert sim.finish() is None
+        sim.reached = each
+        sim.fail(1, **changes)
+        sim.run_until_idle()
+
+
+def test_three_attempts_without_progress_end_the_job() -> None:
+    sim = fixed(1, max_restarts=9, give_up_status=93)
+    sim.join(1)
+    fail_at(sim, (40, 39), (9, 59), (2, 59), (3, 59), (1, 58))
+    finish = sim.finish()
+    assert finish is not None
+    assert (finish.status, finish.reason.split(",")[0]) == (
+        93,
+        "none of the last 3 attempts has got beyond step 59",
+    )
+    assert "--no-progress restart" in finish.reason
+    assert sim.pages()[-1]["rule"] == finish.reason
+    assert sim.pages()[-1]["next_attempt"] is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "reached", "failure"),
+    [
+        ({}, (-1, None), {}),  # nothing counts steps
+        ({"stops_without_progress": False}, (7, 3), {}),
+        ({}, (0, None), {}),  # it may be a job without an optimizer
+        ({}, (7, 3), {"status": -9}),  # somebody's signal says nothing of the job
+        ({}, (7, None), {}),  # a step may be progress, where steps have no numbers
+    ],
+)
+def test_what_is_no_lack_of_progress_uses_up_the_budget(
+    rules: dict[str, object], reached: tuple[int, int | None], failure: dict[str, object]
+) -> None:
+    sim = fixed(1, max_restarts=4, give_up_status=93, **rules)
+    sim.join(1)
+    fail_at(sim, *[reached] * 5, **failure)
+    finish = sim.finish()
+    assert finish is not None
+    assert (finish.status, finish.reason) == (1, "ranks failed after 4 restart(s)")
+
+
+def test_a_kill_for_want_of_memory_is_no_chance() -> None:
+    sim = fixed(1, max_restarts=9, give_up_status=93)
+    sim.join(1)
+    fail_at(sim, (1, None), *[(0, None)] * 3, status=-9, oom="yes")
+    assert sim.finish() is not None
+
+
+def test_a_lost_node_is_no_lack_of_progress() -> None:
+    sim = elastic(1, 4, max_restarts=9, max_membership_changes=99)
+    for node in range(1, 5):
+        sim.join(node)
+    sim.reached = (5, 5)
+    sim.fail(1)
+    for node in (4, 3, 2):
+        sim.run_until_idle()
+        sim.lose(node)
+    fail_at(sim, (1, 2), (1, 2))
+    assert sim.finish() is None
+    fail_at(sim, (1, 2))
+    assert sim.finish() is not None
+
+
+# ---- pages of failures ---------------------------------------------------------------------------------------
+
+
+def test_a_failure_has_a_page_with_its_recovery_told_when_ranks_run_again() -> None:
+    sim = fixed(2, max_restarts=2)
+    sim.join(1)
+    sim.join(2)
+    sim.advance(50.0)
+    sim.silent = {1, 2}
+    failure = make_failure(1, time_ns=int(49.5e9), traceback=USER_ERROR.format(line=4))
+    sim.say(2, RankFailed(0, failure))
+    sim.advance(2.0)
+    for node in (1, 2):
+        sim.say(node, Stopped(0, (failure,) if node == 2 else (), sim.new_port(), False))
+    assert not sim.pages(), "the restart comes first"
+    sim.advance(0.25)
+    for node in (1, 2):
+        sim.say(node, Started(1, 0.1))
+    assert not sim.pages(), "and its ranks"
+    sim.run_until_idle()
+    (page,) = sim.pages()
+    assert not sim.pages(2), "one node keeps it"
+    assert page["stages"] == {
+        "seen_s": 0.5,
+        "ranks_stopped_s": 2.0,
+        "backoff_s": 0.0,
+        "rendezvous_s": 0.0,
+        "spawn_s": 0.25,
+        "first_step_s": None,
+    }
+    assert (page["number"], page["attempt"], page["next_attempt"], page["rank"]) == (0, 0, 1, 1)
+    assert (page["class"], page["class_sure"], page["culprit_sure"]) == ("user", "certain", "certain")
+    assert page["where"] == "KeyError at /job/train.py:4"
+    assert (page["action"], page["rule"]) == ("restart 1 of 2", "--max-restarts")
+
+
+def test_pages_of_attempts_that_never_ran_come_too_and_the_last_one_with_the_end() -> None:
+    sim = fixed(1, max_restarts=2)
+    sim.join(1)
+    sim.silent = {1}
+    for attempt in range(3):
+        sim.say(1, RankFailed(attempt, make_failure(0)))
+        sim.say(1, Stopped(attempt, (), sim.new_port(), False))
+        sim.advance(5.0)
+    pages = sim.pages()
+    assert [page["number"] for page in pages] == [0, 1, 2]
+    assert [page["next_attempt"] for page in pages] == [1, 2, None]
+    assert [page["stages"]["backoff_s"] for page in pages] == [0.0, 1.0, None]
+    assert all(page["stages"]["spawn_s"] is None for page in pages)
+    assert pages[2]["rule"] == "ranks failed after 2 restart(s)"
+    kinds = [type(message) for message in sim.inbox[1]]
+    assert kinds.index(FailurePage) < kinds.index(Finish) == len(kinds) - 1
+
+
+def test_a_lost_node_has_a_page() -> None:
+    sim = elastic(1, 2, max_restarts=2)
+    sim.join(1)
+    sim.join(2)
+    sim.advance(10.0)
+    sim.lose(2)
+    sim.run_until_idle()
+    (page,) = sim.pages()
+    assert (page["class"], page["node"], page["culprit_sure"]) == ("lost-node", "node2", "certain")
+    assert page["since_s"] == 5.0, "when it was heard of last"
+    assert "come together anew" in page["action"]
+
+
+def test_a_signal_is_no_failure_and_has_no_page() -> None:
+    sim = fixed(1, max_restarts=2)
+    sim.join(1)
+    sim.say(1, Signalled(signal.SIGTERM))
+    assert sim.finish() is not None
+    assert sim.pages() == []
 
 
 def test_refill_gives_the_budget_back_but_the_count_never_falls() -> None:

@@ -9,12 +9,50 @@ from bootseer.errors import ConfigError
 from launcher.cli import parse
 from launcher.guard_client import GuardClient
 from launcher.loop import Loop
-from launcher.node import Node
+from launcher.node import MOST_STEPS, Node
 from launcher.ranks.console import Console
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.logs import RankLogs
 from launcher.rendezvous.messages import World
 from launcher.spec import build_spec
+from launcher.supervise.page import Page
+
+
+def make_node(loop: Loop) -> Node:
+    environ = {"OMP_NUM_THREADS": "1"}
+    spec = build_spec(parse(["--fork-ranks", "off", __file__], environ), environ)
+    return Node(loop, Console(loop), cast(GuardClient, None), spec, time.monotonic_ns())
+
+
+class Pages:
+    """What ranks have written, be it possible or not."""
+
+    def __init__(self, *pages: Page | None) -> None:
+        self.pages = pages
+
+    def read(self) -> list[Page | None]:
+        return list(self.pages)
+
+
+def made_page(steps: int, step: int | None, counts: bool = True) -> Page:
+    return Page(1, 1, 3, 59, counts, steps, 1, step)
+
+
+def test_how_far_ranks_have_come_is_what_the_furthest_says() -> None:
+    loop = Loop()
+    node = make_node(loop)
+    for pages, reached in (
+        ((), (-1, None)),
+        ((None, made_page(0, None, counts=False)), (-1, None)),
+        ((None, made_page(0, None)), (0, None)),
+        ((made_page(3, 102), made_page(4, None), made_page(2, 101)), (4, 102)),
+        ((made_page(2**63, 2**63),), (MOST_STEPS, None)),  # no message may hold it
+    ):
+        node._pages = Pages(*pages)  # type: ignore[assignment]
+        assert node.reached() == reached
+    node._pages, node._numbers_fall = Pages(made_page(3, 102)), True  # type: ignore[assignment]
+    assert node.reached() == (3, None)
+    loop.close()
 
 
 class Group:
@@ -46,9 +84,7 @@ class Checkpoint:
 def test_ranks_that_cannot_be_started_after_a_load_are_the_agents_business() -> None:
     """Nobody is above the callback but the loop."""
     loop = Loop()
-    environ = {"OMP_NUM_THREADS": "1"}
-    spec = build_spec(parse(["--fork-ranks", "off", __file__], environ), environ)
-    node = Node(loop, Console(loop), cast(GuardClient, None), spec, time.monotonic_ns())
+    node = make_node(loop)
     group, checkpoint = Group(), Checkpoint()
     node.checkpoint = checkpoint  # type: ignore[assignment]
     node.spawn(cast(RankGroup, group))

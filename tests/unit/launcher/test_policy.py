@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.policy import MOST_BACKOFF_S, RestartPolicy, SameError
+from launcher.policy import MOST_BACKOFF_S, MOST_WITHOUT_PROGRESS, NoProgress, RestartPolicy, SameError
 
 LIVES = st.lists(st.floats(0.0, 1e5), max_size=50)
 
@@ -61,6 +61,53 @@ def test_the_same_error_in_two_attempts_in_a_row() -> None:
     same = SameError()
     assert same.after_failure(["KeyError at a.py:1", "KeyError at b.py:2"]) == ""
     assert same.after_failure(["KeyError at b.py:2"]) == "KeyError at b.py:2"
+
+
+REACHED = st.tuples(st.integers(-1, 4), st.one_of(st.none(), st.integers(-5, 5)))
+
+
+@given(st.lists(REACHED, max_size=40))
+def test_nothing_is_given_up_unless_three_in_a_row_are_known_to_have_got_nowhere(
+    attempts: list[tuple[int, int | None]],
+) -> None:
+    policy = NoProgress()
+    best: int | None = None
+    nowhere, makes_steps = 0, False
+    for steps, number in attempts:
+        said = policy.after_failure(steps, number)
+        makes_steps |= steps > 0
+        if (steps == 0 and makes_steps) or (
+            steps > 0 and number is not None and best is not None and number <= best
+        ):
+            nowhere += 1
+        elif steps > 0 and not (number is None and best is not None):
+            best, nowhere = number, 0
+        else:
+            assert said == "", "what is not known decides nothing"
+            continue
+        assert bool(said) == (nowhere >= MOST_WITHOUT_PROGRESS)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, unique=True))
+def test_a_job_that_gets_further_each_time_is_never_given_up(numbers: list[int]) -> None:
+    policy = NoProgress()
+    assert [policy.after_failure(1, number) for number in sorted(numbers)] == [""] * len(numbers)
+
+
+@given(st.lists(st.integers(1, 100)))
+def test_without_numbers_any_step_may_be_progress(steps: list[int]) -> None:
+    policy = NoProgress()
+    assert [policy.after_failure(each, None) for each in steps] == [""] * len(steps)
+
+
+def test_what_is_said_of_a_job_without_progress() -> None:
+    policy = NoProgress()
+    assert [policy.after_failure(0, None) for _ in range(9)] == [""] * 9, "it may be a job without steps"
+    said = [policy.after_failure(steps, None) for steps in (8, 0, 0, 0)]
+    assert said == ["", "", "", "none of the last 3 attempts has made a step"]
+    policy = NoProgress()
+    said = [policy.after_failure(9, number) for number in (150, 150, 80, 120)]
+    assert said == ["", "", "", "none of the last 3 attempts has got beyond step 150"]
 
 
 def test_another_failure_between_them_begins_anew() -> None:

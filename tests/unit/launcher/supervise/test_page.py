@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from launcher import inside
 from launcher.supervise import page as pages
 from launcher.supervise.page import MAGIC, PAGE_BYTES, Pages, parse_page, read_page
+from launcher.supervise.sampler import Sampler
 
 
 @pytest.fixture
@@ -104,6 +105,44 @@ def test_forked_children_do_not_count(made: Pages) -> None:
     assert (run.returncode, run.stderr) == (0, "")
     found = read_page(fd_of(file.path))
     assert found is not None and (found.steps, found.step) == (2, 1)
+
+
+def write_pulse(made: Pages, place: int, steps: int, number: int) -> None:
+    """Writes what a rank would that has made so many steps."""
+    data = b"".join(words(steps, time.monotonic_ns(), number + pages._NO_STEP))
+    os.pwrite(made._fds[place], os.getpid().to_bytes(4, "little"), 12)
+    os.pwrite(made._fds[place], data, 32)
+
+
+def test_all_pages_of_an_attempt_are_read_after_it(made: Pages) -> None:
+    made.renew(3, False)
+    write_pulse(made, 0, 5, 104)
+    write_pulse(made, 2, 4, -3)
+    found = made.read()
+    assert [None if page is None else (page.steps, page.step) for page in found] == [(5, 104), None, (4, -3)]
+
+
+class Watched:
+    """A rank that has a page and no process."""
+
+    rank, pid, started_ns, logs = 0, 0, 0, None
+
+    def __init__(self, page_file: str) -> None:
+        self.page_file = page_file
+
+
+def test_numbers_of_heartbeats_that_fall_are_noticed(made: Pages) -> None:
+    files = made.renew(2, False)
+    sampler = Sampler([Watched(each.path) for each in files])  # type: ignore[misc]
+    for number in (3, 3, 9):
+        write_pulse(made, 0, number, number)
+        write_pulse(made, 1, 1, 0)
+        sampler.look(0.0)
+        assert not sampler.numbers_fall
+    write_pulse(made, 1, 2, -1)
+    sampler.look(0.0)
+    assert sampler.numbers_fall
+    sampler.close()
 
 
 def test_a_file_of_the_scripts_that_has_its_number_is_left_alone(made: Pages, tmp_path: Path) -> None:

@@ -1,0 +1,180 @@
+"""PURE: what a job notes of each failure, at its coordinator, until its page is told: moments and decisions.
+
+Nothing is worked out while a restart is under way: that is done a moment after all ranks run again, or when the
+job ends. Times are those of the coordinator's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from launcher.rendezvous.messages import Failure, FailurePage
+
+if TYPE_CHECKING:
+    from launcher.ranks.cause import LostNode
+    from launcher.supervise.facts import Hang
+    from launcher.supervise.watch import Finding
+
+TELL_AFTER_S = 1.0  # ranks that have just started want the CPU
+MOST_PAGES = 1000  # of a job
+MOST_HEARD = 64  # failures of an attempt, whose moment is kept
+MOST_WAITING = 16  # attempts that end one after the other before their ranks run
+
+
+class _Stood(NamedTuple):
+    """A standstill of an attempt."""
+
+    hang: Hang
+    found: Finding
+    told_s: float
+
+
+class _Ended:
+    """An attempt that ended by failure, and what has come after."""
+
+    def __init__(
+        self,
+        attempt: int,
+        failures: Sequence[Failure],
+        lost: Sequence[LostNode],
+        heard: dict[tuple[int, int], float],
+        stood: _Stood | None,
+        is_stood: bool,
+        stop_began_s: float,
+        now_s: float,
+    ) -> None:
+        self.attempt, self.failures, self.lost, self.heard = attempt, tuple(failures), tuple(lost), heard
+        self.stood, self.is_stood = stood, is_stood
+        self.stop_began_s, self.stopped_s = stop_began_s, now_s
+        self.action, self.rule, self.backoff_s = "", "", 0.0
+        self.is_last = False
+        self.sent_s: float | None = None  # the nodes were told of the next attempt
+        self.running_s: float | None = None  # all its ranks have started
+
+
+class FailureNotes:
+    """Of one job, from its first failure on."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._count = 0
+        self._heard: dict[tuple[int, int], float] = {}  # rank and pid: when the coordinator heard of its end
+        self._stood: _Stood | None = None  # of the attempt at work
+        self._waiting: list[_Ended] = []
+        self.due_s: float | None = None  # when `take` has something
+
+    def heard(self, failure: Failure, now_s: float) -> None:
+        """A node has told of a rank's end."""
+        if len(self._heard) < MOST_HEARD:
+            self._heard.setdefault((failure.rank, failure.pid), now_s)
+
+    def stood_still(
+        self, attempt: int, hang: Hang, found: Finding, is_ended: bool, now_s: float
+    ) -> FailurePage | None:
+        """A standstill was told. Returns: its page, unless the attempt is ended by it: then it comes later."""
+        self._stood = _Stood(hang, found, now_s)
+        if is_ended:
+            return None
+        done = {"action": "told, with what each rank does", "rule": "--on-hang report", "next_attempt": None}
+        return self._page(attempt, {**_of_standstill(self._stood), **done, "stages": _seen(self._stood)})
+
+    def ended(
+        self,
+        attempt: int,
+        failures: Sequence[Failure],
+        lost: Sequence[LostNode],
+        is_stood: bool,
+        stop_began_s: float,
+        now_s: float,
+    ) -> None:
+        """Nothing of the attempt runs any more; `is_stood`: it was ended because it stood still."""
+        stood, self._stood = self._stood, None
+        heard, self._heard = self._heard, {}
+        last = _Ended(attempt, failures, lost, heard, stood, is_stood, stop_began_s, now_s)
+        self._waiting = [*self._waiting[1 - MOST_WAITING :], last]
+
+    def decided(self, action: str, rule: str, backoff_s: float = 0.0) -> None:
+        """What is done about the last end of an attempt, and by which rule."""
+        if self._waiting:
+            last = self._waiting[-1]
+            last.action, last.rule, last.backoff_s = action, rule, backoff_s
+
+    def began(self, now_s: float) -> None:
+        """The nodes were told of the next attempt."""
+        self._heard.clear()
+        self._stood = None
+        if self._waiting and self._waiting[-1].sent_s is None:
+            self._waiting[-1].sent_s = now_s
+
+    def runs(self, now_s: float) -> None:
+        """All ranks of it have started."""
+        if self._waiting and self._waiting[-1].sent_s is not None and self._waiting[-1].running_s is None:
+            self._waiting[-1].running_s = now_s
+            self.due_s = now_s + TELL_AFTER_S
+
+    def finished(self, why: str) -> None:
+        """There is no other attempt, whatever was decided before, and nothing more will be known."""
+        if self._waiting and self._waiting[-1].sent_s is None:
+            last = self._waiting[-1]
+            last.is_last, last.action, last.rule = True, "no other attempt: the job has ended", why
+
+    def take(self) -> list[FailurePage]:
+        """Pages of attempts whose recovery is over, with what is known by now; each is taken once."""
+        self.due_s = None
+        last = self._waiting[-1] if self._waiting else None
+        is_open = last is not None and last.running_s is None and not last.is_last
+        ended = self._waiting[:-1] if is_open else self._waiting
+        self._waiting = self._waiting[-1:] if is_open else []
+        return [page for each in ended if (page := self._of_attempt(each)) is not None]
+
+    def _of_attempt(self, ended: _Ended) -> FailurePage | None:
+        from launcher.ranks.cause import order_failures
+        from launcher.supervise.failure_page import describe_failures
+
+        stages: dict[str, float | None]
+        if ended.is_stood and ended.stood is not None:
+            found, stages = _of_standstill(ended.stood), _seen(ended.stood)
+        else:
+            ordered = order_failures(ended.failures, ended.lost)
+            found = describe_failures(ordered)
+            if "since_s" not in found and ended.lost:
+                found["since_s"] = min(node.heard_ns for node in ended.lost) / 1e9
+            heard_s = ended.heard.get((found.get("rank", -1), found.get("pid", -1)), ended.stop_began_s)
+            stages = {"seen_s": _after(heard_s, found.get("since_s"))}
+            if ended.stood is not None:
+                found |= {"standstill": ended.stood.found.line, "stacks": ended.stood.found.text}
+        stages |= {
+            "ranks_stopped_s": _after(ended.stopped_s, ended.stop_began_s),
+            "backoff_s": None if ended.is_last else ended.backoff_s,
+            "rendezvous_s": _after(ended.sent_s, ended.stopped_s + ended.backoff_s),
+            "spawn_s": _after(ended.running_s, ended.sent_s),
+            "first_step_s": None,  # the node that keeps the page adds it
+        }
+        following = None if ended.is_last else ended.attempt + 1
+        done = {"action": ended.action, "rule": ended.rule, "next_attempt": following, "stages": stages}
+        return self._page(ended.attempt, {**found, **done})
+
+    def _page(self, attempt: int, found: dict[str, Any]) -> FailurePage | None:
+        from launcher.supervise.failure_page import FORMAT, pack
+
+        number, self._count = self._count, self._count + 1
+        if number >= MOST_PAGES:
+            return None
+        head = {"format": FORMAT, "run_id": self._run_id, "number": number, "attempt": attempt}
+        return FailurePage(number, pack({**head, **found}))
+
+
+def _of_standstill(stood: _Stood) -> dict[str, Any]:
+    from launcher.supervise.failure_page import describe_standstill
+
+    own = f"its own report is standstill-{stood.found.number}.txt"
+    return {**describe_standstill(stood.hang, stood.found.line), "stacks": stood.found.text, "standstill": own}
+
+
+def _seen(stood: _Stood) -> dict[str, float | None]:
+    return {"seen_s": _after(stood.told_s, stood.hang.since_s)}
+
+
+def _after(moment_s: float | None, before_s: float | None) -> float | None:
+    return None if moment_s is None or before_s is None else max(0.0, moment_s - before_s)
