@@ -172,18 +172,18 @@ def _is_culprit(injection: Injection, named: Word | None) -> bool:
 
 
 def _action(outcome: Outcome, is_seen: bool) -> str:
+    if outcome.ended_s is not None:
+        return "ended"  # after a restart, perhaps
     if outcome.goes_on_s is not None:
         return "restart" if outcome.nodes_after == NODES else f"restart on {outcome.nodes_after}"
-    if outcome.ended_s is not None:
-        return "ended"
     return "none" if is_seen else ""
 
 
 def _is_action_right(wanted: str, action: str, outcome: Outcome) -> bool:
     if wanted == "restart":
-        return outcome.goes_on_s is not None
+        return action.startswith("restart")
     if wanted == "exclude":
-        return outcome.goes_on_s is not None and outcome.nodes_after < NODES
+        return action.startswith("restart") and outcome.nodes_after < NODES
     if wanted == "give-up":
         return action == "ended"
     return action == "none"  # report

@@ -184,7 +184,9 @@ def _by_signal(failure: Failure) -> Verdict:
         if failure.oom == "no":
             return Verdict(FailureClass.KILLED, "SIGKILL, and not by the kernel for want of memory", True)
         return Verdict(FailureClass.KILLED, "SIGKILL; whether memory ran out is not known here", False)
-    if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"):
+    if name == "SIGBUS":  # rarely a wrong address: that is SIGSEGV
+        return Verdict(_P, "SIGBUS: a mapped file was cut off, or its disk is full or gives errors", False)
+    if name in ("SIGSEGV", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"):
         return Verdict(_U, f"{name} in native code", False)
     if name in ("SIGXCPU", "SIGXFSZ"):
         return Verdict(_R, f"{name}: a limit of the process", True)

@@ -109,6 +109,8 @@ def test_a_job_wide_fault_that_is_not_seen_blames_nobody_rightly() -> None:
         ("exclude", Outcome((word(1),), goes_on_s=2), False),
         ("give-up", Outcome((word(1),), ended_s=2), True),
         ("give-up", Outcome((word(1),), goes_on_s=2), False),
+        ("give-up", Outcome((word(1),), goes_on_s=2, ended_s=9), True),
+        ("restart", Outcome((word(1),), goes_on_s=2, ended_s=9), False),
         ("report", Outcome((word(1),)), True),
         ("report", Outcome((word(1),), goes_on_s=2), False),
         ("report", Outcome(), False),
