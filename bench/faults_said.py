@@ -26,6 +26,7 @@ class Word(NamedTuple):
 _STANDSTILL = re.compile(r"the job stands still \(([a-z-]+)\): ")
 _LOST = re.compile(r"lost node (\S+) \(pid")
 _GONE = re.compile(r"the coordinator at (\S+?):\d+ ")
+_RULE = re.compile(r"rule '[^']*'(?: \((\w+)\))?: (?:rank (\d+): )?")
 _STOPPING = re.compile(r"stopping attempt \d+: rank (\d+) on (\S+) \(pid")
 _RESTART = re.compile(r"restart \d+ of \d+(?: in .*?\))?: (.*)")
 _RANKS = re.compile(r"ranks? ((?:\d+(?:-\d+)?)(?:, \d+(?:-\d+)?)*)")
@@ -79,6 +80,8 @@ class Reader:
     def _read_ours(self, line: str, at_s: float) -> list[Word]:
         if found := _STANDSTILL.search(line):
             return [Word(at_s, "hang", (), (), line)]
+        if found := _RULE.search(line):
+            return [Word(at_s, _known(found[1] or ""), (int(found[2]),) if found[2] else (), (), line)]
         if found := _LOST.search(line):
             return [Word(at_s, "node", (), (found[1],), line)]
         if found := _STOPPING.match(line):
