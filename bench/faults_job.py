@@ -30,10 +30,14 @@ ENDLESS = 1 << 40  # steps
 END_STEPS = 60  # of a job that comes to its end
 MODULES = {"bootrun": "launcher", "torchrun": "torch.distributed.run"}
 KILL_S = 10.0
-# A full disk for checkpoints; torch's gloo would take the loopback, as no name says who we are.
+# A small disk for checkpoints, and names for the nodes, without which torchrun does not start.
 # A launcher that is the first process of its namespace would take everything along when it is killed, and signals
 # are not for it what they are for others.
-WITH_DISK = 'mkdir -p "$0/small" && mount -t tmpfs -o size=1m none "$0/small" && "$@"; exit $?'
+AS_NODE = """
+mkdir -p "$0/small" && mount -t tmpfs -o size=1m none "$0/small" && mount --bind "$0/hosts" /etc/hosts || exit 99
+"$@"
+exit $?
+"""
 
 
 class Made(NamedTuple):
@@ -69,6 +73,9 @@ class Job:
         self._write_plan()
         # Beside the modules of bench it would find bench/numbers.py where torch wants the standard library's.
         shutil.copyfile(f"{TOP}/bench/faults_train.py", f"{self.folder}/train.py")
+        with open(f"{self.folder}/hosts", "w", encoding="ascii") as file:
+            file.writelines(f"{host.address} {host.name}\n" for host in hosts.hosts)
+            file.write("127.0.0.1 localhost\n")
         self.agents: list[subprocess.Popen[bytes]] = []
         environ = {
             **os.environ,
@@ -83,7 +90,7 @@ class Job:
             environ["LD_PRELOAD"] = preload
         for number, host in enumerate(hosts.hosts):
             clock = {"FAULTS_CLOCK": f"{self.folder}/clock-{number}"}
-            shell = ["sh", "-c", WITH_DISK, self.folder]
+            shell = ["sh", "-c", AS_NODE, self.folder]
             self.agents.append(
                 host.start([*shell, *self._argv(number, flags)], {**environ, **clock}, self._output(number))
             )
@@ -94,8 +101,6 @@ class Job:
         words += [] if "--nnodes" in flags else ["--nnodes", str(NODES)]
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.hosts.hosts[0].address}:{PORT}"]
         words += ["--rdzv-id", "faults", "--node-rank", str(number), "--max-restarts", str(MAX_RESTARTS)]
-        if self.launcher == "torchrun":  # it would give the other node a name that nobody can look up
-            words += ["--local-addr", self.hosts.hosts[number].address]
         words += ["--log-dir", f"{self.folder}/logs-{number}", "--tee", "3", *flags]
         return [*words, f"{self.folder}/train.py", self.folder, str(self.injection.step_s), str(steps)]
 
