@@ -131,10 +131,12 @@ def kept_report(line: str) -> str:
 
 
 def ranks_of_report(text: str | bytes) -> tuple[int, ...]:
-    """The ranks that it names. Raises: ValueError for what is no report."""
+    """The ranks that it names: those of the first cause where calls were traced. Raises: ValueError."""
     try:
-        return tuple(sorted(int(rank) for rank in json.loads(text)["ranks"]))
-    except (KeyError, TypeError) as error:
+        record = json.loads(text)
+        causes = record.get("causes")
+        return tuple(sorted(int(rank) for rank in (causes[0] if causes else record)["ranks"]))
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no report of a standstill: {error}") from error
 
 

@@ -88,6 +88,8 @@ def test_the_report_of_a_standstill() -> None:
     assert kept_report(line) == "/tmp/x/logs/none_a/standstill-0.json"
     assert kept_report("error: the job stands still (frozen): rank 1 (it cannot be kept in /x: no)") == ""
     assert ranks_of_report('{"ranks": [3, 1]}') == (1, 3)
+    assert ranks_of_report('{"ranks": [], "causes": [{"ranks": [2]}, {"ranks": [0]}]}') == (2,)
+    assert ranks_of_report('{"ranks": [1], "causes": []}') == (1,)
     for broken in ("{}", "[]", "{", '{"ranks": ["x"]}'):
         with pytest.raises(ValueError):
             ranks_of_report(broken)
