@@ -61,7 +61,7 @@ class Job:
         self.folder = hosts.folder
         self.began_s = time.monotonic()
         self.injected_s: float | None = None  # by the bench itself
-        self.words: list[Word] = []
+        self.words: list[tuple[int, Word]] = []  # with the node whose launcher has said it
         self.rank_made: dict[int, list[Made]] = {}
         self._mark = os.urandom(8).hex()
         self._later: list[tuple[float, Callable[[], None]]] = []
@@ -174,11 +174,8 @@ class Job:
         addresses = {host.address: host.name for host in self.hosts.hosts}
         for line in whole.decode(errors="replace").split("\n"):
             for word in self._readers[number].read(line, now_s):
-                self.words.append(
-                    word._replace(
-                        ranks=word.ranks or _kept_ranks(word), nodes=tuple(addresses.get(n, n) for n in word.nodes)
-                    )
-                )
+                ranks, nodes = word.ranks or _kept_ranks(word), tuple(addresses.get(n, n) for n in word.nodes)
+                self.words.append((number, word._replace(ranks=ranks, nodes=nodes)))
 
     def _follow(self, rank: int) -> None:
         try:
@@ -196,7 +193,10 @@ class Job:
 
     def outcome(self, injected_s: float) -> Outcome:
         """So far."""
-        words = tuple(word._replace(at_s=word.at_s - injected_s) for word in self.words)
+        fault = self.injection.fault
+        # What a node says that is cut off for good is that all others are gone.
+        deaf = self.injection.node if fault.do == "link" and not fault.is_harmless else -1
+        words = tuple(word._replace(at_s=word.at_s - injected_s) for number, word in self.words if number != deaf)
         steps_after, later = 0, {}
         for rank, list_ in self.rank_made.items():
             steps_after += sum(
