@@ -222,12 +222,7 @@ def follow(job: Job, most_s: float | None) -> Outcome:
                 raise BenchError("the job ended before the fault")
         else:
             outcome = job.outcome(job.injected_s)
-            after_s = now_s - job.injected_s
-            has_time = most_s is not None and not any(word.at_s >= 0 for word in outcome.words)
-            if outcome.ended_s is None and has_time and most_s is not None and not injection.fault.is_harmless:
-                if after_s >= most_s:
-                    return outcome
-            elif is_settled(injection, outcome, after_s):
+            if is_settled(injection, outcome, now_s - job.injected_s, most_s):
                 return outcome
         time.sleep(LOOK_S)
 

@@ -73,11 +73,13 @@ def wait_s(injection: Injection, longest_gap_s: float) -> float:
     return EXIT_S
 
 
-def is_settled(injection: Injection, outcome: Outcome, now_s: float) -> bool:
-    """Whether nothing more is waited for, `now_s` seconds after the injection."""
+def is_settled(injection: Injection, outcome: Outcome, now_s: float, silent_s: float | None = None) -> bool:
+    """Whether nothing more is waited for, `now_s` seconds after the injection; a word at most `silent_s`."""
     fault, words = injection.fault, _after(outcome)
     if outcome.ended_s is not None:
         return True
+    if not words and not fault.is_harmless and silent_s is not None:
+        return now_s >= silent_s
     if fault.is_harmless or not words:
         return now_s >= wait_s(injection, outcome.longest_gap_s)
     quiet_s = words[0].at_s + QUIET_S
