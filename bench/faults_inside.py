@@ -45,6 +45,10 @@ class Training:
         while time.monotonic() < end_s:
             sum(range(2000))
 
+    def evaluate(self, seconds: float) -> None:
+        """The model on other data, for that long; nothing is printed, read or written."""
+        raise NotImplementedError
+
     def spoil(self) -> None:
         """The weights become NaN."""
         raise NotImplementedError
@@ -289,7 +293,7 @@ def _autotune(training: Training, given: dict[str, Any]) -> None:
 def _evaluate(_training: Training, _: dict[str, Any]) -> Callable[[Training], None]:
     def each(now: Training) -> None:
         if now.rank == 0 and now.step % 10 == 0:
-            now.burn(10 * now.step_s)
+            now.evaluate(10 * now.step_s)
 
     return each
 
@@ -306,7 +310,7 @@ def _bursty(_training: Training, given: dict[str, Any]) -> Callable[[Training], 
         for_s = min(MOST_BURST_S, chance.lognormvariate(1.0, 0.9))
         one = chance.randrange(now.world)
         if what == "all-evaluate" or (what == "evaluation" and now.rank == 0):
-            now.burn(for_s)
+            now.evaluate(for_s)
         elif what == "checkpoint" and now.rank == 0:
             _write(f"{now.folder}/burst", for_s)
         elif what == "all-pause" or (what == "stall" and now.rank == one):

@@ -68,6 +68,14 @@ class Gloo(Training):
         time.sleep(max(0.0, self.factor * self.step_s - (time.monotonic() - began_s)))
         return loss.detach()
 
+    def evaluate(self, seconds: float) -> None:
+        """Forward passes for that long."""
+        end_s = time.monotonic() + seconds
+        with torch.no_grad():
+            while time.monotonic() < end_s:
+                inputs = torch.randn(512, WIDTH)
+                ((self.model(inputs) - inputs.sum(1, keepdim=True) / WIDTH) ** 2).mean()
+
     def exchange(self, loss: torch.Tensor) -> float:
         """Gradients over all ranks, the loss over the pair."""
         gradients = torch.cat([parameter.grad.flatten() for parameter in self.model.parameters()])
