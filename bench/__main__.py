@@ -23,6 +23,7 @@ BENCHES = {
     "kill": "SIGKILL of bootrun, its guard and both at random moments: what is left",
     "hang_healthy": "the hang detector on a virtual clock: false alarms in healthy jobs, delay of injected hangs",
     "hosts": "two hosts: one killed, cut off, or with another clock (root)",
+    "faults": "faults in a real job of two nodes: who is blamed, how soon, beside torchrun; healthy jobs (root)",
     "fork": "forked ranks: start, restart and memory against torchrun, exec and the floor (best as root)",
     "fork_fallbacks": "ranks that were to be forked and are exec'd: each cause, what is printed, that the job ran",
     "restarts": "hundreds of restarts of a job with forked ranks: what grows",

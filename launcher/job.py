@@ -827,11 +827,20 @@ class Job:
         self._not_before_s = now_s + delay_s if delay_s else 0.0
         early = self._restarts.early_in_a_row
         wait = f" in {delay_s:g} s (it failed early {early} times in a row)" if delay_s else ""
-        self._tell_all(f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}")
+        self._tell_all(
+            f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}{self._describe_first()}"
+        )
         self._decided(
             f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}", "--max-restarts", delay_s
         )
         self._gather_again(now_s)
+
+    def _describe_first(self) -> str:
+        from launcher.ranks.report import describe_first
+
+        ordered = self._order_failures()
+        first = describe_first(ordered.failures, ordered.unsure)
+        return f": {first}" if first else ""
 
     def _first_failures(self) -> list[Failure]:
         """Those that may have been the first to fail."""

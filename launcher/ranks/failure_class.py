@@ -142,9 +142,9 @@ def classify_failure(failure: Failure) -> Verdict:
     words = _find_words(text)
     if words is not None:
         return Verdict(words.kind, words.why, words.is_sure)
-    if failure.status < 0:
-        return _by_signal(failure)
     raised = _raised(text)
+    if failure.status < 0 and not (raised and failure.traceback):  # with it, the signal came after the exception
+        return _by_signal(failure)
     if raised in USER_EXCEPTIONS:
         return Verdict(_U, raised, True)
     if raised:
@@ -168,7 +168,7 @@ def where(failure: Failure) -> str:
 
 def certain_user_error(failure: Failure) -> str:
     """`where`, if it is certain that the code is to blame and would fail there again; else ""."""
-    if failure.status < 0 or failure.stopped_by_us:
+    if failure.stopped_by_us or (failure.status < 0 and not failure.traceback):
         return ""
     text = first_exception(failure.message, failure.traceback, failure.stderr_tail)
     if _raised(text) not in USER_EXCEPTIONS:  # most are told apart by this, without the other patterns
@@ -193,7 +193,9 @@ def _by_signal(failure: Failure) -> Verdict:
         if failure.oom == "no":
             return Verdict(FailureClass.KILLED, "SIGKILL, and not by the kernel for want of memory", True)
         return Verdict(FailureClass.KILLED, "SIGKILL; whether memory ran out is not known here", False)
-    if name in ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"):
+    if name == "SIGBUS":  # rarely a wrong address: that is SIGSEGV
+        return Verdict(_P, "SIGBUS: a mapped file was cut off, or its disk is full or gives errors", False)
+    if name in ("SIGSEGV", "SIGILL", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS"):
         return Verdict(_U, f"{name} in native code", False)
     if name in ("SIGXCPU", "SIGXFSZ"):
         return Verdict(_R, f"{name}: a limit of the process", True)

@@ -105,6 +105,7 @@ class RankGroup:
         self.prepared_ns = time.monotonic_ns()
         self.spawn_began_ns = 0
         self._stop_told_ns: int | None = None
+        self._had_failed: set[int] = set()  # ranks that had written their error when they were told to stop
 
     # ---- starting --------------------------------------------------------------------------------------------
 
@@ -215,6 +216,11 @@ class RankGroup:
     def stop(self, signum: int, grace_s: float) -> None:
         """Ends all ranks with everything they started; asked again it only shortens the wait."""
         if self._stop_told_ns is None:
+            self._had_failed = {
+                rank.rank
+                for rank in self.ranks
+                if rank.state is RankState.RUNNING and os.path.exists(rank.logs.error_file)
+            }
             self._stop_told_ns = time.monotonic_ns()
             self._guard.stop(signum, grace_s)
         else:
@@ -229,10 +235,20 @@ class RankGroup:
         return self._stop_told_ns is not None
 
     def _describe(self, rank: Rank, exited: Exited) -> Failure:
+        is_stopped = self._stop_told_ns is not None and exited.time_ns > self._stop_told_ns
+        if is_stopped and rank.rank in self._had_failed:
+            # With torch the end of an interpreter takes a second, in which its peers lose it, and fail sooner.
+            from launcher.ranks.exits import find_sign
+
+            failure = self._as_failure(rank, exited, False)
+            if find_sign(failure) is None:
+                return failure
+        return self._as_failure(rank, exited, is_stopped)
+
+    def _as_failure(self, rank: Rank, exited: Exited, by_us: bool) -> Failure:
         from launcher.ranks.errorfile import read_error_file, read_tail
 
         time_ns, error_ns = self._to_job_clock(exited.time_ns)
-        by_us = self._stop_told_ns is not None and exited.time_ns > self._stop_told_ns
         # What a rank that we stopped had to say explains nothing, and of 80,000 ranks it would be a gigabyte.
         record = None if by_us else read_error_file(rank.logs.error_file)
         tail: tuple[str, ...] = ()

@@ -70,6 +70,18 @@ def format_report(
     return "\n".join(lines) + "\n"
 
 
+def describe_first(failures: Sequence[Failure], unsure: Sequence[int] = ()) -> str:
+    """The first failure of an attempt in a line, with its class; "" where bootrun stopped all ranks."""
+    first = next((failure for failure in failures if not failure.stopped_by_us), None)
+    if first is None:
+        return ""
+    class_ = f"class {_describe_class(first)}"
+    if unsure:
+        return f"ranks {format_ranks(unsure)} failed first, in which order is not known; {class_}"
+    how = signal_name(first.status) or f"exit status {first.status}"
+    return f"rank {first.rank} on {_clean(first.node)} failed first ({how}); {class_}"
+
+
 def machine_report(
     script: str,
     status: int,

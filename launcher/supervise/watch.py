@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launcher.supervise.facts import Hang, RankFacts
+from launcher.supervise.facts import Hang, HangKind, RankFacts
 from launcher.supervise.hang import HangDetector, HangSettings
-from launcher.supervise.stacks import Frame, RankStacks, Source, format_groups, group_stacks
+from launcher.supervise.stacks import (
+    Frame,
+    RankStacks,
+    Source,
+    StackGroup,
+    find_odd,
+    format_groups,
+    group_stacks,
+    name_ranks,
+)
 
 LOOK_S = 2.0  # between two looks at a node's ranks
 NODES_A_SECOND = 250  # of a large job each node looks more rarely: so many messages a second reach the coordinator
@@ -127,6 +136,7 @@ class HangWatch:
         found, self._open = self._open, None
         if found is None:
             return []
+        found = found._replace(hang=blame_by_stacks(found.hang, group_stacks(self._stacks)))
         self.last = found.hang
         return [describe(found.number, found.hang, self._stacks, self._facts)]
 
@@ -134,6 +144,18 @@ class HangWatch:
         self._open = self.last = None
         self._stacks.clear()
         self._answers.clear()
+
+
+def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
+    """The ranks to name: where a few are elsewhere in the code than most, those, whatever they use.
+
+    Ranks that wait for others use unlike amounts of CPU, by threads that poll. A process' state is certain.
+    """
+    odd = find_odd(groups)
+    blamed = tuple(rank for rank in odd if rank in hang.ranks) or odd or hang.ranks
+    if hang.kind in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL) or blamed == hang.ranks:
+        return hang
+    return hang._replace(ranks=blamed, why=f"{hang.why}; apart by their stacks: {name_ranks(blamed)}")
 
 
 def describe(number: int, hang: Hang, stacks: Mapping[int, RankStacks], facts: Mapping[int, RankFacts]) -> Finding:

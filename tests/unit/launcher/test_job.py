@@ -275,6 +275,16 @@ def test_one_budget_for_the_whole_job() -> None:
     assert [world.attempt for world in sim.worlds(2)] == [0, 1, 2]
 
 
+def test_a_restart_says_who_failed_first_and_of_what_class() -> None:
+    sim = fixed(2, max_restarts=1, backoff_s=0.0)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(2, traceback='Traceback:\n  File "/job/train.py", line 7, in <module>\nKeyError: 1\n')
+    said = [message.text for message in sim.inbox[1] if isinstance(message, Note)]
+    line = "restart 1 of 1: rank 1 on node1 failed first (exit status 3); class user (KeyError at /job/train.py:7)"
+    assert said[-1] == line
+
+
 def test_master_port_is_fresh_for_each_attempt() -> None:
     sim = fixed(2, max_restarts=3, backoff_s=0.0)
     sim.join(1)

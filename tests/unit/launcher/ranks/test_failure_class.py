@@ -71,6 +71,7 @@ def test_what_a_rank_says(last: str, kind: str, is_sure: bool, by: str) -> None:
         (-9, "", "killed", False),
         (-15, "", "killed", True),
         (-11, "", "user", False),
+        (-7, "", "platform", False),
         (-6, "", "user", False),
         (-25, "", "resource", True),
         (77, "", "user", False),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.ranks import report
-from launcher.ranks.report import format_ranks, format_report, machine_report
+from launcher.ranks.report import describe_first, format_ranks, format_report, machine_report
 
 from .failing import make_failure
 
@@ -150,3 +150,16 @@ def test_the_report_for_programs_is_json():
 def test_bad_times_do_no_harm():
     assert "<N/A>" in report.format_report("t", [make_failure(wall_s=float("nan"))])
     assert "<N/A>" in report.format_report("t", [make_failure(wall_s=1e300)])
+
+
+def test_the_first_failure_in_a_line():
+    first = make_failure(3, node="node-b", traceback=TRACE, message="ValueError: boom")
+    other = make_failure(0, node="node-a", message=CLOSED)
+    line = "rank 3 on node-b failed first (exit status 1); class user (ValueError at a.py:3)"
+    assert describe_first([first, other]) == line
+    killed = describe_first([make_failure(1, node="node-a", status=-9, oom="no")])
+    assert killed.startswith("rank 1 on node-a failed first (SIGKILL); class killed (SIGKILL, and not")
+    assert describe_first([first, other], [0, 3]).startswith("ranks 0, 3 failed first, in which order is not")
+    assert describe_first([make_failure(3, stopped_by_us=True)]) == ""
+    assert describe_first([]) == ""
+    assert "\x1b" not in describe_first([make_failure(3, node="\x1b[31m", status=1)])

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import zlib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.supervise.facts import RankFacts
+from launcher.supervise.facts import Hang, HangKind, RankFacts
 from launcher.supervise.hang import HangSettings
-from launcher.supervise.stacks import Frame, RankStacks, Source
+from launcher.supervise.stacks import Frame, RankStacks, Source, group_stacks
 from launcher.supervise.watch import (
     STACKS_S,
     Ask,
     Finding,
     HangWatch,
     Said,
+    blame_by_stacks,
     look_s,
     pack_stacks,
     unpack_stacks,
@@ -78,6 +80,8 @@ def test_a_standstill_is_asked_about_and_told_when_all_have_answered() -> None:
     ]
     assert job.watch.answered(0, 0, answers[0]) == []
     (finding,) = job.watch.answered(1, 0, answers[1])
+    assert job.watch.last is not None and job.watch.last.ranks == (3,)
+    assert isinstance(finding, Finding) and "apart by their stacks: rank 3" in finding.line
     assert isinstance(finding, Finding)
     assert "stands still (all-idle)" in finding.line
     assert "train.py" in finding.text
@@ -85,6 +89,30 @@ def test_a_standstill_is_asked_about_and_told_when_all_have_answered() -> None:
     assert sorted(len(group["ranks"]) for group in record["groups"]) == [1, 3]
     assert len(record["seen"]) == 4
     assert job.run(120, steps=False) == [], "it is told once"
+
+
+BUSY = Hang(HangKind.ONE_APART, 5.0, (1,), 15.0, 0.1, "no rank has made a step for 16 s; rank 1 busy, rank 0 idle")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "odd", "blamed"),
+    [
+        ((), (2,), (2,)),  # all wait idle, and one of them elsewhere
+        ((1,), (2,), (2,)),  # threads of the rest differ in what they use while they wait
+        ((1,), (0, 1), (1,)),  # both tell of one
+        ((1,), (), (1,)),  # all are in the same place
+        ((0, 1), (0, 1), (0, 1)),
+    ],
+)
+def test_stacks_tell_who_is_apart_better_than_what_ranks_use(
+    ranks: tuple[int, ...], odd: tuple[int, ...], blamed: tuple[int, ...]
+) -> None:
+    groups = group_stacks({rank: stack(rank, 7 + 10 * rank if rank in odd else 9) for rank in range(5)})
+    told = blame_by_stacks(BUSY._replace(ranks=ranks), groups)
+    assert told.ranks == blamed
+    assert ("by their stacks" in told.why) == (blamed != ranks)
+    frozen = BUSY._replace(kind=HangKind.FROZEN)
+    assert blame_by_stacks(frozen, groups) == frozen, "the state of a process is certain"
 
 
 def test_who_does_not_answer_is_waited_for_a_moment() -> None:

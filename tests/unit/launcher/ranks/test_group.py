@@ -1,0 +1,101 @@
+"""The exits of a node's ranks as facts: what a rank had failed of before it was told to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from launcher.guard_client import Exited, GuardClient
+from launcher.ranks.failure_class import FailureClass, certain_user_error, classify_failure
+from launcher.ranks.group import GroupEvents, Rank, RankGroup
+from launcher.ranks.logs import RankLogs
+from launcher.rendezvous.messages import Failure, World
+from launcher.spec import LaunchSpec
+
+WORLD = World(0, 0, 0, 1, 0, 2, 0, 2, "localhost", 1234)
+ERROR = """{"message": {"message": "%s", "extraInfo": {"py_callstack": "%s", "timestamp": "1"}}}"""
+RAISED = "RuntimeError: CUDA error: an illegal memory access was encountered"
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:8929"
+
+
+class Guard:
+    """Takes orders."""
+
+    def stop(self, signum: int, grace_s: float) -> None:
+        pass
+
+    def hasten(self, grace_s: float) -> None:
+        pass
+
+
+class Node:
+    """Two ranks that run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[Failure] = []
+        self.files = [folder / f"error-{number}.json" for number in range(2)]
+        logs = [RankLogs(None, None, False, False, str(path)) for path in self.files]
+        events = GroupEvents(*(lambda *_: None for _ in range(5)))._replace(failed=self.told.append)
+        self.group = RankGroup(
+            cast(LaunchSpec, None),
+            WORLD,
+            "node0",
+            cast(GuardClient, Guard()),
+            lambda ns: (ns, 0),
+            events,
+            [Rank(number, number, logs[number], "") for number in range(2)],
+        )
+        for key in range(2):
+            self.group.on_spawned(key, 100 + key, 1)
+
+    def fails(self, number: int, said: str) -> None:
+        self.files[number].write_text(ERROR % (said, said))
+
+    def exits(self, number: int, status: int) -> Failure:
+        self.group.on_exited(Exited(number, 100 + number, status, 1 << 62, 0.0, 0.0, 0))
+        return self.group.failures[-1]
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_rank_that_had_failed_when_it_was_stopped_is_no_victim_of_that(tmp_path: Path, asked: int) -> None:
+    node = Node(tmp_path)
+    node.fails(1, RAISED)  # and is slow to end
+    for _ in range(asked):
+        node.group.stop(15, 30.0)
+    failure = node.exits(1, -15)
+    assert (failure.stopped_by_us, failure.message) == (False, RAISED)
+    assert node.told == [failure]
+    assert classify_failure(failure).kind is FailureClass.ACCELERATOR
+
+
+def test_what_a_signal_makes_a_rank_say_is_nothing(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.group.stop(15, 30.0)
+    node.fails(1, RAISED)
+    node.group.stop(15, 2.0)
+    failure = node.exits(1, 1)
+    assert (failure.stopped_by_us, failure.message) == (True, "")
+    assert node.exits(0, -15).stopped_by_us
+    assert node.told == []
+
+
+def test_victims_that_were_stopped_have_nothing_to_say(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.fails(1, CLOSED)
+    node.group.stop(15, 30.0)
+    failure = node.exits(1, -15)
+    assert (failure.stopped_by_us, failure.traceback, failure.error_file) == (True, "", "")
+
+
+def test_the_class_is_that_of_the_exception_not_of_our_signal(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.fails(0, 'Traceback:\\n  File \\"/job/train.py\\", line 7, in <module>\\nKeyError: 1')
+    node.group.stop(15, 30.0)
+    failure = node.exits(0, -15)
+    verdict = classify_failure(failure)
+    assert (verdict.kind, verdict.why) == (FailureClass.USER, "KeyError")
+    assert certain_user_error(failure) == "KeyError at /job/train.py:7", (
+        "the same error twice is seen all the same"
+    )
