@@ -343,6 +343,12 @@ FLAGS: tuple[Flag, ...] = (
         metavar="S",
     ),
     _ours(
+        "--trace-collectives",
+        "record the calls of torch.distributed in each rank: when the job stands still, the report names the first "
+        "stuck rank and its victims",
+        kind=None,
+    ),
+    _ours(
         "--same-error",
         "the same error of the code at the same line in two attempts in a row: give-up ends the job, as it would "
         "fail there again; restart uses up --max-restarts (default give-up)",

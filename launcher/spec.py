@@ -88,6 +88,7 @@ class LaunchSpec(NamedTuple):
     restart_backoff_s: float
     on_hang: str  # report | restart | off
     hang_least_s: float
+    trace_collectives: bool
     stops_on_same_error: bool
     give_up_status: int
     events_dir: str | None
@@ -209,6 +210,7 @@ def build_spec(
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
         on_hang=args.on_hang or "report",
         hang_least_s=_hang_least_s(args.hang_least),
+        trace_collectives=args.trace_collectives,
         stops_on_same_error=args.same_error != "restart",
         give_up_status=_give_up_status(args.give_up_status),
         events_dir=args.events_dir,

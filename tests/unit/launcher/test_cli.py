@@ -95,6 +95,7 @@ def test_our_flags_and_their_defaults() -> None:
         "restart_backoff": 1.0,
         "on_hang": None,
         "hang_least": None,
+        "trace_collectives": False,
         "same_error": None,
         "give_up_status": None,
         "forward_signals": "SIGUSR1,SIGUSR2",

@@ -1,0 +1,1 @@
+"""What went wrong in a job, judged from records of all its ranks. Pure."""
