@@ -344,8 +344,8 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _ours(
         "--trace-collectives",
-        "record the calls of torch.distributed in each rank: when the job stands still, the report names the first "
-        "stuck rank and its victims",
+        "record what ranks call of torch.distributed: when the job stands still, the report names the first stuck "
+        "rank and its victims",
         kind=None,
     ),
     _ours(

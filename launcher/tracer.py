@@ -1,4 +1,4 @@
-"""The tracer of collectives inside a rank: every call of torch.distributed goes into a ring that is read from outside.
+"""The tracer inside a rank: calls of torch.distributed go into a ring that is read from outside.
 
 Loaded by inside.py, by path, once torch is imported, where bootrun has made a ring behind the rank's page
 (--trace-collectives); stdlib only, needs Python 3.8. Collectives are operators of torch's dispatcher (c10d::...),
@@ -23,7 +23,6 @@ RECORDS_AT, SLOTS, RECORD_BYTES = GROUPS_AT + GROUPS_BYTES, 512, 76
 RING_END = RECORDS_AT + SLOTS * RECORD_BYTES
 HEAD_FORMAT, TAIL_FORMAT = "<QQQQHBBHiiB4I", "<QBI"
 NO_GROUP = 0xFFFF
-MOST_32 = 0xFFFFFFFF
 WAITED_FOR, FAILED, LOST_SIGHT = 1, 2, 4
 # The numbers of operators and types in the ring; new ones come at the end.
 OPERATORS = (
@@ -55,21 +54,16 @@ class Ring:
 
     def __init__(self, fd: int, import_apart: "Callable[[str], Any]") -> None:
         struct, mmap = import_apart("struct"), import_apart("mmap")
-        more = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # type: Dict[str, Any]
-        self._map = mmap.mmap(fd, RING_END, **more)  # type: Optional[Any]
+        more: "Dict[str, Any]" = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        self._map: "Optional[Any]" = mmap.mmap(fd, RING_END, **more)
         self._at = GROUPS_AT
-        self._serial = 0
+        self.serial = 0  # of the newest call
         self.pack, self._pack_tail = struct.Struct(HEAD_FORMAT).pack, struct.Struct("<QB").pack
         self._crc = import_apart("zlib").crc32
 
     def forget(self) -> None:
         """In a forked child."""
         self._map = None
-
-    def next_serial(self) -> int:
-        """From 1 on."""
-        self._serial += 1
-        return self._serial
 
     def put(self, serial: int, head: bytes, left_ns: int, flags: int) -> None:
         """A call, or what has become of it. `head` begins with its serial number."""
@@ -100,7 +94,7 @@ class Group:
         self.number = number
         self.ranks = ranks
         self.calls = 0  # of collectives so far
-        self.messages = {}  # type: Dict[Tuple[int, int, int], int]  # operator, peer, tag -> so far
+        self.messages: "Dict[Tuple[int, int, int], int]" = {}  # operator, peer, tag -> so far
 
 
 class Call:
@@ -121,7 +115,7 @@ class Operator:
     def __init__(self, name: str, arguments: "List[str]") -> None:
         self.number = OPERATORS.index(name)
         self.is_message = name in ("send", "recv_", "recv_any_source_")
-        names = () if name in FREE else RESULTS if name in ALIKE_RESULT else ALIKE  # type: Tuple[str, ...]
+        names: "Tuple[str, ...]" = () if name in FREE else RESULTS if name in ALIKE_RESULT else ALIKE
         self.payload = _find(arguments, names)
         self.group = arguments.index("process_group")
         self.peer = _find(arguments, ("root_rank", "dst", "src"))
@@ -141,17 +135,18 @@ class Tracer:
         self._ring = ring
         self._torch = torch
         self._c10d = c10d
-        self._groups = {}  # type: Dict[int, Tuple[Any, Group]]
-        self._counts = {}  # type: Dict[str, int]
+        self._groups: "Dict[int, Tuple[Any, Group]]" = {}
+        self._counts: "Dict[str, int]" = {}
         self._types = dict(
             (getattr(torch, name), number) for number, name in enumerate(TYPES) if hasattr(torch, name)
         )
-        self._pending = {}  # type: Dict[Any, Call]
+        self._pending: "Dict[Any, Call]" = {}
+        self._at_once: "Dict[int, Call]" = {}  # by thread
+        self._thread = sys.modules["_thread"].get_ident
         self._unbox_group = c10d.ProcessGroup.unbox
         self._unbox_work = c10d.Work.unbox
         self._reference = sys.modules["_weakref"].ref
-        self._now_ns = time.monotonic_ns
-        self._library = None  # type: Any  # its end would take the kernels away
+        self._library: "Any" = None  # its end would take the kernels away
 
     def install(self) -> int:
         """Returns: how many operators are traced."""
@@ -176,12 +171,12 @@ class Tracer:
     # ---- calls -----------------------------------------------------------------------------------------------
 
     def _make_kernel(self, operator: Operator, redispatch: "Any", after: "Any") -> "Callable[..., Any]":
-        enter, leave, follow = self._enter, self._leave, self._follow
+        enter, leave, follow = self._make_enter(operator), self._leave, self._follow
         blocks = operator.blocks
 
         def kernel(keyset: "Any", *args: "Any") -> "Any":
             try:
-                call = enter(operator, args)
+                call = enter(args)
             except Exception:
                 call = None
             try:
@@ -199,52 +194,63 @@ class Tracer:
 
         return kernel
 
-    def _enter(self, operator: Operator, args: "Tuple[Any, ...]") -> "Optional[Call]":
-        size = tensors = kind = rank_of = 0
-        shape = ()  # type: Any
-        payload = args[operator.payload] if operator.payload >= 0 else None
-        first = args[0] if payload is None else payload
-        while type(first) is list:
-            first = first[0] if first else None
-        on_cpu = first is None or first.is_cpu
-        if not on_cpu and self._is_captured():
-            return None  # nothing runs now, and to look at other calls would end the capture
-        if payload is not None and first is not None:
-            shape = first.shape
-            rank_of = len(shape)
-            kind = self._types.get(first.dtype, 0)
-            size, tensors = first.nbytes, 1
-            if type(payload) is list and len(payload) > 1:
-                tensors = len(payload)
-                size = sum([each.nbytes for each in payload])
-        if self._pending:
-            self._look_after()
-        boxed = args[operator.group]
-        found = self._unbox_group(boxed)
-        known = self._groups.get(id(found))
-        group = known[1] if known is not None and known[0]() is found else self._add_group(found)
-        if operator.is_message:
-            peer = args[operator.peer] if operator.peer >= 0 else -1
-            tag = args[operator.tag] if operator.tag < len(args) else 0
-            peer = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
-            which = operator.number, peer, tag
-            seq = group.messages[which] = group.messages.get(which, 0) + 1
-        else:
-            peer, tag = -1, 0
-            if operator.peer >= 0 and 0 <= args[operator.peer] < len(group.ranks):
-                peer = group.ranks[args[operator.peer]]
-            seq = group.calls = group.calls + 1
-        at = operator.asynchronous
-        flags = WAITED_FOR if operator.blocks or (0 <= at < len(args) and args[at] is False) else 0
-        ring = self._ring
-        serial = ring.next_serial()
-        a, b, c, d = (*shape, 0, 0, 0, 0)[:4]
-        head = ring.pack(
-            *(serial, seq, size, self._now_ns(), group.number, operator.number, kind, min(tensors, 0xFFFF)),
-            *(peer, tag, min(rank_of, 255), a & MOST_32, b & MOST_32, c & MOST_32, d & MOST_32),
+    def _make_enter(self, operator: Operator) -> "Callable[[Tuple[Any, ...]], Optional[Call]]":
+        """What notes a call before it is passed on. In cells and in one piece: it runs at every call."""
+        number, payload_at, group_at, peer_at = operator.number, operator.payload, operator.group, operator.peer
+        tag_at, async_at, blocks, is_message = (
+            operator.tag,
+            operator.asynchronous,
+            operator.blocks,
+            operator.is_message,
         )
-        ring.put(serial, head, 0, flags)
-        return Call(serial, head, flags, on_cpu)
+        ring, pending, groups, types = self._ring, self._pending, self._groups, self._types
+        unbox, look_after, add_group, now_ns = (
+            self._unbox_group,
+            self._look_after,
+            self._add_group,
+            time.monotonic_ns,
+        )
+        pack, put = ring.pack, ring.put
+
+        def enter(args: "Tuple[Any, ...]") -> "Optional[Call]":
+            payload = first = args[payload_at if payload_at >= 0 else 0]
+            while type(first) is list:
+                first = first[0] if first else None
+            on_cpu = first is None or first.is_cpu
+            if not on_cpu and (first.is_meta or self._is_captured()):
+                return None  # nothing runs now; to look at other calls would end a capture
+            found = unbox(args[group_at])
+            known = groups.get(id(found))
+            group = known[1] if known is not None and known[0]() is found else add_group(found)
+            peer = args[peer_at] if peer_at >= 0 else -1
+            if peer >= 0:
+                peer = group.ranks[peer] if peer < len(group.ranks) else -1
+            if is_message:
+                tag = args[tag_at] if tag_at < len(args) else 0
+                which = number, peer, tag
+                seq = group.messages[which] = group.messages.get(which, 0) + 1
+            else:
+                tag = 0
+                seq = group.calls = group.calls + 1
+            if pending:
+                look_after()
+            size = tensors = kind = rank_of = a = b = c = d = 0
+            if payload_at >= 0 and first is not None:
+                shape = first.shape
+                rank_of = len(shape)
+                a, b, c, d = (*shape, 0, 0, 0, 0)[:4]
+                kind, size, tensors = types.get(first.dtype, 0), first.nbytes, 1
+                if type(payload) is list and len(payload) > 1:
+                    tensors, size = len(payload), sum([each.nbytes for each in payload])
+            flags = WAITED_FOR if blocks or (0 <= async_at < len(args) and args[async_at] is False) else 0
+            serial = ring.serial = ring.serial + 1
+            head = pack(
+                serial, seq, size, now_ns(), group.number, number, kind, tensors, peer, tag, rank_of, a, b, c, d
+            )
+            put(serial, head, 0, flags)
+            return Call(serial, head, flags, on_cpu)
+
+        return enter
 
     def _leave(self, call: Call, flags: int) -> None:
         self._ring.put(call.serial, call.head, time.monotonic_ns(), call.flags | flags)
@@ -252,43 +258,60 @@ class Tracer:
     def _follow(self, call: Call, found: "Any") -> None:
         """Its end is seen when it is waited for, or at one of the next calls."""
         try:
-            work = self._unbox_work(found[-1] if type(found) is tuple else found)
+            if call.flags & WAITED_FOR and call.on_cpu:
+                # The very next thing that this thread waits for, without having to find its work.
+                left = self._at_once.get(self._thread())
+                self._at_once[self._thread()] = call
+                if left is not None:
+                    self._lose(left)
+                return
             pending = self._pending
             if len(pending) >= MOST_PENDING:
-                oldest = next(iter(pending))
-                lost = pending.pop(oldest)
-                self._ring.put(lost.serial, lost.head, 0, lost.flags | LOST_SIGHT)
-            pending[work] = call
+                self._lose(pending.pop(next(iter(pending))))
+            pending[self._unbox_work(found[-1] if type(found) is tuple else found)] = call
         except Exception:
-            self._ring.put(call.serial, call.head, 0, call.flags | LOST_SIGHT)
+            self._lose(call)
+
+    def _lose(self, call: Call) -> None:
+        self._ring.put(call.serial, call.head, 0, call.flags | LOST_SIGHT)
 
     def _look_after(self) -> None:
         pending, looked = self._pending, 0
-        for work in list(pending):
-            if looked >= LOOKED_AFTER:
-                return
-            if work.is_completed():
-                call = pending.pop(work, None)
-                if call is not None:
-                    self._leave(call, 0)
-            else:
-                looked += 1
-
-    def step_ended(self) -> None:
-        """An optimizer step: what it waited for has ended."""
         try:
-            if self._pending and not self._is_captured():
-                self._look_after()
+            for work in list(pending):
+                if looked >= LOOKED_AFTER:
+                    return
+                if work.is_completed():
+                    call = pending.pop(work, None)
+                    if call is not None:
+                        self._leave(call, 0)
+                else:
+                    looked += 1
         except Exception:
             pass
 
+    def step_ended(self) -> None:
+        """An optimizer step: what it waited for has ended."""
+        if self._pending and not self._is_captured():
+            self._look_after()
+
     def _make_wait(self, plain: "Callable[..., Any]") -> "Callable[..., Any]":
         pending, put, leave = self._pending, self._ring.put, self._leave
+        at_once, thread = self._at_once, self._thread
 
         def wait(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
-            call = pending.get(self)
+            call = pending.get(self) if pending else None
             if call is None:
-                return plain(self, *args, **kwargs)
+                call = at_once.pop(thread(), None) if at_once else None
+                if call is None:
+                    return plain(self, *args, **kwargs)
+                try:
+                    found = plain(self, *args, **kwargs)
+                except BaseException:
+                    leave(call, FAILED)
+                    raise
+                leave(call, 0)
+                return found
             if not call.flags & WAITED_FOR:
                 call.flags |= WAITED_FOR
                 put(call.serial, call.head, 0, call.flags)
@@ -300,7 +323,11 @@ class Tracer:
                 raise
             try:
                 # With NCCL it is not over yet: the stream waits, not this thread.
-                if (call.on_cpu or not is_captured()) and self.is_completed() and pending.pop(self, None) is not None:
+                if (
+                    (call.on_cpu or not is_captured())
+                    and self.is_completed()
+                    and pending.pop(self, None) is not None
+                ):
                     leave(call, 0)
             except Exception:
                 pass
@@ -359,7 +386,7 @@ def _runs(ranks: "List[int]") -> str:
 
 
 def install(fd: int, import_apart: "Callable[[str], Any]") -> "Optional[Callable[[], None]]":
-    """Traces from now on. Returns: what is to be called at the end of a step; None where there is nothing to trace.
+    """Traces from now on. Returns: what is to be called at the end of a step; None where nothing is to be traced.
 
     Args: fd: of the page with the ring; import_apart: imports a module of the standard library.
     """

@@ -1,4 +1,4 @@
-"""Calls of torch.distributed as the ranks of a job have recorded them. Plain values and what follows from them. Pure.
+"""Calls of torch.distributed as ranks have recorded them: plain values, and what follows from them. Pure.
 
 Times are nanoseconds of one clock for all ranks; 0: not yet. Ranks are global ones.
 """
@@ -6,6 +6,7 @@ Times are nanoseconds of one clock for all ranks; 0: not yet. Ranks are global o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 MESSAGES = ("send", "recv", "recv_any_source")
@@ -67,7 +68,9 @@ class Call(NamedTuple):
         if self.op == "send":
             return f"send #{self.seq} to rank {self.peer} in {self.group}"
         if self.is_message():
-            return f"receive #{self.seq} from {f'rank {self.peer}' if self.peer >= 0 else 'any rank'} in {self.group}"
+            return (
+                f"receive #{self.seq} from {f'rank {self.peer}' if self.peer >= 0 else 'any rank'} in {self.group}"
+            )
         return f"{self.op} #{self.seq} of {self.group}"
 
     def amount(self) -> str:
@@ -106,9 +109,14 @@ def find_turn(calls: Iterable[Call], newest: int = 8) -> Call | None:
     """
     ordered = list(calls)
     followers: dict[Kind, list[Kind]] = {}
-    for place, (before, after) in enumerate(zip(ordered, ordered[1:], strict=False), 1):
+    for place, (before, after) in enumerate(pairwise(ordered), 1):
         known = followers.setdefault(before.kind(), [])
-        if place >= len(ordered) - newest and len(known) >= 2 and len(set(known)) == 1 and after.kind() != known[0]:
+        if (
+            place >= len(ordered) - newest
+            and len(known) >= 2
+            and len(set(known)) == 1
+            and after.kind() != known[0]
+        ):
             return after
         known.append(after.kind())
     return None

@@ -1,7 +1,8 @@
-"""The first stuck rank of a job that hangs in torch.distributed, told from its victims, over all process groups. Pure.
+"""The first stuck rank of a job that hangs in torch.distributed, over all its process groups. Pure.
 
-In: the calls of all ranks (calls.py). Out: what the others wait for, directly or over several groups, with how
-sure that is and why. Where ranks wait in a circle, the one is named that does not do what it always did before.
+In: the calls of all ranks (calls.py). Out: the rank for which the others wait, directly or over several groups,
+its victims, how sure that is and why. Where ranks wait in a circle, the one is named that does not do what it
+always did before.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from bootseer.diagnose.calls import Call, RankTrace, find_turn, name_ranks
-from bootseer.diagnose.waits import Meeting, Met, Node, Waits, find_behind, find_ends, find_waits
+from bootseer.diagnose.waits import Meeting, Met, Waits, find_behind, find_ends, find_waits
 
 LATE_NS = 1_000_000_000  # a straggler comes so much later than the others (Mycroft, table 3)
 MOST_VICTIM_LINES = 8
@@ -61,7 +62,7 @@ def find_causes(traces: Iterable[RankTrace]) -> list[Cause]:
         ranks = sorted(node for node in end if isinstance(node, int))
         meetings = [node for node in end if not isinstance(node, int)]
         behind = find_behind(waits, end)
-        kind, blamed, call, sure, line, why = _judge(ranks, meetings, waits, by_rank, behind)
+        kind, blamed, call, sure, line, why = _judge(ranks, meetings, waits, by_rank)
         victims = tuple(sorted(behind - set(blamed)))
         cause = Cause(kind, blamed, call, sure, line, why, victims, _name_waiting(victims, waits))
         found.append((-len(behind), _last_ns(by_rank, blamed), cause))
@@ -76,7 +77,6 @@ def _judge(
     meetings: Sequence[Meeting],
     waits: Waits,
     by_rank: Mapping[int, RankTrace],
-    behind: set[int],
 ) -> _Judged:
     for meeting in meetings:
         if odd := waits.meetings[meeting].odd():
@@ -90,14 +90,14 @@ def _judge(
 
 def _judge_absent(rank: int, waits: Waits, by_rank: Mapping[int, RankTrace]) -> _Judged:
     missed = [met for met in waits.meetings.values() if rank in met.missing]
-    # Those that have waited longest for it.
-    met = min(missed, key=lambda each: min(call.entered_ns for call in each.here.values()))
+    # The one that is missed for itself: to others it may not come as it did not come to that.
+    met = min(missed, key=lambda each: (len(each.missing), min(call.entered_ns for call in each.here.values())))
     call = next(iter(met.here.values()))
     trace = by_rank.get(rank)
     if trace is None:
         line = f"rank {rank} has not come to {call}, and nothing is known of it"
         return Kind.UNSEEN, (rank,), str(call), Sure.LIKELY, line, ("its calls cannot be read",)
-    name = _counterpart(call, rank, met)
+    name = _counterpart(call, met)
     why = [_last_words(trace)]
     sure = Sure.CERTAIN
     turn = find_turn(trace.calls)
@@ -124,7 +124,8 @@ def _judge_mismatch(met: Met, odd: tuple[int, ...], by_rank: Mapping[int, RankTr
     first = next((call for rank, call in met.here.items() if rank not in odd), calls[0])
     operations = {call.op for call in calls}
     if len(operations) > 1 and not first.is_message():
-        line = f"{name_ranks(odd)} made another operation than the others, {first}"
+        own = " and ".join(sorted({call.op for rank, call in met.here.items() if rank in odd}))
+        line = f"{name_ranks(odd)} made {own} where others made {first}"
     else:
         line = f"{name_ranks(odd)} came with another size, type or root to {first}"
     return Kind.MISMATCH, odd, str(first), sure, line, tuple(why)
@@ -170,14 +171,13 @@ def _judge_circle(
     turned = _find_turned(ranks, by_rank, why)
     blamed = turned or tuple(ranks)
     sure = Sure.LIKELY if turned else Sure.UNSURE
-    groups = {call.group for call in calls}
-    if all(call.is_message() for call in calls) or (turned and all(map(_is_message, _missed(turned, mets)))):
-        missed = _missed_by(blamed, mets) or first
-        line = f"{name_ranks(blamed)}: {missed} has no other end; ranks wait in a circle"
-        return Kind.MESSAGE, blamed, missed, sure, line, tuple(why)
     missed = _missed_by(blamed, mets) or first
-    many = "groups" if len(groups) > 1 else "calls"
-    line = f"{name_ranks(blamed)} came to {many} in another order, and not to {missed}; ranks wait in a circle"
+    if all(call.is_message() for call in calls) or (turned and all(map(_is_message, _missed(turned, mets)))):
+        line = f"{missed} has no other end: {name_ranks(blamed)}"
+        line += " did not come to it, and waits elsewhere" if turned else " wait in a circle"
+        return Kind.MESSAGE, blamed, missed, sure, line, tuple(why)
+    line = f"{name_ranks(blamed)} made calls in another order than the rest and did not come to {missed}"
+    line += "; ranks wait in a circle"
     return Kind.ORDER, blamed, missed, sure, line, tuple(why)
 
 
@@ -210,7 +210,7 @@ def _own_call(rank: int, waits: Waits) -> Call:
     return waits.meetings[waits.of_rank[rank][0]].here[rank]
 
 
-def _counterpart(call: Call, rank: int, met: Met) -> str:
+def _counterpart(call: Call, met: Met) -> str:
     """What a rank should have done, for people."""
     if not call.is_message():
         return str(call)

@@ -121,7 +121,8 @@ def find_ends(waits: Waits) -> list[tuple[Node, ...]]:
 def find_behind(waits: Waits, ends: Iterable[Node]) -> set[int]:
     """Ranks that wait, over however many others, for these."""
     before: dict[Node, list[Node]] = {}
-    for node in (*waits.of_rank, *waits.meetings):
+    nodes: list[Node] = [*waits.of_rank, *waits.meetings]
+    for node in nodes:
         for after in waits.followers(node):
             before.setdefault(after, []).append(node)
     seen = set(ends)

@@ -1,12 +1,12 @@
-"""The ring of a rank's calls of torch.distributed, behind its page: made and read here, written by launcher/tracer.py.
+"""The ring of a rank's calls of torch.distributed, behind its page: read here, written by launcher/tracer.py.
 
 Little endian, from the end of the page (64) on; a call is found at its serial number modulo SLOTS:
-    0  8  magic BOOTRING, 8  4  version, 16  8  bytes of all of this; head of 64 bytes
+    0  8  magic BOOTRING; 8  4  version; 16  8  bytes of all of this        head of 64 bytes
    24  4  operators that are traced; 0: none, nothing is known
    64     groups, a line each: number, generation, name, label, ranks as START:COUNT:STEP,...; tabs between
-16448     records of 76 bytes: serial, number in the group, bytes, entered ns (8 each), group (2), operator, type (1),
-          tensors (2), peer, tag (4), dimensions (1), the first four of them (4 each), left ns (8), flags (1), and
-          the CRC-32 of all this: what is read while it is written does not fit, and is read again
+16448     records of 76 bytes: serial, number in the group, bytes, entered ns (8 each), group (2), operator, type
+          (1 each), tensors (2), peer, tag (4), dimensions (1), the first four (4 each), left ns (8), flags (1),
+          and the CRC-32 of all this: what is read while it is written does not fit, and is read again
 Flags: 1 it is waited for, 2 it failed, 4 its end cannot be seen. There is one writer and no lock: it can be read
 while the rank hangs, and when it is dead.
 """
@@ -52,9 +52,12 @@ _RECORD = struct.Struct(HEAD_FORMAT + TAIL_FORMAT[1:])
 # As people know them; the rest without the underscores of torch's operators.
 _NAMES = {
     **{name: name.strip("_") for name in OPERATORS},
-    **{"allreduce_": "all_reduce", "allgather_": "all_gather", "_allgather_base_": "all_gather_into_tensor"},
-    **{"_reduce_scatter_base_": "reduce_scatter_tensor", "alltoall_": "all_to_all"},
-    **{"alltoall_base_": "all_to_all_single"},
+    "allreduce_": "all_reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_into_tensor",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
 }
 
 
@@ -141,7 +144,7 @@ def _parse_groups(data: bytes) -> dict[int, Group]:
 
 
 def take_tail(calls: Iterable[Call], most: int) -> list[Call]:
-    """The newest calls, and however old: those that have not ended, and the newest of each group and message way."""
+    """The newest calls, and however old those that have not ended, and the newest of each group and way."""
     ordered = sorted(calls)
     newest: dict[object, Call] = {}
     for call in ordered:
@@ -159,7 +162,11 @@ def pack_rings(rings: Iterable[RankRing], shift_ns: int, most_bytes: int) -> byt
     while found:
         groups: dict[Group, int] = {}
         ranks = [
-            [each.rank, int(each.ended), [_pack_call(call, groups, shift_ns) for call in take_tail(each.calls, most)]]
+            [
+                each.rank,
+                int(each.ended),
+                [_pack_call(call, groups, shift_ns) for call in take_tail(each.calls, most)],
+            ]
             for each in found
         ]
         listed = [[group.name, group.label, group.generation, group.ranks] for group in groups]
@@ -190,18 +197,36 @@ def unpack_rings(data: bytes, stopped: Mapping[int, bool]) -> dict[int, RankTrac
         ]
         return {
             int(rank): RankTrace(
-                int(rank), tuple(_unpack_call(each, groups) for each in calls), bool(ended), stopped.get(rank, False)
+                int(rank),
+                tuple(_unpack_call(each, groups) for each in calls),
+                bool(ended),
+                stopped.get(rank, False),
             )
             for rank, ended, calls in ranks
         }
-    except (zlib.error, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
+    except (
+        zlib.error,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ):
         return {}
 
 
 def _unpack_call(record: list[Any], groups: list[Group]) -> Call:
-    serial, group, op, seq, peer, tag, size, dtype, shape, tensors, entered_ns, left_ns, waited, failed, lost = record
+    serial, group, op, seq, peer, tag, size, dtype, shape, tensors, entered_ns, left_ns, waited, failed, lost = (
+        record
+    )
+    what = int(serial), groups[group], str(op)[:MOST_TEXT], int(seq), int(peer), int(tag), int(size)
+    dims = tuple(int(each) for each in shape[:4])
     return Call(
-        *(int(serial), groups[group], str(op)[:MOST_TEXT], int(seq), int(peer), int(tag), int(size)),
-        *(str(dtype)[:MOST_TEXT], tuple(int(each) for each in shape[:4]), int(tensors)),
-        *(int(entered_ns), int(left_ns), bool(waited), bool(failed), bool(lost)),
+        *what,
+        *(str(dtype)[:MOST_TEXT], dims, int(tensors), int(entered_ns), int(left_ns)),
+        waited_for=bool(waited),
+        failed=bool(failed),
+        lost=bool(lost),
     )
