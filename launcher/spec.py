@@ -157,6 +157,9 @@ def build_spec(
             "OMP_NUM_THREADS is not set: it is 1 for each rank, so that they do not overload the machine; "
             "set it to what your job does best with"
         )
+    if args.trace_collectives and (args.rank_hooks == "off" or args.on_hang == "off"):
+        off = "--rank-hooks" if args.rank_hooks == "off" else "--on-hang"
+        warnings.append(f"--trace-collectives does nothing with {off} off: leave one of them out")
     image = _image(args, environ, warnings)
     handled = parse_signals(args.signals_to_handle, "--signals-to-handle", warnings)
     return LaunchSpec(

@@ -362,7 +362,7 @@ class Tracer:
         if ranks is None:
             return Group(NO_GROUP, [])
         number = sum(self._counts.values()) - 1
-        words = [str(number), str(generation), _plain(name), _plain(label), _runs(ranks)]
+        words = [str(number), str(generation), _plain(name), _plain(label), name_runs(ranks)]
         is_kept = self._ring.add_group(("\t".join(words) + "\n").encode("ascii", "replace"))
         return Group(number if is_kept else NO_GROUP, ranks)
 
@@ -371,7 +371,7 @@ def _plain(text: str) -> str:
     return "".join([char if char.isprintable() else "?" for char in text[:MOST_NAME]])
 
 
-def _runs(ranks: "List[int]") -> str:
+def name_runs(ranks: "List[int]") -> str:
     """Ranks as START:COUNT:STEP, with commas between."""
     found = []
     at = 0

@@ -39,11 +39,12 @@ from launcher.tracer import (
     TAIL_FORMAT,
     TYPES,
     WAITED_FOR,
+    name_runs,
 )
 
 RING_BYTES = RING_END - PAGE_BYTES
 NEW_RING = (RING_HEAD + bytes(4) + RING_BYTES.to_bytes(8, "little")).ljust(RING_BYTES, b"\0")
-MOST_RANKS = 1 << 20  # of a group
+MOST_RANKS = 1 << 20  # of all groups of a rank, or of a node
 MOST_TRACE_BYTES = 4 << 20  # of a node, unpacked
 MOST_TAIL = 64  # calls of a rank that are sent
 MOST_TEXT = 64
@@ -124,20 +125,28 @@ def _call_of(fields: tuple[Any, ...], group: Group) -> Call:
 
 
 def _parse_groups(data: bytes) -> dict[int, Group]:
-    found = {}
+    found: dict[int, Group] = {}
+    known = 0
     for line in data.split(b"\n")[:-1]:
         try:
             number, generation, name, label, runs = line.decode("ascii").split("\t")
-            ranks: list[int] = []
-            for run in runs.split(",") if runs else ():
-                start, count, step = map(int, run.split(":"))
-                if count > MOST_RANKS - len(ranks):
-                    raise ValueError(run)
-                ranks += [start + step * each for each in range(count)]
-            found[int(number)] = Group(name, label, int(generation), tuple(ranks))
+            ranks = _parse_runs(runs, MOST_RANKS - known)
+            found[int(number)] = Group(name, label, int(generation), ranks)
+            known += len(ranks)
         except ValueError:
             pass  # torn, or not ours
     return found
+
+
+def _parse_runs(text: str, most: int) -> tuple[int, ...]:
+    """Ranks of START:COUNT:STEP,... Raises: ValueError, also for more than `most`."""
+    ranks: list[int] = []
+    for run in text.split(",") if text else ():
+        start, count, step = map(int, run.split(":"))
+        if count > most - len(ranks):
+            raise ValueError(run)
+        ranks += [start + step * each for each in range(count)]
+    return tuple(ranks)
 
 
 # ---- the way to the coordinator ------------------------------------------------------------------------------
@@ -169,7 +178,7 @@ def pack_rings(rings: Iterable[RankRing], shift_ns: int, most_bytes: int) -> byt
             ]
             for each in found
         ]
-        listed = [[group.name, group.label, group.generation, group.ranks] for group in groups]
+        listed = [[group.name, group.label, group.generation, name_runs(list(group.ranks))] for group in groups]
         data = zlib.compress(json.dumps([listed, ranks], separators=(",", ":")).encode())
         if len(data) <= most_bytes:
             return data
@@ -191,10 +200,12 @@ def unpack_rings(data: bytes, stopped: Mapping[int, bool]) -> dict[int, RankTrac
         return {}
     try:
         listed, ranks = json.loads(zlib.decompressobj().decompress(data, MOST_TRACE_BYTES))
-        groups = [
-            Group(str(name)[:MOST_TEXT], str(label)[:MOST_TEXT], int(generation), tuple(map(int, members)))
-            for name, label, generation, members in listed
-        ]
+        groups: list[Group] = []
+        known = 0
+        for name, label, generation, runs in listed:
+            members = _parse_runs(str(runs), MOST_RANKS - known)
+            known += len(members)
+            groups.append(Group(str(name)[:MOST_TEXT], str(label)[:MOST_TEXT], int(generation), members))
         return {
             int(rank): RankTrace(
                 int(rank),

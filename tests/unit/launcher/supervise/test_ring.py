@@ -188,6 +188,26 @@ def test_what_is_sent_fits_and_says_so_by_fewer_calls() -> None:
     assert pack_rings([], 0, 1000) == b""
 
 
+@given(st.lists(st.integers(0, 2**20), max_size=40))
+def test_members_of_a_group_arrive(ranks: list[int]) -> None:
+    group = Group("0", "dp", 1, tuple(ranks))
+    found = unpack_rings(pack_rings([RankRing(0, (call(1, group),), False)], 0, 1 << 16), {})
+    assert found[0].calls[0].group == group
+
+
+def test_large_groups_cost_little_on_the_way_and_have_a_bound() -> None:
+    world = Group("0", "default_pg", 1, tuple(range(20_000)))
+    data = pack_rings([RankRing(0, (call(1, world),), False)], 0, 1000)
+    assert unpack_rings(data, {})[0].calls[0].group == world
+    huge = json.dumps([[["0", "", 1, "0:1000000:1"], ["1", "", 1, "0:1000000:1"]], []])
+    assert unpack_rings(zlib.compress(huge.encode()), {}) == {}
+    ring = bytearray(bytes(PAGE_BYTES) + NEW_RING)
+    ring[tracer.HOOKED_AT] = 1
+    lines = b"".join(b"%d\t1\t%d\tx\t0:900000:1\n" % (number, number) for number in range(100))
+    ring[tracer.GROUPS_AT : tracer.GROUPS_AT + len(lines)] = lines
+    assert parse_ring(bytes(ring)) == ([], 0), "no more than a million ranks are made of it"
+
+
 @given(st.binary(max_size=60))
 def test_what_is_no_trace_is_none(data: bytes) -> None:
     assert unpack_rings(data, {}) == {}
