@@ -97,6 +97,7 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
     "hang": {
         "action": Setting("--on-hang", Kind.TEXT, choices=("report", "restart", "off")),
         "least_s": Setting("--hang-least", Kind.SECONDS),
+        "trace_collectives": Setting("--trace-collectives", Kind.SWITCH),
     },
     "restart": {
         "same_error": Setting("--same-error", Kind.TEXT, choices=("give-up", "restart")),

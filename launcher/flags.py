@@ -355,6 +355,12 @@ FLAGS: tuple[Flag, ...] = (
         choices=("off", "report", "fail"),
     ),
     _ours(
+        "--trace-collectives",
+        "record what ranks call of torch.distributed: when the job stands still, the report names the first stuck "
+        "rank and its victims",
+        kind=None,
+    ),
+    _ours(
         "--same-error",
         "the same error of the code at the same line in two attempts in a row: give-up ends the job, as it would "
         "fail there again; restart uses up --max-restarts (default give-up)",

@@ -21,7 +21,7 @@ from launcher.image_options import ImageOptions
 from launcher.loop import Alarm, EventLoop
 from launcher.ranks.command import INSIDE
 from launcher.ranks.environ import RANK_VARIABLES
-from launcher.ranks.program import PRELOADED, RankProgram
+from launcher.ranks.program import PRELOADED, TRACER, RankProgram
 from launcher.service import ServiceProcess
 from launcher.spec import LaunchSpec
 from launcher.stage_span import StageSpan
@@ -149,6 +149,7 @@ class NodeImage:
             files={
                 f"{RANK_FOLDER}/inside.py": INSIDE,
                 f"{RANK_FOLDER}/preloaded.py": PRELOADED,
+                f"{RANK_FOLDER}/tracer.py": TRACER,
                 LISTING: _LISTING_FILE,
             },
             peers="" if self._peers is None else self._peers.path,

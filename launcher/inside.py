@@ -35,6 +35,7 @@ REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
 # Of the page; launcher/supervise/page.py reads it, and says what is where.
 PAGE_HEAD = b"BOOTRANK\1\0\0\0"
 PAGE_BYTES, PULSE_AT = 64, 32
+RING_MAGIC = b"BOOTRING"  # behind the page, where collectives are to be traced (launcher/tracer.py)
 MOST_STEP = 1 << 55
 # All signals below 32 have a meaning, C libraries keep 32 to 34 for themselves, what takes real-time signals
 # (profilers with PAPI, HPCToolkit, message queues) counts up from SIGRTMIN, and valgrind has the last one.
@@ -262,11 +263,13 @@ class FirstStep:
         self._page = page
         self._locks = {}  # type: Dict[str, Any]
         self._handle = None  # type: Any
-        self._is_hooked = False
+        self._is_hooked = self._is_traced = False
+        self._step_ended = None  # type: Optional[Callable[[], None]]
         self.is_done = False
 
     def install(self) -> None:
         if "torch.optim.optimizer" in sys.modules:
+            self._guarded(self._trace)
             self._guarded(self._hook)
         else:
             sys.meta_path.insert(0, self)
@@ -314,11 +317,28 @@ class FirstStep:
         failed = "" if "torch" in sys.modules else ',"error":"the import failed"'
         self._events.write("import", "end", "torch", ',"span":"torch"' + failed)
         if not failed:
+            self._guarded(self._trace)
             self._retire()
 
     def _optimizer_ended(self) -> None:
         del self._locks["torch.optim.optimizer"]
         self._hook()
+
+    def _trace(self) -> None:
+        """Has collectives traced where bootrun has made a ring for that (launcher/tracer.py)."""
+        fd = -1 if self._page is None else self._page.fd
+        if fd < 0 or self._is_traced or os.pread(fd, len(RING_MAGIC), PAGE_BYTES) != RING_MAGIC:
+            return
+        self._is_traced = True
+        folder = os.path.dirname(os.path.abspath(_TEMPLATE.get("__file__") or __file__))
+        if folder.endswith("/__pycache__"):
+            folder = folder[: -len("/__pycache__")]
+        path = folder + "/tracer.py"
+        with open(path, "rb", 0) as file:
+            code = compile(file.readall(), path, "exec", 0, True)
+        names = {"__name__": NAME}  # type: Dict[str, Any]
+        exec(code, names)
+        self._step_ended = names["install"](fd, _import_apart)
 
     def _hook(self) -> None:
         if self._is_hooked or "torch.optim.optimizer" not in sys.modules:
@@ -337,6 +357,8 @@ class FirstStep:
         def after_step(*_step: "Any") -> None:
             nonlocal is_first
             pulse()
+            if self._step_ended is not None:
+                self._step_ended()
             if is_first:
                 is_first = False
                 self._guarded(self.done, "optimizer_step")

@@ -306,7 +306,14 @@ class Node:
             self._run_dir, world.attempt, spec.nproc, spec.redirects, spec.tee, spec.local_ranks_filter
         )
         has_hooks = spec.rank_hooks and spec.entry.mode != "program"
-        pages = self._pages.renew(spec.nproc, self.workplace.has_image) if has_hooks else [NO_PAGE] * spec.nproc
+        ring = b""
+        if has_hooks and spec.trace_collectives:
+            from launcher.supervise.ring import NEW_RING
+
+            ring = NEW_RING
+        pages = [NO_PAGE] * spec.nproc
+        if has_hooks:
+            pages = self._pages.renew(spec.nproc, self.workplace.has_image, ring)
         if self._pages.names:
             self._remove_at_end()
         ranks = [
@@ -589,7 +596,9 @@ class Node:
         from launcher.supervise.node_watch import NodeWatch
 
         agent = self.agent
-        self._watch = NodeWatch(self._loop, group, agent.to_job_clock, agent.tell_watch, self.say)
+        self._watch = NodeWatch(
+            self._loop, group, agent.to_job_clock, agent.tell_watch, self.say, self._spec.trace_collectives
+        )
 
     def send_stacks(self, number: int) -> None:
         """What the ranks of this node do, to the coordinator."""

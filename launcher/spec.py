@@ -92,6 +92,7 @@ class LaunchSpec(NamedTuple):
     hang_least_s: float
     log_rules: tuple[Rule, ...]  # of the user, over what ranks print
     known_rules: bool  # those that come with Bootseer, too
+    trace_collectives: bool
     stops_on_same_error: bool
     excludes_nodes: bool
     stops_without_progress: bool
@@ -170,6 +171,9 @@ def build_spec(
             "OMP_NUM_THREADS is not set: it is 1 for each rank, so that they do not overload the machine; "
             "set it to what your job does best with"
         )
+    if args.trace_collectives and (args.rank_hooks == "off" or args.on_hang == "off"):
+        off = "--rank-hooks" if args.rank_hooks == "off" else "--on-hang"
+        warnings.append(f"--trace-collectives does nothing with {off} off: leave one of them out")
     image = _image(args, environ, warnings)
     handled = parse_signals(args.signals_to_handle, "--signals-to-handle", warnings)
     return LaunchSpec(
@@ -226,6 +230,7 @@ def build_spec(
         hang_least_s=_hang_least_s(args.hang_least),
         log_rules=_log_rules(args),
         known_rules=args.log_rules in (None, "all"),
+        trace_collectives=args.trace_collectives,
         stops_on_same_error=args.same_error != "restart",
         excludes_nodes=args.exclude_nodes != "off",
         stops_without_progress=args.no_progress != "restart",

@@ -67,7 +67,7 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Find the machine at fault."""
-    from bootseer.diagnose import Replay
+    from bootseer.diagnose.replay import Replay
 
     machines = _read_hosts(hosts)
     try:
@@ -85,7 +85,7 @@ def replay(
 
 
 def _search(search: Any, command: str, limit_s: float, parallel: int, as_json: bool) -> int:
-    from bootseer.diagnose import Result, run_groups
+    from bootseer.diagnose.replay_run import Result, run_groups
 
     done: list[dict[str, Any]] = []
     number = 0

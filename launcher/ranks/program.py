@@ -18,6 +18,7 @@ UNCHECKED = 1  # flags of a compiled file that is not compared with its source (
 
 
 PRELOADED = INSIDE.rpartition("/")[0] + "/preloaded.py"
+TRACER = INSIDE.rpartition("/")[0] + "/tracer.py"  # found by inside.py, beside itself
 
 
 class RankProgram(NamedTuple):

@@ -79,7 +79,7 @@ def describe_first(failures: Sequence[Failure], unsure: Sequence[int] = ()) -> s
     if unsure:
         return f"ranks {format_ranks(unsure)} failed first, in which order is not known; {class_}"
     how = signal_name(first.status) or f"exit status {first.status}"
-    return f"rank {first.rank} on {_clean(first.node)} failed first ({how}); {class_}"
+    return f"rank {first.rank} on {clean(first.node)} failed first ({how}); {class_}"
 
 
 def machine_report(

@@ -18,6 +18,7 @@ Message = FromMember | FromCoordinator
 KIB = 1024
 MOST_PAYLOAD_BYTES = 1024 * KIB
 MOST_EVENTS_BYTES = 64 * KIB  # of a batch of events, compressed
+MOST_TRACES_BYTES = 64 * KIB  # of the calls of a node's ranks, compressed
 MOST_RAW_EVENTS_BYTES = 1024 * KIB  # and before that
 MOST_EVENT_LINES = 8192
 
@@ -56,7 +57,7 @@ FROM_MEMBER = _kinds(
     (13, m.PeerServes, 2 * KIB),
     (14, m.Listens, 16),
     (15, m.RankLooks, MOST_PAYLOAD_BYTES),
-    (16, m.NodeStacks, MOST_EVENTS_BYTES + 128),
+    (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + 128),
     (24, m.RuleFound, 16 * KIB),
     (25, m.RuleSeen, 2 * KIB),
 )
@@ -100,7 +101,7 @@ _TEXT_CHARS = {
     "stderr_tail": 2 * KIB,
 }
 _ITEMS = {"names": 20_000, "stderr_tail": 64, "kernel": 16, "failures": 4096, "unsure": 4096, "nodes": 256}
-_BYTES = {"data": MOST_EVENTS_BYTES}
+_BYTES = {"data": MOST_EVENTS_BYTES, "traces": MOST_TRACES_BYTES}
 _HUGE = 2**62
 _NUMBERS: dict[str, tuple[float, float]] = {
     "pid": (0, 2**31),

@@ -144,6 +144,7 @@ class NodeStacks(NamedTuple):
 
     number: int  # of the question
     data: bytes  # of supervise/watch.py: zlib of JSON
+    traces: bytes = b""  # of supervise/ring.py: the same; b"" without --trace-collectives
 
 
 class RuleFound(NamedTuple):

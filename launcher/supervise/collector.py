@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from launcher.loop import Cancellable, EventLoop
-from launcher.supervise.page import PAGE_BYTES, Page, read_page
+from launcher.supervise.page import Page, head_bytes, read_page
 from launcher.supervise.processes import (
     GONE,
     STOPPED,
@@ -114,8 +114,8 @@ class _Asked:
                 return False
             self.begin = self.size = os.fstat(self.fd).st_size
             if self.size > KEEP_BYTES:
-                os.ftruncate(self.fd, PAGE_BYTES)
-                self.begin = self.size = PAGE_BYTES
+                self.begin = self.size = head_bytes(self.fd)
+                os.ftruncate(self.fd, self.size)
             if not signals.pending & bit:  # else it has not even answered the last time
                 signal.pidfd_send_signal(pidfd, page.stacks_signal)
             return True

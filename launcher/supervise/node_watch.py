@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from launcher.loop import Cancellable, EventLoop
-from launcher.ranks.group import RankGroup
+from launcher.ranks.group import RankGroup, RankState
 from launcher.rendezvous.messages import NodeStacks, RankLooks, Standstill
 from launcher.supervise.collector import StackCollector
 from launcher.supervise.facts import RankFacts
@@ -35,9 +35,11 @@ class NodeWatch:
         to_job_clock: Callable[[int], tuple[int, int]],
         send: Callable[[RankLooks | NodeStacks], object],
         say: Callable[[str], object],
+        traced: bool = False,
     ) -> None:
         self._loop, self._group, self._send, self._say = loop, group, send, say
         self._to_job_clock = to_job_clock
+        self._traced = traced
         self._every_s = look_s(group.world.group_world_size)
         self._sampler = Sampler(group.ranks)
         self._collector: StackCollector | None = None
@@ -67,7 +69,20 @@ class NodeWatch:
         """The job stands still: what do the ranks of this node do?"""
         if self._collector is None:
             self._collector = StackCollector(self._loop, self._group.ranks)
-        self._collector.collect(lambda found: self._send(NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES))))
+        self._collector.collect(
+            lambda found: self._send(NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), self._traces()))
+        )
+
+    def _traces(self) -> bytes:
+        """What the ranks have called of torch.distributed; b"" where that is not traced."""
+        if not self._traced:
+            return b""
+        from launcher.supervise.ring import pack_rings, read_ring
+
+        ended = (RankState.LINGERING, RankState.SUCCEEDED, RankState.FAILED)
+        found = [read_ring(each.page_file, each.rank, each.state in ended) for each in self._group.ranks]
+        rings = [each for each in found if each is not None]
+        return pack_rings(rings, self._to_job_clock(0)[0], MOST_SENT_BYTES)
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(self._every_s, self._look)

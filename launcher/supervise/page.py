@@ -21,6 +21,7 @@ import time
 from typing import NamedTuple
 
 MAGIC = b"BOOTRANK"
+RING_MAGIC = b"BOOTRING"
 VERSION = 1
 PAGE_BYTES = 64
 NAMED_FOLDER = "/dev/shm"  # noqa: S108
@@ -60,12 +61,15 @@ class Pages:
         self._fds: list[int] = []
         self._named: list[str] = []
 
-    def renew(self, count: int, is_named: bool) -> list[PageFile]:
-        """New ones; NO_PAGE where there can be none. Args: is_named: for ranks that may not follow /proc."""
+    def renew(self, count: int, is_named: bool, ring: bytes = b"") -> list[PageFile]:
+        """New ones; NO_PAGE where there can be none.
+
+        Args: is_named: for ranks that may not follow /proc; ring: what stands behind each page (ring.py).
+        """
         self.close()
         if is_named:
             _remove_left()
-        return [self._make(is_named) for _ in range(count)]
+        return [self._make(is_named, ring) for _ in range(count)]
 
     def read(self) -> list[Page | None]:
         """What each says; None where no rank has opened it."""
@@ -87,7 +91,7 @@ class Pages:
                 pass  # its rank has done so
         self._fds, self._named = [], []
 
-    def _make(self, is_named: bool) -> PageFile:
+    def _make(self, is_named: bool, ring: bytes) -> PageFile:
         name = ""
         try:
             if is_named:
@@ -98,7 +102,8 @@ class Pages:
                 fd = os.memfd_create("bootseer-page", os.MFD_CLOEXEC)
             self._fds.append(fd)
             # Written, not only made longer: what is not there yet could be missing when the rank writes.
-            if os.pwrite(fd, (MAGIC + VERSION.to_bytes(4, "little")).ljust(PAGE_BYTES, b"\0"), 0) < PAGE_BYTES:
+            data = (MAGIC + VERSION.to_bytes(4, "little")).ljust(PAGE_BYTES, b"\0") + ring
+            if os.pwrite(fd, data, 0) < len(data):
                 return NO_PAGE
         except OSError:
             return NO_PAGE
@@ -119,6 +124,12 @@ def _remove_left() -> None:
                     os.unlink(each.path)
     except OSError:
         pass  # there is none, or another job does the same
+
+
+def head_bytes(fd: int) -> int:
+    """What stands before the stacks: the page, and the ring if there is one. Raises: OSError."""
+    found = os.pread(fd, 24, PAGE_BYTES)
+    return PAGE_BYTES + _number(found, 16, 8) if found[:8] == RING_MAGIC else PAGE_BYTES
 
 
 def read_page(fd: int) -> Page | None:

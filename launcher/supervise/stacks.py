@@ -23,6 +23,7 @@ _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d+|\?\?\?) in (.*)')
 # Files of the interpreter and of what is installed: there a line tells no more than the function. Not the user's.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64|32)?/python\d(?:\.\d+)?(?=/)|^<")
 _OURS = re.compile(r"(?:^|/)(?:launcher|bootseer/rank)/(?:inside|preloaded)\.py$")
+_TRACER = re.compile(r"(?:^|/)(?:launcher|bootseer/rank)/tracer\.py$")
 
 
 class Frame(NamedTuple):
@@ -153,11 +154,11 @@ def _key(stacks: RankStacks) -> object:
 
 
 def _own_frames(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Without those of ours below the script's, which a rank that was exec'd has, and another forked one."""
+    """Without those of ours: below the script's, which a rank that was exec'd has, and between, of the tracer."""
     end = len(frames)
     while end > 1 and _OURS.search(frames[end - 1].file):
         end -= 1
-    return frames[:end]
+    return [frame for frame in frames[:end] if not _TRACER.search(frame.file)] or frames[:end]
 
 
 def is_installed(frame: Frame) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.supervise.facts import Hang, HangKind, RankFacts
 from launcher.supervise.hang import HangDetector, HangSettings
@@ -25,6 +25,11 @@ from launcher.supervise.stacks import (
     name_ranks,
 )
 
+if TYPE_CHECKING:
+    from bootseer.diagnose.stuck import Cause
+
+STOPPED_STATES = ("T", "t")
+MOST_CAUSES = 8
 LOOK_S = 2.0  # between two looks at a node's ranks
 NODES_A_SECOND = 250  # of a large job each node looks more rarely: so many messages a second reach the coordinator
 STACKS_S = 6.0  # for all nodes to send what their ranks do
@@ -79,6 +84,7 @@ class HangWatch:
         self._open: _Open | None = None
         self._stacks: dict[int, RankStacks] = {}
         self._answers: set[int] = set()
+        self._traces: list[bytes] = []  # packed
         self.last: Hang | None = None  # that was told, while it lasts
 
     def attempt_began(self, world_size: int, nodes: int, now_s: float) -> None:
@@ -107,12 +113,14 @@ class HangWatch:
         """What a node has seen of its ranks."""
         self._facts.update((each.rank, each) for each in facts)
 
-    def answered(self, node: int, number: int, data: bytes) -> list[Said]:
-        """The stacks of a node's ranks."""
+    def answered(self, node: int, number: int, data: bytes, traces: bytes = b"") -> list[Said]:
+        """The stacks of a node's ranks, and the collectives they have called."""
         if self._open is None or number != self._open.number:
             return []
         self._answers.add(node)
         self._stacks.update(unpack_stacks(data))
+        if traces:
+            self._traces.append(traces)
         return self._conclude() if len(self._answers) >= self._open.wanted else []
 
     def tick(self, now_s: float) -> list[Said]:
@@ -138,12 +146,14 @@ class HangWatch:
             return []
         found = found._replace(hang=blame_by_stacks(found.hang, group_stacks(self._stacks)))
         self.last = found.hang
-        return [describe(found.number, found.hang, self._stacks, self._facts)]
+        causes = find_causes_in(self._traces, self._stacks) if self._traces else []
+        return [describe(found.number, found.hang, self._stacks, self._facts, causes)]
 
     def _forget(self) -> None:
         self._open = self.last = None
         self._stacks.clear()
         self._answers.clear()
+        self._traces.clear()
 
 
 def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
@@ -158,14 +168,43 @@ def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
     return hang._replace(ranks=blamed, why=f"{hang.why}; apart by their stacks: {name_ranks(blamed)}")
 
 
-def describe(number: int, hang: Hang, stacks: Mapping[int, RankStacks], facts: Mapping[int, RankFacts]) -> Finding:
-    """The finding as a line, as text and for programs."""
+def find_causes_in(traces: Iterable[bytes], stacks: Mapping[int, RankStacks]) -> list[Cause]:
+    """What the ranks wait for, by their calls of torch.distributed. Args: traces: of nodes, packed."""
+    from bootseer.diagnose.stuck import find_causes
+    from launcher.supervise.ring import unpack_rings
+
+    stopped = {rank: each.state in STOPPED_STATES for rank, each in stacks.items()}
+    found = {rank: trace for data in traces for rank, trace in unpack_rings(data, stopped).items()}
+    try:
+        return find_causes(found.values())
+    except (LookupError, ValueError, TypeError, RecursionError):
+        return []  # calls that cannot be: a node has sent them
+
+
+def describe(
+    number: int,
+    hang: Hang,
+    stacks: Mapping[int, RankStacks],
+    facts: Mapping[int, RankFacts],
+    causes: Sequence[Cause] = (),
+) -> Finding:
+    """The finding as a line, as text and for programs; the root cause first, where calls were traced."""
     groups = group_stacks(stacks)
     line = f"the job stands still ({hang.kind.value}): {hang.why}"
-    text = "\n".join([line, *format_groups(groups), ""])
+    told: list[str] = []
+    listed: list[dict[str, Any]] = []
+    if causes:
+        from bootseer.diagnose.stuck import as_record
+        from bootseer.diagnose.stuck import describe as describe_causes
+
+        line = f"the job stands still ({hang.kind.value}): {causes[0].line}; {hang.why}"
+        told = describe_causes(causes)
+        listed = [as_record(each) for each in causes[:MOST_CAUSES]]
+    text = "\n".join([line, *told, *format_groups(groups), ""])
     if len(text) > MOST_TEXT_CHARACTERS:
         text = text[:MOST_TEXT_CHARACTERS] + "\n...\n"
     record = {
+        **({"causes": listed} if listed else {}),
         "kind": hang.kind.value,
         "why": hang.why,
         "ranks": list(hang.ranks),

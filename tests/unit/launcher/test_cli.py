@@ -97,6 +97,7 @@ def test_our_flags_and_their_defaults() -> None:
         "check": None,
         "hang_least": None,
         "log_rules": None,
+        "trace_collectives": False,
         "same_error": None,
         "exclude_nodes": None,
         "no_progress": None,

@@ -133,6 +133,13 @@ def test_threads_of_several_ranks() -> None:
     assert build_spec(args, OMP).warnings == ()
 
 
+@pytest.mark.parametrize("flag", ["--rank-hooks", "--on-hang"])
+def test_collectives_are_traced_only_where_somebody_looks(flag: str) -> None:
+    assert spec_of("--trace-collectives", SCRIPT).trace_collectives
+    (warning,) = spec_of("--trace-collectives", flag, "off", SCRIPT).warnings
+    assert f"{flag} off" in warning
+
+
 def test_the_interpreter_of_ranks() -> None:
     assert spec_of(SCRIPT, PYTHON_EXEC="/opt/python").python == "/opt/python"
     assert spec_of(SCRIPT, PYTHON_EXEC="").python == sys.executable

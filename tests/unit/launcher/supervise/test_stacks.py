@@ -156,6 +156,14 @@ def test_forked_ranks_and_those_that_were_execd_are_alike(inner: str) -> None:
     assert not any("inside" in line or "preloaded" in line for line in format_groups(group_stacks({1: other})))
 
 
+@pytest.mark.parametrize("tracer", ["/opt/app/launcher/tracer.py", "/run/bootseer/rank/tracer.py"])
+def test_the_tracer_is_not_shown(tracer: str) -> None:
+    traced = (Frame(tracer, 290, "wait"), Frame("/job/train.py", 41, "step"))
+    groups = group_stacks({0: of(0, *traced), 1: of(1, traced[1])})
+    assert [group.ranks for group in groups] == [(0, 1)]
+    assert "tracer" not in "".join(format_groups(groups))
+
+
 def test_a_script_of_that_name_is_the_users() -> None:
     assert (
         len(group_stacks({0: of(0, Frame("/job/inside.py", 1, "f")), 1: of(1, Frame("/job/inside.py", 2, "f"))}))

@@ -1,0 +1,90 @@
+"""Jobs of 4 ranks that hang over process groups: 2 pipeline stages of 2 data-parallel ranks, and all together.
+
+A step of a rank: activations to the next stage and gradients back (group pp), all_reduce of the gradients (dp),
+all_reduce of the loss (world). What is planted, in which rank, and what has to be said of it: CAUSES. Ranks 0 and
+1 are the first stage, 2 and 3 the second; 0 and 2 are one pipeline, 1 and 3 the other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Planted(NamedTuple):
+    """A cause, and what has to be said."""
+
+    rank: int
+    kinds: tuple[str, ...]  # of bootseer.diagnose.stuck.Kind
+    what: str
+
+
+CAUSES = {
+    "asleep": Planted(3, ("did-not-enter",), "sleeps before the all_reduce of dp"),
+    "loops": Planted(1, ("did-not-enter",), "computes for ever before it sends its activations"),
+    "stopped": Planted(2, ("is-stopped",), "SIGSTOP before it receives"),
+    "no-send": Planted(0, ("message-without-its-end",), "leaves out a send"),
+    "no-receive": Planted(2, ("message-without-its-end",), "leaves out a receive"),
+    "other-tag": Planted(0, ("message-without-its-end",), "sends with another tag"),
+    "other-operation": Planted(3, ("mismatch",), "broadcast where the other has all_reduce"),
+    "other-order": Planted(1, ("different-order",), "all_reduce of all before that of dp"),
+    "one-more": Planted(2, ("different-order",), "an all_reduce of dp that the other does not make"),
+    "one-less": Planted(0, ("different-order",), "leaves out the all_reduce of dp"),
+    "overlapped": Planted(3, ("did-not-enter",), "starts an all_reduce, and sleeps without waiting for it"),
+}
+AT_STEP = 400
+JOB = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+cause, culprit, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+pipes = [dist.new_group([each, each + 2], group_desc="pp") for each in (0, 1)]
+datas = [dist.new_group([each, each + 1], group_desc="dp") for each in (0, 2)]
+pp, dp = pipes[rank % 2], datas[rank // 2]
+other = (rank + 2) % 4
+beat = sys.modules["_bootseer_rank"].heartbeat
+gradients, activations, loss = torch.ones(1000), torch.ones(64, 8), torch.ones(1)
+
+def send(tag=0):
+    dist.send(activations, other, group=pp, tag=tag)
+
+def receive():
+    dist.recv(torch.empty(64, 8), other, group=pp)
+
+def sleeps():
+    time.sleep(1000)
+
+for step in range(at + 1000000):
+    now = cause if step == at and rank == culprit else ""
+    if now == "loops":
+        while True:
+            pass
+    if now == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank < 2:
+        if now != "no-send":
+            send(7 if now == "other-tag" else 0)
+        receive()
+    else:
+        if now != "no-receive":
+            receive()
+        send()
+    if now == "asleep":
+        sleeps()
+    if now == "other-order":
+        dist.all_reduce(loss)
+    if now == "other-operation":
+        dist.broadcast(gradients, rank, group=dp)
+    elif now == "overlapped":
+        work = dist.all_reduce(gradients, group=dp, async_op=True)
+        sleeps()
+    elif now != "one-less":
+        dist.all_reduce(gradients, group=dp)
+    if now == "one-more":
+        dist.all_reduce(gradients, group=dp)
+    if now != "other-order":
+        dist.all_reduce(loss)
+    beat(step, {})
+    time.sleep(0.005)
+"""

@@ -1,0 +1,280 @@
+"""The first stuck rank of a job that hangs in torch.distributed, over all its process groups. Pure.
+
+In: the calls of all ranks (calls.py). Out: the rank for which the others wait, directly or over several groups,
+its victims, how sure that is and why. Where ranks wait in a circle, the one is named that does not do what it
+always did before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from bootseer.diagnose.calls import Call, RankTrace, find_turn, name_ranks
+from bootseer.diagnose.waits import Meeting, Met, Waits, find_behind, find_ends, find_waits
+
+LATE_NS = 1_000_000_000  # a straggler comes so much later than the others (Mycroft, table 3)
+MOST_VICTIM_LINES = 8
+MOST_RANKS = 1024  # in a record
+
+
+class Kind(Enum):
+    """What is wrong."""
+
+    ABSENT = "did-not-enter"  # it is not in any call: computes, sleeps, loads data
+    ENDED = "has-ended"
+    STOPPED = "is-stopped"
+    UNSEEN = "not-traced"  # nothing is known of the rank that is waited for
+    MISMATCH = "mismatch"  # operation, size, type or root
+    MESSAGE = "message-without-its-end"  # a send without a receive, or the reverse
+    ORDER = "different-order"  # of groups
+    TRANSFER = "does-not-end"  # all are in it: a slow sender, the network, the library
+
+
+class Sure(Enum):
+    """How sure."""
+
+    CERTAIN = "certain"
+    LIKELY = "likely"
+    UNSURE = "unsure"
+
+
+class Cause(NamedTuple):
+    """What a job waits for."""
+
+    kind: Kind
+    ranks: tuple[int, ...]  # to blame; where they cannot be told apart, all that take part
+    call: str  # in which the others wait
+    sure: Sure
+    line: str
+    why: tuple[str, ...]
+    victims: tuple[int, ...]
+    waiting: tuple[str, ...]  # what victims do, in lines
+
+
+def find_causes(traces: Iterable[RankTrace]) -> list[Cause]:
+    """The first cause first: the one for which most ranks wait; of as many, the older one. None: nothing waits."""
+    by_rank = {each.rank: each for each in traces}
+    waits = find_waits(by_rank)
+    found = []
+    for end in find_ends(waits):
+        ranks = sorted(node for node in end if isinstance(node, int))
+        meetings = [node for node in end if not isinstance(node, int)]
+        behind = find_behind(waits, end)
+        kind, blamed, call, sure, line, why = _judge(ranks, meetings, waits, by_rank)
+        victims = tuple(sorted(behind - set(blamed)))
+        cause = Cause(kind, blamed, call, sure, line, why, victims, _name_waiting(victims, waits))
+        found.append((-len(behind), _last_ns(by_rank, blamed), cause))
+    return [cause for *_, cause in sorted(found, key=lambda each: (each[0], each[1], each[2].ranks))]
+
+
+_Judged = tuple[Kind, tuple[int, ...], str, Sure, str, tuple[str, ...]]
+
+
+def _judge(
+    ranks: Sequence[int],
+    meetings: Sequence[Meeting],
+    waits: Waits,
+    by_rank: Mapping[int, RankTrace],
+) -> _Judged:
+    for meeting in meetings:
+        if odd := waits.meetings[meeting].odd():
+            return _judge_mismatch(waits.meetings[meeting], odd, by_rank)
+    if not meetings:
+        return _judge_absent(ranks[0], waits, by_rank)
+    if not ranks:
+        return _judge_transfer(waits.meetings[meetings[0]], by_rank)
+    return _judge_circle(ranks, meetings, waits, by_rank)
+
+
+def _judge_absent(rank: int, waits: Waits, by_rank: Mapping[int, RankTrace]) -> _Judged:
+    missed = [met for met in waits.meetings.values() if rank in met.missing]
+    # The one that is missed for itself: to others it may not come as it did not come to that.
+    met = min(missed, key=lambda each: (len(each.missing), min(call.entered_ns for call in each.here.values())))
+    call = next(iter(met.here.values()))
+    trace = by_rank.get(rank)
+    if trace is None:
+        line = f"rank {rank} has not come to {call}, and nothing is known of it"
+        return Kind.UNSEEN, (rank,), str(call), Sure.LIKELY, line, ("its calls cannot be read",)
+    name = _counterpart(call, met)
+    why = [_last_words(trace)]
+    sure = Sure.CERTAIN
+    turn = find_turn(trace.calls)
+    if turn is not None:
+        why.append(f"before that it made {turn} where it always did something else")
+    if call.is_message() and (wrong := _other_tag(trace, call, met)) is not None:
+        why.append(f"it made {wrong} with tag {wrong.tag}, not {call.tag}")
+        line = f"rank {rank} has not made {name}, but one with another tag"
+        return Kind.MESSAGE, (rank,), str(call), sure, line, tuple(why)
+    if trace.ended:
+        return Kind.ENDED, (rank,), str(call), sure, f"rank {rank} has ended without {name}", tuple(why)
+    if trace.stopped:
+        return Kind.STOPPED, (rank,), str(call), sure, f"rank {rank} is stopped before {name}", tuple(why)
+    line = f"rank {rank} has not come to {name}, and is in no other call"
+    return Kind.ABSENT, (rank,), str(call), sure, line, tuple(why)
+
+
+def _judge_mismatch(met: Met, odd: tuple[int, ...], by_rank: Mapping[int, RankTrace]) -> _Judged:
+    sure = Sure.CERTAIN if len(odd) < len(met.here) else Sure.UNSURE
+    why = [f"rank {rank}: {call}, {call.amount()}" for rank, call in sorted(met.here.items())][:MOST_VICTIM_LINES]
+    if sure is Sure.UNSURE and (turned := _find_turned(odd, by_rank, why)):
+        odd, sure = turned, Sure.LIKELY
+    calls = list(met.here.values())
+    first = next((call for rank, call in met.here.items() if rank not in odd), calls[0])
+    operations = {call.op for call in calls}
+    if len(operations) > 1 and not first.is_message():
+        own = " and ".join(sorted({call.op for rank, call in met.here.items() if rank in odd}))
+        line = f"{name_ranks(odd)} made {own} where others made {first}"
+    else:
+        line = f"{name_ranks(odd)} came with another size, type or root to {first}"
+    return Kind.MISMATCH, odd, str(first), sure, line, tuple(why)
+
+
+def _judge_transfer(met: Met, by_rank: Mapping[int, RankTrace]) -> _Judged:
+    call = next(iter(met.here.values()))
+    still = sorted(rank for rank, each in met.here.items() if each.is_open())
+    stopped = tuple(rank for rank in met.here if rank in by_rank and by_rank[rank].stopped)
+    if stopped:
+        line = f"{name_ranks(stopped)} is stopped in {call}"
+        return Kind.STOPPED, stopped, str(call), Sure.CERTAIN, line, ("all others are in the same call",)
+    if call.is_message():
+        source = next((rank for rank, each in met.here.items() if each.op == "send"), call.peer)
+        line = f"{call}: both ends have come, and it does not end: a slow sender, rank {source}, or its way"
+        return Kind.TRANSFER, (source,), str(call), Sure.UNSURE, line, (call.amount(),)
+    times = sorted((each.entered_ns, rank) for rank, each in met.here.items())
+    if len(still) < len(met.here):
+        line = f"{name_ranks(still)} does not come out of {call}, others have"
+        return Kind.TRANSFER, tuple(still), str(call), Sure.LIKELY, line, (call.amount(),)
+    late_ns = times[-1][0] - times[-2][0] if len(times) > 1 else 0
+    if late_ns >= LATE_NS:
+        line = f"all have come to {call} and it does not end; rank {times[-1][1]} came last"
+        why = (f"{late_ns / 1e9:.1f} s after the others",)
+        return Kind.TRANSFER, (times[-1][1],), str(call), Sure.UNSURE, line, why
+    line = f"all have come to {call} and it does not end: the network, or the library"
+    return Kind.TRANSFER, tuple(still), str(call), Sure.UNSURE, line, (call.amount(),)
+
+
+def _judge_circle(
+    ranks: Sequence[int], meetings: Sequence[Meeting], waits: Waits, by_rank: Mapping[int, RankTrace]
+) -> _Judged:
+    mets = [waits.meetings[meeting] for meeting in meetings]
+    calls = [_own_call(rank, waits) for rank in ranks]
+    why: list[str] = [f"rank {rank} waits in {call}" for rank, call in zip(ranks, calls, strict=True)]
+    why = why[:MOST_VICTIM_LINES]
+    first = str(calls[0])
+    idle = tuple(rank for rank, call in zip(ranks, calls, strict=True) if not call.waited_for)
+    if idle and len(idle) < len(ranks):
+        line = f"{name_ranks(idle)} has calls under way but waits for none of them, and did not come to those"
+        line += " in which the others wait"
+        return Kind.ABSENT, idle, _missed_by(idle, mets) or first, Sure.LIKELY, line, tuple(why)
+    turned = _find_turned(ranks, by_rank, why)
+    blamed = turned or tuple(ranks)
+    sure = Sure.LIKELY if turned else Sure.UNSURE
+    missed = _missed_by(blamed, mets) or first
+    if all(call.is_message() for call in calls) or (turned and all(map(_is_message, _missed(turned, mets)))):
+        line = f"{missed} has no other end: {name_ranks(blamed)}"
+        line += " did not come to it, and waits elsewhere" if turned else " wait in a circle"
+        return Kind.MESSAGE, blamed, missed, sure, line, tuple(why)
+    line = f"{name_ranks(blamed)} made calls in another order than the rest and did not come to {missed}"
+    line += "; ranks wait in a circle"
+    return Kind.ORDER, blamed, missed, sure, line, tuple(why)
+
+
+def _is_message(call: Call) -> bool:
+    return call.is_message()
+
+
+def _missed(ranks: Iterable[int], mets: Iterable[Met]) -> list[Call]:
+    """Calls to which these did not come."""
+    wanted = set(ranks)
+    return [next(iter(met.here.values())) for met in mets if wanted & set(met.missing)]
+
+
+def _missed_by(ranks: Iterable[int], mets: Iterable[Met]) -> str:
+    return next((str(call) for call in _missed(ranks, mets)), "")
+
+
+def _find_turned(ranks: Iterable[int], by_rank: Mapping[int, RankTrace], why: list[str]) -> tuple[int, ...]:
+    """Those of the ranks that do not do what they always did; () where that tells none apart from the rest."""
+    among = tuple(ranks)
+    turns = {rank: find_turn(by_rank[rank].calls) for rank in among if rank in by_rank}
+    found = tuple(rank for rank, turn in turns.items() if turn is not None)
+    if not found or len(found) == len(among):
+        return ()
+    why += [f"rank {rank} made {turns[rank]} where it always did something else before" for rank in found]
+    return found
+
+
+def _own_call(rank: int, waits: Waits) -> Call:
+    return waits.meetings[waits.of_rank[rank][0]].here[rank]
+
+
+def _counterpart(call: Call, met: Met) -> str:
+    """What a rank should have done, for people."""
+    if not call.is_message():
+        return str(call)
+    other = next(iter(met.here))
+    if call.op == "send":
+        return f"receive #{call.seq} from rank {other} in {call.group}"
+    return f"send #{call.seq} to rank {other} in {call.group}" if call.peer >= 0 else str(call)
+
+
+def _other_tag(trace: RankTrace, call: Call, met: Met) -> Call | None:
+    """A message of the rank that would be the other end, but for its tag."""
+    other = next(iter(met.here))
+    ops = ("send",) if call.op != "send" else ("recv",)
+    for each in reversed(trace.calls):
+        if each.op in ops and each.peer == other and each.group == call.group:
+            is_wrong = each.tag != call.tag and each.entered_ns > call.entered_ns - LATE_NS
+            return each if is_wrong and each.is_open() else None
+    return None
+
+
+def _last_words(trace: RankTrace) -> str:
+    if not trace.calls:
+        return f"rank {trace.rank} has made no call yet"
+    last = max(trace.calls, key=lambda call: call.serial)
+    return f"the last call of rank {trace.rank} was {last}"
+
+
+def _last_ns(by_rank: Mapping[int, RankTrace], ranks: Iterable[int]) -> int:
+    """When they were last seen in a call."""
+    times = [
+        max((max(call.entered_ns, call.left_ns) for call in by_rank[rank].calls), default=0)
+        for rank in ranks
+        if rank in by_rank
+    ]
+    return min(times, default=0)
+
+
+def _name_waiting(victims: Sequence[int], waits: Waits) -> tuple[str, ...]:
+    """`ranks 0-2 wait in all_reduce #5 of dp for rank 3`, what most do first."""
+    wanted = set(victims)
+    lines = []
+    for met in waits.meetings.values():
+        here = [rank for rank in met.here if rank in wanted and met.here[rank].is_open()]
+        if here:
+            waits_for = f" for {name_ranks(met.missing)}" if met.missing else ""
+            verb = "waits" if len(here) == 1 else "wait"
+            lines.append((-len(here), f"{name_ranks(here)} {verb} in {met.here[here[0]]}{waits_for}"))
+    return tuple(line for _, line in sorted(lines)[:MOST_VICTIM_LINES])
+
+
+def describe(causes: Sequence[Cause]) -> list[str]:
+    """Lines for people, the root cause first; () where there is none."""
+    lines = []
+    for number, cause in enumerate(causes[:3]):
+        what = "root cause" if not number else "also"
+        lines.append(f"{what} ({cause.sure.value}): {cause.line}")
+        lines += [f"    {each}" for each in cause.why]
+        if cause.victims:
+            lines.append(f"  victims: {name_ranks(cause.victims)}")
+            lines += [f"    {each}" for each in cause.waiting]
+    return lines
+
+
+def as_record(cause: Cause) -> dict[str, object]:
+    """For programs."""
+    ranks = {"ranks": list(cause.ranks[:MOST_RANKS]), "victims": list(cause.victims[:MOST_RANKS])}
+    return {**cause._asdict(), "kind": cause.kind.value, "sure": cause.sure.value, **ranks}

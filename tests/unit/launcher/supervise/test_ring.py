@@ -1,0 +1,306 @@
+"""The ring of calls: both ends of it, torn reads, the way to the coordinator, and what stands in a report."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+import zlib
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bootseer.diagnose.calls import Call, Group
+from launcher import inside, tracer
+from launcher.supervise.facts import Hang, HangKind
+from launcher.supervise.page import PAGE_BYTES, RING_MAGIC, PageFile, Pages, head_bytes
+from launcher.supervise.ring import NEW_RING, RankRing, pack_rings, parse_ring, read_ring, take_tail, unpack_rings
+from launcher.supervise.stacks import RankStacks, Source
+from launcher.supervise.watch import describe, find_causes_in
+
+# Ranks of one process, without a network: a store in memory, and gloo with itself.
+ALONE = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from launcher import inside
+page = inside.open_page(sys.argv[1])
+first_step = inside.FirstStep(inside.Events("", "run", "node", 0, 0), page)
+first_step.install()
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+
+@pytest.fixture
+def page() -> Iterator[PageFile]:
+    pages = Pages()
+    yield pages.renew(1, False, NEW_RING)[0]
+    pages.close()
+
+
+def make_ring(fd: int) -> tracer.Ring:
+    return tracer.Ring(fd, __import__)
+
+
+def put(ring: tracer.Ring, number: int, left_ns: int = 0, flags: int = 0, op: int = 1) -> None:
+    """A call of group 0 with this number in the group."""
+    serial = ring.serial = ring.serial + 1
+    head = ring.pack(serial, number, 4000, 10 * number, 0, op, 1, 1, -1, 0, 2, 10, 100, 0, 0)
+    ring.put(serial, head, left_ns, flags)
+
+
+def test_both_ends_know_the_same_format() -> None:
+    assert struct.calcsize(tracer.HEAD_FORMAT + tracer.TAIL_FORMAT[1:]) == tracer.RECORD_BYTES
+    assert inside.RING_MAGIC == RING_MAGIC == NEW_RING[:8] == tracer.RING_HEAD[:8]
+    assert len(NEW_RING) + PAGE_BYTES == tracer.RING_END
+
+
+def test_stacks_come_behind_the_ring(page: PageFile) -> None:
+    with open(page.path, "rb") as file:
+        assert head_bytes(file.fileno()) == tracer.RING_END == os.fstat(file.fileno()).st_size
+    pages = Pages()
+    try:
+        with open(pages.renew(1, False)[0].path, "rb") as file:
+            assert head_bytes(file.fileno()) == PAGE_BYTES
+    finally:
+        pages.close()
+
+
+def test_what_is_written_is_read_and_the_oldest_goes(page: PageFile) -> None:
+    with open(page.path, "r+b") as file:
+        ring = make_ring(file.fileno())
+        assert read_ring(page.path, 3) is None, "nothing is traced yet"
+        ring.say_hooked(20)
+        assert ring.add_group(b"0\t1\t7\tdp\t2:2:1,9:1:1\n")
+        for number in range(1, tracer.SLOTS + 3):
+            put(ring, number, left_ns=number, flags=tracer.WAITED_FOR)
+        put(ring, tracer.SLOTS + 3)
+        found = read_ring(page.path, 3, ended=True)
+        assert found is not None
+        assert (found.rank, found.ended, len(found.calls)) == (3, True, tracer.SLOTS)
+        assert [call.seq for call in found.calls] == [*range(4, tracer.SLOTS + 4)]
+        last = found.calls[-1]
+        assert (last.group, last.op, last.dtype, last.shape) == (
+            Group("7", "dp", 1, (2, 3, 9)),
+            "all_reduce",
+            "float32",
+            (10, 100),
+        )
+        assert (last.is_open(), last.waited_for) == (True, False)
+        assert not found.calls[0].is_open()
+        ring.forget()
+        put(ring, 1)
+        again = read_ring(page.path, 3, ended=True)
+        assert again == found, "a forked child writes nothing"
+
+
+def test_a_group_for_which_there_is_no_room_is_not_kept(page: PageFile) -> None:
+    with open(page.path, "r+b") as file:
+        ring = make_ring(file.fileno())
+        line = b"0\t1\t7\t" + b"x" * 1000 + b"\t2:2:1\n"
+        assert sum(ring.add_group(line) for _ in range(100)) == tracer.GROUPS_BYTES // len(line)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_torn_records_show(data: st.DataObject) -> None:
+    """Some bytes of a record are those of the call before in its slot: it is left out, or it is one of the two."""
+    memory = mmap.mmap(-1, tracer.RING_END)
+    memory[PAGE_BYTES:] = NEW_RING
+    ring = make_ring(_file_of(memory))
+    ring.say_hooked(1)
+    ring.add_group(b"0\t1\t7\tdp\t0:2:1\n")
+    for number in range(1, tracer.SLOTS + 1):
+        put(ring, number, left_ns=data.draw(st.integers(0, 9)) if number < 3 else 1)
+    old = _bytes_of(ring)
+    put(ring, tracer.SLOTS + 1)
+    new = _bytes_of(ring)
+    cut = data.draw(st.integers(0, tracer.RECORD_BYTES))
+    at = tracer.RECORDS_AT + tracer.RECORD_BYTES
+    mixed = new[: at + cut] + old[at + cut : at + tracer.RECORD_BYTES] + new[at + tracer.RECORD_BYTES :]
+    calls, torn = parse_ring(mixed)
+    assert calls is not None
+    whole = [parse_ring(each)[0] for each in (old, new)]
+    assert calls in whole or (torn == 1 and len(calls) == tracer.SLOTS - 1)
+
+
+def _file_of(memory: mmap.mmap) -> int:
+    fd = os.memfd_create("ring")
+    os.write(fd, memory[:])
+    return fd
+
+
+def _bytes_of(ring: tracer.Ring) -> bytes:
+    assert ring._map is not None
+    return bytes(ring._map[:])
+
+
+@given(st.binary(max_size=300), st.integers(0, tracer.GROUPS_BYTES - 300))
+def test_whatever_stands_there_is_read(junk: bytes, at: int) -> None:
+    data = bytearray(bytes(PAGE_BYTES) + NEW_RING)
+    data[tracer.HOOKED_AT] = 1
+    data[tracer.GROUPS_AT : tracer.GROUPS_AT + len(junk)] = junk
+    data[tracer.RECORDS_AT + at : tracer.RECORDS_AT + at + len(junk)] = junk
+    calls, _ = parse_ring(bytes(data))
+    assert calls == []
+    assert parse_ring(junk) == (None, 0)
+
+
+def call(serial: int, group: Group, left_ns: int = 1) -> Call:
+    return Call(serial, group, "all_reduce", serial, -1, 0, 4, "float32", (1,), 1, serial, left_ns, True)
+
+
+def test_the_tail_has_what_is_open_and_the_newest_of_each_group() -> None:
+    groups = [Group(str(number), "", 1, (0, 1)) for number in range(3)]
+    calls = [
+        call(1, groups[0]),
+        call(2, groups[1], left_ns=0),
+        *(call(number, groups[2]) for number in range(3, 50)),
+    ]
+    assert [each.serial for each in take_tail(calls, 2)] == [1, 2, 48, 49]
+    assert take_tail(calls, 100) == calls
+
+
+def test_what_is_sent_arrives_on_the_clock_of_the_job() -> None:
+    group = Group("0", "dp", 1, (0, 1))
+    rings = [RankRing(rank, tuple(call(at, group, at % 2) for at in range(1, 40)), rank == 1) for rank in (0, 1)]
+    found = unpack_rings(pack_rings(rings, 1000, 1 << 16), {1: True})
+    assert sorted(found) == [0, 1]
+    assert (found[0].stopped, found[1].stopped, found[0].ended, found[1].ended) == (False, True, False, True)
+    assert found[0].calls[4] == rings[0].calls[4]._replace(entered_ns=1005, left_ns=1001)
+    assert found[0].calls[1].left_ns == 0, "it has not ended"
+
+
+def test_what_is_sent_fits_and_says_so_by_fewer_calls() -> None:
+    group = Group("0", "dp", 1, tuple(range(8)))
+    rings = [RankRing(rank, tuple(call(at, group) for at in range(1, 500)), False) for rank in range(8)]
+    data = pack_rings(rings, 0, 1000)
+    assert 0 < len(data) <= 1000
+    assert all(found.calls[-1].seq == 499 for found in unpack_rings(data, {}).values())
+    assert pack_rings(rings, 0, 10) == b""
+    assert pack_rings([], 0, 1000) == b""
+
+
+@given(st.lists(st.integers(0, 2**20), max_size=40))
+def test_members_of_a_group_arrive(ranks: list[int]) -> None:
+    group = Group("0", "dp", 1, tuple(ranks))
+    found = unpack_rings(pack_rings([RankRing(0, (call(1, group),), False)], 0, 1 << 16), {})
+    assert found[0].calls[0].group == group
+
+
+def test_large_groups_cost_little_on_the_way_and_have_a_bound() -> None:
+    world = Group("0", "default_pg", 1, tuple(range(20_000)))
+    data = pack_rings([RankRing(0, (call(1, world),), False)], 0, 1000)
+    assert unpack_rings(data, {})[0].calls[0].group == world
+    huge = json.dumps([[["0", "", 1, "0:1000000:1"], ["1", "", 1, "0:1000000:1"]], []])
+    assert unpack_rings(zlib.compress(huge.encode()), {}) == {}
+    ring = bytearray(bytes(PAGE_BYTES) + NEW_RING)
+    ring[tracer.HOOKED_AT] = 1
+    lines = b"".join(b"%d\t1\t%d\tx\t0:900000:1\n" % (number, number) for number in range(100))
+    ring[tracer.GROUPS_AT : tracer.GROUPS_AT + len(lines)] = lines
+    assert parse_ring(bytes(ring)) == ([], 0), "no more than a million ranks are made of it"
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_trace_is_none(data: bytes) -> None:
+    assert unpack_rings(data, {}) == {}
+
+
+@pytest.mark.parametrize(
+    "record", ["null", "[1,2]", '[[["a","b",1,[0]]],[[0,0,[[1]]]]]', "[[],[[0,0,[[1,5]]]]]", "{}"]
+)
+def test_what_is_no_trace_either_is_none(record: str) -> None:
+    assert unpack_rings(zlib.compress(record.encode()), {}) == {}
+
+
+def test_a_report_begins_with_the_root_cause() -> None:
+    group = Group("0", "dp", 1, (0, 1))
+    here, gone = RankRing(0, (call(1, group), call(2, group, 0)), False), RankRing(1, (call(1, group),), False)
+    stacks = {rank: RankStacks(rank, 10 + rank, Source.KERNEL, state="T" if rank else "S") for rank in (0, 1)}
+    causes = find_causes_in([pack_rings([each], 0, 1000) for each in (here, gone)] + [b"junk"], stacks)
+    hang = Hang(HangKind.ALL_IDLE, 1.0, (1,), 15.0, 0.2, "no rank has made a step")
+    found = describe(0, hang, stacks, {}, causes)
+    lines = found.text.splitlines()
+    assert lines[0].startswith(
+        "the job stands still (all-idle): rank 1 is stopped before all_reduce #2 of group dp"
+    )
+    assert lines[1].startswith("root cause (certain): rank 1 is stopped")
+    record = json.loads(zlib.decompress(found.data))
+    assert next(iter(record)) == "causes"
+    assert (record["causes"][0]["ranks"], record["causes"][0]["victims"]) == ([1], [0])
+    plain = describe(0, hang, stacks, {})
+    assert "causes" not in json.loads(zlib.decompress(plain.data))
+    assert plain.line == "the job stands still (all-idle): no rank has made a step"
+
+
+def in_a_rank(page: PageFile, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a process that is traced as ranks are."""
+    root = os.path.dirname(os.path.dirname(inside.__file__))
+    program = ALONE + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, "-c", program, page.given, root], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_calls_of_torch_are_seen_whoever_makes_them(page: PageFile) -> None:
+    """From Python, by DDP's reducer in C++, functional, in inference mode; not those of a forked child."""
+    run = in_a_rank(
+        page,
+        """
+        from torch.distributed import all_reduce
+        from torch.distributed import _functional_collectives as functional
+        from torch.nn.parallel import DistributedDataParallel
+        all_reduce(torch.ones(3, 2))
+        model = DistributedDataParallel(torch.nn.Linear(4, 4, bias=False))
+        dist.barrier()
+        model(torch.ones(1, 4)).sum().backward()
+        dist.barrier()
+        functional.all_reduce(torch.ones(2, dtype=torch.float64), "sum", dist.group.WORLD).sum()
+        with torch.inference_mode():
+            dist.all_reduce(torch.ones(2))
+        group = dist.new_group([0], group_desc="mine")
+        out = torch.empty(4)
+        dist.all_gather_into_tensor(out, torch.ones(4), group=group)
+        dist.broadcast(out, 0, group=group)
+        if os.fork() == 0:
+            dist.all_reduce(torch.ones(5), async_op=True)  # gloo's threads are not there to do it
+            os._exit(0)
+        os.wait()
+        late = dist.all_reduce(out, group=group, async_op=True)
+        late.wait()
+        try:
+            dist.all_reduce(torch.ones(4), op=dist.ReduceOp.BXOR, group=group)
+        except Exception:
+            pass  # of integers only
+        torch.ops.c10d.barrier(torch.ones(1, device="meta"), group.boxed(), [])
+        dist.destroy_process_group()
+        """,
+    )
+    assert run.returncode == 0, run.stderr
+    found = read_ring(page.path, 0)
+    assert found is not None
+    calls = [(each.group.label, each.op, each.shape) for each in found.calls]
+    barriers = [place for place, each in enumerate(calls) if each[1] == "barrier"]
+    assert calls[0] == ("default_pg", "all_reduce", (3, 2))
+    assert ("default_pg", "all_reduce", (16,)) in calls[barriers[0] : barriers[1]], "the reducer's bucket"
+    after = calls[barriers[1] + 1 :]
+    assert after[:5] == [
+        ("default_pg", "all_reduce", (2,)),
+        ("default_pg", "all_reduce", (2,)),
+        ("mine", "all_gather_into_tensor", (4,)),
+        ("mine", "broadcast", (4,)),
+        ("mine", "all_reduce", (4,)),
+    ]
+    assert [each.seq for each in found.calls if each.group.label == "mine"][:3] == [1, 2, 3]
+    assert not [each for each in calls if each[2] == (5,)], "of a forked child"
+    assert found.calls[0].size_bytes == 24
+    assert [each for each in found.calls if each.is_open()] == [], "all ends were seen"
+    assert all(each.entered_ns <= each.left_ns for each in found.calls)
+    assert [(each.seq, each.failed) for each in found.calls if each.group.label == "mine"][-1] == (4, True)
