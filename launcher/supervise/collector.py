@@ -114,7 +114,8 @@ class _Asked:
                 return False
             self.begin = self.size = os.fstat(self.fd).st_size
             if self.size > KEEP_BYTES:
-                self.begin = self.size = head_bytes(self.fd)
+                # Old answers go; the length stays, as the rank goes on to write where it is: a hole costs nothing.
+                os.ftruncate(self.fd, head_bytes(self.fd))
                 os.ftruncate(self.fd, self.size)
             if not signals.pending & bit:  # else it has not even answered the last time
                 signal.pidfd_send_signal(pidfd, page.stacks_signal)

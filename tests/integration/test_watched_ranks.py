@@ -13,6 +13,7 @@ import pytest
 
 from launcher.loop import Loop
 from launcher.supervise import collector as collecting
+from launcher.supervise import collector as collector_module
 from launcher.supervise.collector import StackCollector
 from launcher.supervise.facts import RankFacts
 from launcher.supervise.sampler import Sampler
@@ -247,15 +248,22 @@ def test_stacks_of_ranks_that_hang(program: Programs, tmp_path: Path, loop: Loop
     job.wait()
 
 
-def test_ranks_that_do_the_same_are_one_group(program: Programs, tmp_path: Path, loop: Loop) -> None:
+def test_ranks_that_do_the_same_are_one_group(
+    program: Programs, tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "def sleeps():\n    ready()\n    time.sleep(1000)\ndef other():\n    ready()\n    time.sleep(1000)\n"
     job = start(program, tmp_path, text + "other() if rank == 2 else sleeps()", 4)
     ranks = find_ranks(job, 4)
     for rank in ranks:
         wait_until(lambda rank=rank: state_of(rank.pid) == "S")  # type: ignore[misc]
-    groups = group_stacks(collect(StackCollector(loop, ranks, py_spy=""), loop))
-    assert [group.ranks for group in groups] == [(0, 1, 3), (2,)]
-    assert find_odd(groups) == (2,)
+    collector = StackCollector(loop, ranks, py_spy="")
+    for most_bytes in (collector_module.KEEP_BYTES, 100, 100):  # the second time its old answers are thrown away
+        monkeypatch.setattr(collector_module, "KEEP_BYTES", most_bytes)
+        found = collect(collector, loop)
+        assert all(each.source is Source.HANDLER for each in found.values())
+        groups = group_stacks(found)
+        assert [group.ranks for group in groups] == [(0, 1, 3), (2,)]
+        assert find_odd(groups) == (2,)
     job.signal(signal.SIGTERM)
     job.wait()
 
