@@ -105,6 +105,11 @@ class HangDetector:
             self._promised = self._attempt_steps = True
             self._note(self._steps, at_s, at_s, 1)
 
+    @property
+    def lasts(self) -> bool:
+        """Whether there was no progress since a standstill was told."""
+        return self._reported is not None
+
     def limit_s(self) -> float | None:
         """How long nothing may come now, all idle; None: no cadence was ever seen, nothing will be said."""
         steps, outputs, least_s = self._steps, self._outputs, self._set.least_s

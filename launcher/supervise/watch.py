@@ -1,8 +1,9 @@
 """PURE: the watch over a job's ranks, at its coordinator: looks of all nodes in, questions and findings out.
 
 A standstill that the detector sees is asked about: every node sends the stacks of its ranks. When all have, or
-after a moment, the finding goes out: what stands still, since when, how the ranks differ. What is done about it is
-the user's word (--on-hang): a report alone, or a restart. It never ends a job by a failure of its own.
+after a moment, the finding goes out: what stands still, since when, how the ranks differ. Where some ranks are
+busy, three times: who evaluates alone comes along in its code, who spins does not. What is done about it is the
+user's word (--on-hang): a report alone, or a restart. It never ends a job by a failure of its own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ MOST_CAUSES = 8
 LOOK_S = 2.0  # between two looks at a node's ranks
 NODES_A_SECOND = 250  # of a large job each node looks more rarely: so many messages a second reach the coordinator
 STACKS_S = 6.0  # for all nodes to send what their ranks do
+ROUNDS, ROUND_S = 3, 0.5  # of questions, where some ranks are busy
 MOST_STACKS_BYTES = 4 << 20  # of a node, unpacked
 MOST_TEXT_CHARACTERS = 12_000
 MOST_FRAMES = 64  # of a stack
@@ -60,15 +62,25 @@ class Finding(NamedTuple):
 
 
 Said = Ask | Finding
+Calls = tuple[tuple[str, str], ...]  # file and function of each frame, innermost first
 
 
 class _Open(NamedTuple):
     """A standstill about which nodes have been asked."""
 
-    number: int
     hang: Hang
-    asked_s: float
+    began_s: float
     wanted: int  # nodes
+    ask: int  # the newest question
+    rounds: int = 1  # of questions
+    next_ask_s: float | None = None  # another one is due then
+
+
+class _Held(NamedTuple):
+    """What looks like a standstill, but ranks come along in their code."""
+
+    hang: Hang
+    again_s: float
 
 
 class HangWatch:
@@ -80,8 +92,11 @@ class HangWatch:
         self._facts: dict[int, RankFacts] = {}
         self._nodes = 0
         self._next_look_s: float | None = None
-        self._number = 0
+        self._number = 0  # of the next finding
+        self._ask = 0  # of the next question
         self._open: _Open | None = None
+        self._held: _Held | None = None
+        self._calls: dict[int, Calls] = {}  # of each rank, when it was asked before
         self._stacks: dict[int, RankStacks] = {}
         self._answers: set[int] = set()
         self._traces: list[bytes] = []  # packed
@@ -104,10 +119,10 @@ class HangWatch:
 
     def deadline_s(self) -> float | None:
         """When `tick` has something to do."""
+        moments = [self._next_look_s]
         if self._open is not None:
-            end_s = self._open.asked_s + STACKS_S
-            return end_s if self._next_look_s is None else min(end_s, self._next_look_s)
-        return self._next_look_s
+            moments += [self._open.began_s + STACKS_S, self._open.next_ask_s]
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def looked(self, facts: Iterable[RankFacts]) -> None:
         """What a node has seen of its ranks."""
@@ -115,42 +130,80 @@ class HangWatch:
 
     def answered(self, node: int, number: int, data: bytes, traces: bytes = b"") -> list[Said]:
         """The stacks of a node's ranks, and the collectives they have called."""
-        if self._open is None or number != self._open.number:
+        if self._open is None or number != self._open.ask or self._open.next_ask_s is not None:
             return []
         self._answers.add(node)
         self._stacks.update(unpack_stacks(data))
         if traces:
             self._traces.append(traces)
-        return self._conclude() if len(self._answers) >= self._open.wanted else []
+        return self._heard(self._open) if len(self._answers) >= self._open.wanted else []
 
     def tick(self, now_s: float) -> list[Said]:
         """The time has come."""
         said: list[Said] = []
-        if self._open is not None and now_s >= self._open.asked_s + STACKS_S:
+        if self._open is not None and now_s >= self._open.began_s + STACKS_S:
             said += self._conclude()
+        elif self._open is not None and self._open.next_ask_s is not None and now_s >= self._open.next_ask_s:
+            said.append(self._ask_again(self._open._replace(rounds=self._open.rounds + 1)))
         if self._detector is None or self._next_look_s is None or now_s < self._next_look_s:
             return said
         self._next_look_s = now_s + look_s(self._nodes)
         hang = self._detector.look(list(self._facts.values()), now_s)
         if hang is not None and self._open is None:
-            self._open = _Open(self._number, hang, now_s, self._nodes)
-            self._number += 1
-            self._stacks.clear()
-            self._answers.clear()
-            said.append(Ask(self._open.number))
-        return said
+            said.append(self._begin(hang, now_s))
+        return said or self._look_again(now_s, self._detector)
+
+    def _begin(self, hang: Hang, now_s: float) -> Ask:
+        self._stacks.clear()
+        self._calls.clear()
+        return self._ask_again(_Open(hang, now_s, self._nodes, 0))
+
+    def _ask_again(self, opened: _Open) -> Ask:
+        self._answers.clear()
+        self._traces.clear()
+        self._held = None
+        self._open = opened._replace(ask=self._ask, next_ask_s=None)
+        self._ask += 1
+        return Ask(self._open.ask)
+
+    def _heard(self, opened: _Open) -> list[Said]:
+        """All have answered. Where some are busy, they are asked more than once: who computes comes along."""
+        hang = opened.hang
+        if hang.kind is not HangKind.ONE_APART:
+            return self._conclude()
+        came_along = False
+        for rank, stacks in self._stacks.items():
+            calls = tuple((frame.file, frame.function) for frame in stacks.main)
+            came_along |= bool(calls) and self._calls.get(rank, calls) != calls
+            self._calls[rank] = calls
+        silence_s = opened.began_s - hang.since_s
+        if came_along and silence_s < self._settings.busy_s:
+            self._open, self._held = None, _Held(hang, opened.began_s + max(LOOK_S, silence_s))
+            return []
+        if opened.rounds < ROUNDS:
+            self._open = opened._replace(next_ask_s=opened.began_s + opened.rounds * ROUND_S)
+            return []
+        return self._conclude()
+
+    def _look_again(self, now_s: float, detector: HangDetector) -> list[Said]:
+        """What was held back is asked about anew, if it is still so."""
+        held = self._held
+        if held is None or self._open is not None or now_s < held.again_s:
+            return []
+        self._held = None
+        return [self._begin(held.hang, now_s)] if detector.lasts else []
 
     def _conclude(self) -> list[Said]:
         found, self._open = self._open, None
         if found is None:
             return []
-        found = found._replace(hang=blame_by_stacks(found.hang, group_stacks(self._stacks)))
-        self.last = found.hang
+        self.last = hang = blame_by_stacks(found.hang, group_stacks(self._stacks))
         causes = find_causes_in(self._traces, self._stacks) if self._traces else []
-        return [describe(found.number, found.hang, self._stacks, self._facts, causes)]
+        self._number += 1
+        return [describe(self._number - 1, hang, self._stacks, self._facts, causes)]
 
     def _forget(self) -> None:
-        self._open = self.last = None
+        self._open = self._held = self.last = None
         self._stacks.clear()
         self._answers.clear()
         self._traces.clear()

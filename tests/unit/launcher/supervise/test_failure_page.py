@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.ranks.cause import LostNode, order_failures
-from launcher.rendezvous.messages import FailurePage
+from launcher.rendezvous.messages import Failure, FailurePage
 from launcher.supervise.facts import Hang, HangKind
 from launcher.supervise.failure_files import FailureFiles
 from launcher.supervise.failure_page import (
@@ -64,7 +65,9 @@ NAMES = st.sampled_from(
 
 @settings(deadline=None)
 @given(FAILURES, LOST)
-def test_whatever_ranks_say_the_page_is_bounded_and_printable(failures: list, lost: list) -> None:
+def test_whatever_ranks_say_the_page_is_bounded_and_printable(
+    failures: list[Failure], lost: list[LostNode]
+) -> None:
     record = {"format": FORMAT, "number": 0, **describe_failures(order_failures(failures, lost))}
     data = pack(record)
     assert len(data) <= MOST_PACKED_BYTES
@@ -78,7 +81,7 @@ def test_whatever_ranks_say_the_page_is_bounded_and_printable(failures: list, lo
 
 
 @given(st.dictionaries(NAMES, JSON, max_size=6))
-def test_text_is_made_of_any_record(record: dict) -> None:
+def test_text_is_made_of_any_record(record: dict[str, Any]) -> None:
     assert format_page(record).endswith("\n")
 
 

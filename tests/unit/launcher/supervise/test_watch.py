@@ -172,3 +172,83 @@ def test_stacks_fit_whatever_their_size() -> None:
     assert len(packed) <= 20_000
     assert set(unpack_stacks(packed)) == set(stacks)
     assert pack_stacks(stacks, 100) == zlib.compress(b"[]")
+
+
+class Alone(Job):
+    """The last rank is busy while the rest waits for it; asked, it is at `calls`, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+        self.alone_s = 0.0  # of computing
+        self.calls = ["endless"]
+
+    def run(self, seconds: float, *, steps: bool = True) -> list[Said]:
+        said: list[Said] = []
+        end_s = self.now_s + seconds
+        last = self.world_size - 1
+        while self.now_s < end_s:
+            self.now_s += 0.5
+            self.cpu_s += 0.45 if steps else 0.0
+            self.steps += steps
+            self.step_at_s = self.now_s if steps else self.step_at_s
+            self.alone_s += 0.0 if steps else 0.5
+            self.watch.looked(
+                RankFacts(rank, self.now_s, self.steps, self.step_at_s, 0, cpu_s, 0, "S", "futex_wait")
+                for rank in range(self.world_size)
+                for cpu_s in [self.cpu_s + (self.alone_s if rank == last else 0.0)]
+            )
+            for each in self.watch.tick(self.now_s):
+                said += self.answer(each) if isinstance(each, Ask) else [each]
+        return said
+
+    def answer(self, ask: Ask) -> list[Said]:
+        call = self.calls[len(self.asked) % len(self.calls)]
+        self.asked.append(self.now_s)
+        said: list[Said] = []
+        for node in range(self.nodes):
+            stacks = {
+                rank: stack(rank, 9)._replace(
+                    main=(Frame("/job/train.py", 1, call if rank == self.world_size - 1 else "wait"),)
+                )
+                for rank in range(2 * node, 2 * node + 2)
+            }
+            said += self.watch.answered(node, ask.number, pack_stacks(stacks, 10_000))
+        return said
+
+
+def test_a_rank_that_spins_is_asked_three_times_and_told() -> None:
+    job = Alone()
+    assert job.run(60) == []
+    said = job.run(25, steps=False)
+    assert len(said) == 1 and isinstance(said[0], Finding)
+    assert json.loads(zlib.decompress(said[0].data))["ranks"] == [3]
+    assert len(job.asked) == 3 and job.asked[2] - job.asked[0] == 1.0
+
+
+def test_a_rank_that_comes_along_is_not_told_until_it_does_not() -> None:
+    job = Alone()
+    job.calls = ["forward", "loss", "forward", "linear"]
+    job.run(60)
+    assert job.run(50, steps=False) == []
+    assert 4 <= len(job.asked) <= 6  # twice each time, and more rarely
+    job.calls = ["endless"]
+    assert len(job.run(60, steps=False)) == 1
+
+
+def test_progress_ends_what_was_held_back() -> None:
+    job = Alone()
+    job.calls = ["forward", "loss"]
+    job.run(60)
+    job.run(30, steps=False)
+    asked = len(job.asked)
+    assert asked and job.run(200) == []
+    assert len(job.asked) == asked
+
+
+def test_who_computes_for_very_long_is_told_at_last() -> None:
+    job = Alone()
+    job.calls = ["forward", "loss"]
+    job.run(60)
+    said = job.run(2400, steps=False)
+    assert [type(each) for each in said] == [Finding]
