@@ -581,10 +581,11 @@ class Node:
         self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
     def _get_ready(self) -> None:
-        from launcher.ranks import cause, errorfile  # noqa: F401
+        from launcher.ranks import cause, errorfile, failure_class, report  # noqa: F401
         from launcher.ranks.kernel_facts import KernelFacts
         from launcher.supervise import failure_notes  # noqa: F401
 
+        failure_class.get_ready()
         if self._kernel is None:
             self._kernel = KernelFacts()
         else:

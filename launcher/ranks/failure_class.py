@@ -126,6 +126,12 @@ _NOT_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen 
 _compiled: list[tuple[_Words, re.Pattern[str]]] = []
 
 
+def get_ready() -> None:
+    """What the first call would have to do is done now."""
+    if not _compiled:
+        _compiled.extend((words, re.compile(words.pattern)) for words in WORDS)
+
+
 def classify_failure(failure: Failure) -> Verdict:
     """The class of a failure, with what tells it."""
     if failure.stopped_by_us:
@@ -205,8 +211,7 @@ def _by_signal(failure: Failure) -> Verdict:
 def _find_words(text: str) -> _Words | None:
     if not text:
         return None
-    if not _compiled:
-        _compiled.extend((words, re.compile(words.pattern)) for words in WORDS)
+    get_ready()
     return next((words for words, pattern in _compiled if pattern.search(text)), None)
 
 
