@@ -213,6 +213,7 @@ KNOWN: tuple[Rule, ...] = (
         "not-a-number",
         _F,
         r"(?i)(?<![\w-])(?:[a-z]{0,12}[_ ])?(?:loss|grad[_ ]?norm)['\"]?(?: is|\s*[:=])\s*(?:tensor\()?-?nan\b|"
+        r"(?<![\w-])(?:loss|grad[_ ]?norm)\s+-?nan(?=\s*(?:$|[,;|)\]}])|\s+\d)|"
         r"returned nan values in its \d+th output|"
         r"\bnan (?:loss|in (?:local )?grad(?:ient)?(?: norm)?)\b(?! *[:=])",
         *("nan", "NaN", "NAN", "Nan"),
