@@ -8,9 +8,8 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pytest
-
 from bootseer.health.door import ClockState, Door, Room
+from tests.support import lacking
 
 HEALTHY: Mapping[str, str] = {
     "proc/meminfo": "MemTotal: 16000000 kB\nMemFree: 900000 kB\nMemAvailable: 12000000 kB\n",
@@ -226,7 +225,7 @@ def compile_nvml(folder: Path) -> str:
     """The library, by the compiler that builds Python's extensions here."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no C compiler, for a fake of NVIDIA's library")
+        lacking("no C compiler, for a fake of NVIDIA's library")
     source, library = folder / "nvml.c", folder / "libfake-nvml.so"
     source.write_text("#include <unistd.h>\n" + FAKE_NVML)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
