@@ -201,6 +201,7 @@ class MountedSource:
         try:
             self.folder, self.digest = tree.folder, tree.digest
             self.env = tree.config().env  # of the index that it serves, whatever becomes of cache and store
+            self._before = _read_before(tree.status(), time.monotonic() - began_s)
         except BaseException:
             self._lease.close()
             raise
@@ -209,7 +210,9 @@ class MountedSource:
     def first_step(self) -> Mapping[str, float]:
         status = self._tree.status()  # before the rest is streamed
         is_recorded = self._tree.end_start()
-        return {**_numbers(status), "recorded": float(is_recorded)}
+        figures = _numbers(status)
+        figures.update((name, max(0.0, figures[name] - value)) for name, value in self._before.items())
+        return {**figures, "recorded": float(is_recorded)}
 
     def is_lost(self) -> bool:
         return self._lease.is_lost()
@@ -252,6 +255,14 @@ class UnpackedSource:
 
     def close(self) -> None:
         self._tree.close()
+
+
+def _read_before(status: Mapping[str, Any], since_s: float) -> dict[str, float]:
+    """What a daemon had read before a start that began so long ago; one of that start has read for it alone."""
+    if status["uptime_s"] - status["ready_s"] <= since_s:
+        return {}
+    figures = _numbers(status)
+    return {name: figures[name] for name in _FIGURES if name in figures}
 
 
 def _numbers(status: Mapping[str, Any]) -> dict[str, float]:

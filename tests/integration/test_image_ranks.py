@@ -669,8 +669,8 @@ def test_the_first_start_is_recorded_and_the_next_prefetched(
 ) -> None:
     write(bootrun.dir, "steps.py", STEPS)
 
-    def start(cache: str, log: str) -> tuple[str, dict[str, float]]:
-        """bootrun's lines, and the figures of its events."""
+    def start(cache: str, log: str, *, stays: bool = False) -> tuple[str, dict[str, float]]:
+        """bootrun's lines, and the figures of its events. Args: stays: the mount, for the next start."""
         run = bootrun(
             *(
                 "--standalone",
@@ -685,7 +685,7 @@ def test_the_first_start_is_recorded_and_the_next_prefetched(
             env={"BOOTSEER_CACHE": f"{tmp_path}/{cache}", "BOOTSEER_RUNTIME": f"{tmp_path}/run", "KEPT": "caller"},
         )
         assert run.status == 0, run.stderr
-        assert unmount_tree(tree.digest)
+        assert stays or unmount_tree(tree.digest)
         (events,) = (tmp_path / log).glob("*/events/agent-*")
         found = [event for event in read_events(str(events)) if event.stage == "image"]
         assert [event.attrs["how"] for event in found if event.kind == "end"] == ["mounted"]
@@ -704,6 +704,13 @@ def test_the_first_start_is_recorded_and_the_next_prefetched(
     # From the cache of this node: nothing is asked for, but for a block that the kernel by chance reads ahead now.
     _, again = start("one", "log2")
     assert again["image_requests"] <= 1 and first["image_requests"] > 10, (first, again)
+
+    # By a mount that is still there: what the start before has read is not this one's.
+    _, before = start("three", "log4", stays=True)
+    _, after = start("three", "log5")
+    assert before["image_requests"] > 10 and after["image_requests"] <= 1, (before, after)
+    assert after["image_read_bytes"] < before["image_read_bytes"] / 10
+    assert after["image_blocked_s"] < before["image_blocked_s"]
 
     # Another node that knows only the recording.
     (trace,) = (tmp_path / "one" / "trees" / tree.digest).glob("trace-*")
