@@ -2,7 +2,7 @@
 
 What is injected and what must be said is in bench/faults.toml, drawn by --seed. bootrun runs with its defaults,
 `--tee 3 --max-restarts 3` and what the plan adds; torchrun with the same, where it has such flags. A hang is in
-time within max(15 s, 3 times the longest gap between steps before it) and two looks (4 s). Misses are counted.
+time within max(15 s, 3 times the longest gap between steps before it). Misses are counted.
 --healthy adds jobs in which nothing is wrong, in real time and on a virtual clock (bench/hang_jobs.py).
 """
 

@@ -12,7 +12,6 @@ from bench.faults_plan import NODES, RANKS_OF_NODE, Injection
 from bench.faults_said import Word
 
 HANG_LEAST_S, HANG_GAPS = 15.0, 3.0  # what issue and docs promise of hangs
-LOOKS_S = 4.0  # two looks: the moment at which something is over a limit is seen by the next one
 EXIT_S = 40.0  # so long is waited for a word about an end
 SLOW_STEPS = 30  # and for one about slow ranks and odd numbers
 ACTION_S = 60.0  # from the first word until it is known what is done
@@ -133,7 +132,7 @@ def judge(injection: Injection, outcome: Outcome) -> Verdict:
         is_culprit_right=seen_s is not None and _is_culprit(injection, named),
         action=action,
         is_action_right=_is_action_right(fault.action, action, outcome),
-        is_in_time=seen_s is not None and seen_s <= hang_limit_s(outcome.longest_gap_s) + LOOKS_S,
+        is_in_time=seen_s is not None and seen_s <= hang_limit_s(outcome.longest_gap_s),
         goes_on_s=outcome.goes_on_s,
         note=_join(notes),
     )

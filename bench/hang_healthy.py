@@ -20,6 +20,7 @@ from launcher.supervise.facts import Hang, HangKind
 from launcher.supervise.hang import HangDetector, HangSettings
 
 ROUNDS = 1
+LATE_S = 1.5  # what looks every 2 s and late reports of nodes add here; near a limit nodes look every 0.5 s
 KINDS = {
     "all-idle": HangKind.ALL_IDLE,
     "one-idle": HangKind.ONE_APART,
@@ -128,7 +129,8 @@ def watch(detector: HangDetector, job: Job, from_s: float, for_s: float) -> list
                 for each in facts
             ]
         hang = detector.look(facts, now_s + from_s)
-        if hang is not None:
+        # What is early is told only when stacks say who is waited for; here there are none.
+        if hang is not None and not hang.is_early:
             found.append(hang)
     return found
 
@@ -167,18 +169,18 @@ def hang_once(
         hanging = job.hanging
         if hanging is not None:
             until_s = hanging.at_s + 20000
-        if hang is None:
+        if hang is None or hang.is_early:
             continue
         if hanging is None or now_s < hanging.at_s:
             false = True
             continue
         delay_s = now_s - hanging.at_s
         # A stopped process is seen so at three looks.
-        limit_s = max(15.0, 3 * hanging.longest_s) if kind != "frozen" else 5.0 + LOOK_S
+        limit_s = max(15.0, 3 * hanging.longest_s) if kind != "frozen" else 5.0 + 2 * LOOK_S
         if kind == "all-busy":
             limit_s = max(900.0, limit_s)
         named = hang.ranks == ((hanging.rank,) if hanging.rank >= 0 else ())
-        return Found(delay_s, delay_s <= limit_s + 2 * LOOK_S, hang.kind is KINDS[kind], named, false)
+        return Found(delay_s, delay_s <= limit_s + LATE_S, hang.kind is KINDS[kind], named, false)
     return Found(None, False, False, False, false)
 
 

@@ -585,6 +585,8 @@ class Job:
             case Succeeded(attempt):
                 if attempt == self._attempt and node.place is not None:
                     self._succeeded.add(number)
+                    if self._watch is not None:
+                        self._watch.node_ended(number)
                     if self._rule_watch is not None:
                         self._rule_watch.ranks_ended()
                 if attempt == self._attempt and node.part is Part.RUNNING:
@@ -596,7 +598,7 @@ class Job:
                     self._on_stopped(node, message, now_s)
             case RankLooks(attempt, facts):
                 if attempt == self._attempt and self._phase is Phase.RUNNING and self._rules.on_hang != "off":
-                    self._on_looks(facts, now_s)
+                    self._on_looks(number, facts, now_s)
             case NodeStacks(asked, data, traces):
                 if self._watch is not None and self._phase is Phase.RUNNING:
                     self._heed(self._watch.answered(number, asked, data, traces), now_s)
@@ -617,14 +619,14 @@ class Job:
 
     # ---- standstill ------------------------------------------------------------------------------------------
 
-    def _on_looks(self, facts: tuple[RankFacts, ...], now_s: float) -> None:
+    def _on_looks(self, number: int, facts: tuple[RankFacts, ...], now_s: float) -> None:
         if self._watch is None:
             from launcher.supervise.hang import HangSettings
             from launcher.supervise.watch import HangWatch
 
             self._watch = HangWatch(HangSettings(least_s=self._rules.hang_least_s))
             self._begin_watch(self._watch, now_s)
-        self._watch.looked(facts)
+        self._heed(self._watch.looked(number, facts, now_s), now_s)
 
     def _begin_watch(self, watch: HangWatch, now_s: float) -> None:
         at_work = [node for node in self._nodes.values() if node.place is not None]
@@ -645,8 +647,10 @@ class Job:
                     self._send(number, Standstill(self._attempt, each.number, each.text, each.data))
                 else:
                     self._send(number, Note(each.line))
+            hang = self._watch.last if self._watch is not None else None
             is_ended = self._rules.on_hang == "restart" and self._phase is Phase.RUNNING
-            if self._watch is not None and (hang := self._watch.last) is not None:
+            is_ended &= hang is None or not hang.is_early
+            if hang is not None:
                 page = self._take_notes().stood_still(self._attempt, hang, each, is_ended, now_s)
                 if page is not None:
                     self._keep(page)

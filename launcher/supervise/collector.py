@@ -27,6 +27,7 @@ from launcher.supervise.stacks import RankStacks, Source, find_main, parse_py_sp
 
 ANSWER_S = 2.0  # a handler answers within milliseconds, unless the machine has no time for the rank
 LOOK_EVERY_S = 0.05  # what has not grown between two looks is whole
+MOST_STUCK_LOOKS = 10
 PY_SPY_S = 10.0  # reads the interpreter's symbols, half a second on a quiet machine
 MOST_PY_SPY = 2  # at a time
 ALL_PY_SPY_S = 20.0  # whoever has had no turn by then goes without
@@ -58,6 +59,7 @@ class _Asked:
         self.fd = -1
         self.page: Page | None = None
         self.begin = self.size = 0  # of its file
+        self.stuck_looks = 0  # one after the other, at which it was in state D
         self.state = ""
         self.kernel: tuple[str, ...] = ()
         self.note = ""
@@ -83,6 +85,12 @@ class _Asked:
             self.note = "is stopped: SIGSTOP, or a debugger"
             return False
         return True
+
+    def may_answer(self) -> bool:
+        """Whether there is somebody to answer: not a process that the kernel does not let go of for long."""
+        stat = read_stat(self.pid)
+        self.stuck_looks = self.stuck_looks + 1 if stat is not None and stat.state == "D" else 0
+        return stat is not None and self.stuck_looks < MOST_STUCK_LOOKS
 
     def ask(self) -> bool:
         """Sends the signal. Returns: whether that could be done."""
@@ -287,10 +295,12 @@ class StackCollector:
             found = asked.answer() if asked.has_answered() or is_late else None
             if found is not None:
                 self._take(asked, found)
-            elif not is_late and read_stat(asked.pid) is not None:
+            elif not is_late and asked.may_answer():
                 still.append(asked)
             elif asked.look():
-                asked.note = f"has not answered for {ANSWER_S:g} s"
+                asked.note = (
+                    f"has not answered for {ANSWER_S:g} s" if is_late else "the kernel does not let go of it"
+                )
                 self._left.append(asked)
             elif asked.note == "has ended":
                 self._take(asked, asked.from_kernel())

@@ -31,6 +31,8 @@ class HangKind(Enum):
     ONE_APART = "one-apart"  # no steps; some ranks do something else than the rest
     ALL_BUSY = "all-busy"  # no steps, and all work: a long compilation, or all spin in a collective
     STUCK_IN_KERNEL = "stuck-in-kernel"  # state D: a disk or a mount that does not answer
+    NOT_STARTED = "not-started"  # before the first step: some wait for others, and these do nothing
+    NOT_ENDED = "not-ended"  # some ranks have ended, and the rest does nothing
 
 
 class Hang(NamedTuple):
@@ -42,3 +44,4 @@ class Hang(NamedTuple):
     limit_s: float  # how long a gap was allowed
     longest_gap_s: float  # healthy, so far
     why: str  # for people, one line
+    is_early: bool = False  # to be told, but no job is to be ended for it yet: it starts, or comes to its end

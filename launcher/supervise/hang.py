@@ -17,8 +17,10 @@ from typing import NamedTuple
 from launcher.supervise.cadence import Cadence
 from launcher.supervise.doing import CLOCK_JUMP_S, LEAST_IO_BPS, Doing, Presence, SeenRank, ranks_in_words, rates
 from launcher.supervise.facts import Hang, HangKind, RankFacts
+from launcher.supervise.idle_ranks import IdleRanks
 from launcher.supervise.stopped import STOPPED, StoppedRanks
 
+ASKED_PART = 0.85  # of what is allowed: by then looks and questions begin, so that it is told in time
 JUDGED_PART = 0.75  # of the limit: what ranks did shortly after the last step is not looked at
 WORKED_PART = 0.4  # of the limit: threads that work on after the last step, and looks between which they stop
 PAUSE_PART = 1.5  # of the time that ranks worked before: so long they must be idle before that is a hang
@@ -38,8 +40,8 @@ class AllowedSilence(NamedTuple):
 class HangSettings(NamedTuple):
     """How long is too long, in seconds."""
 
-    least_s: float = 15.0  # no gap below is a hang
-    factor: float = 3.0  # times the longest healthy gap so far
+    least_s: float = 15.0  # a hang is told within this,
+    factor: float = 3.0  # or within so many times the longest healthy gap so far, where that is more
     first_s: float = 1800.0  # before the first steps of an attempt: imports, downloads, compilation
     busy_s: float = 900.0  # while all compute or spin: compilation, autotuning
     working_s: float = 3600.0  # while some read or write
@@ -64,6 +66,7 @@ class HangDetector:
         self._outputs = Cadence(self._set.working_s)
         self._looks = self._busy_looks = 0  # while nothing but output was known
         self._ranks = [SeenRank() for _ in range(max(world_size, 0))]
+        self._idle_ranks = IdleRanks(ASKED_PART * self._set.least_s, self._set.late_s)
         self._begin()
 
     def _begin(self) -> None:
@@ -73,6 +76,7 @@ class HangDetector:
         self._looked_s: float | None = None
         self._allowed_until_s: dict[str, float] = {}
         self._stopped = StoppedRanks(self._set.frozen_s)
+        self._idle_ranks.begin()
         self._restart_silence(None)
 
     def new_attempt(self, now_s: float, world_size: int | None = None) -> None:
@@ -105,22 +109,21 @@ class HangDetector:
             self._promised = self._attempt_steps = True
             self._note(self._steps, at_s, at_s, 1)
 
-    @property
-    def lasts(self) -> bool:
-        """Whether there was no progress since a standstill was told."""
-        return self._reported is not None
+    def lasts(self, hang: Hang) -> bool:
+        """Whether there was no progress since this was found."""
+        return self._idle_ranks.lasts if hang.is_early else self._reported is not None
 
     def limit_s(self) -> float | None:
         """How long nothing may come now, all idle; None: no cadence was ever seen, nothing will be said."""
-        steps, outputs, least_s = self._steps, self._outputs, self._set.least_s
+        steps, outputs = self._steps, self._outputs
         if self._promised or steps.gaps:
             known = self._attempt_steps and steps.gaps >= self._set.steps_needed
-            limit_s = max(least_s, self._set.factor * steps.longest_s) if known else self._set.first_s
+            limit_s = self._allowed_s(steps) if known else self._set.first_s
         elif (
             outputs.gaps >= self._set.outputs_needed
             and self._busy_looks >= self._set.output_busy_part * self._looks
         ):
-            limit_s = max(least_s, self._set.factor * outputs.longest_s)
+            limit_s = self._allowed_s(outputs)
             if outputs.attempt_gaps < self._set.outputs_needed:  # lines of a start are no cadence yet
                 limit_s = max(limit_s, self._set.first_s)
         else:
@@ -128,6 +131,9 @@ class HangDetector:
         if self._any_ended:
             limit_s = max(limit_s, self._set.ending_s)
         return limit_s
+
+    def _allowed_s(self, cadence: Cadence) -> float:
+        return ASKED_PART * max(self._set.least_s, self._set.factor * cadence.longest_s)
 
     def look(self, facts: Sequence[RankFacts], now_s: float) -> Hang | None:
         """Takes the newest facts; a finding when there is one that was not told yet."""
@@ -158,6 +164,10 @@ class HangDetector:
         stopped = self._find_stopped(stuck_s)
         if stopped is not None or self._stopped.any_found():
             return stopped
+        if (self._any_ended or not self._attempt_steps) and not on_s:
+            idle = self._idle_ranks.look(self._ranks, now_s)
+            if idle is not None:
+                return idle
         if moved or limit_s is None or seen_s is None:
             return None
         self._remember(seen_s, max(limit_s, silence_s / 2))
@@ -339,20 +349,29 @@ class HangDetector:
             allowed_s = max(limit_s, self._set.working_s)
             if silence_s < allowed_s:
                 return None
-            return self._hang(HangKind.ALL_BUSY, (), silence_s, allowed_s, late, "some still read or write")
+            return self._hang(HangKind.ALL_BUSY, (), "some still read or write", silence_s, allowed_s, late)
         if not busy:
             if not idle and not quiet:
                 return None
+            if self._any_ended:
+                return self._hang(HangKind.ALL_IDLE, *self._not_ended(), silence_s, limit_s, late)
             apart, what = self._apart_by_wait(idle or quiet)
-            return self._hang(HangKind.ALL_IDLE, apart, silence_s, limit_s, late, "all wait idle" + what)
+            return self._hang(HangKind.ALL_IDLE, apart, "all wait idle" + what, silence_s, limit_s, late)
         if idle:
             fewer = self._choose_apart(idle, busy)
             what = f"{ranks_in_words(busy)} busy, {ranks_in_words(idle)} idle"
-            return self._hang(HangKind.ONE_APART, tuple(fewer), silence_s, limit_s, late, what)
+            return self._hang(HangKind.ONE_APART, tuple(fewer), what, silence_s, limit_s, late)
         allowed_s = max(limit_s, self._set.busy_s)
         if silence_s < allowed_s:
             return None
-        return self._hang(HangKind.ALL_BUSY, (), silence_s, allowed_s, late, "all compute or spin")
+        return self._hang(HangKind.ALL_BUSY, (), "all compute or spin", silence_s, allowed_s, late)
+
+    def _not_ended(self) -> tuple[tuple[int, ...], str]:
+        """Those that have not ended, where they are fewer than the others; and that in words."""
+        left = tuple(rank for rank, seen in enumerate(self._ranks) if seen.presence is not Presence.ENDED)
+        ended = len(self._ranks) - len(left)
+        what = f"{ended} of {len(self._ranks)} ranks have ended, the rest waits idle"
+        return (left if len(left) < ended else ()), what
 
     def _did(self, seen_s: float, limit_s: float) -> list[Doing]:
         """What each rank did in the last part of the limit."""
@@ -406,7 +425,7 @@ class HangDetector:
         return apart, f", {ranks_in_words(apart)} in {', '.join(waits)}, the rest in {most}"
 
     def _hang(
-        self, kind: HangKind, apart: tuple[int, ...], silence_s: float, limit_s: float, late: int, what: str
+        self, kind: HangKind, apart: tuple[int, ...], what: str, silence_s: float, limit_s: float, late: int
     ) -> Hang:
         assert self._silent_from_s is not None
         counted = self._promised or self._attempt_steps or self._steps.gaps > 0

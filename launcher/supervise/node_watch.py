@@ -40,7 +40,8 @@ class NodeWatch:
         self._loop, self._group, self._send, self._say = loop, group, send, say
         self._to_job_clock = to_job_clock
         self._traced = traced
-        self._every_s = look_s(group.world.group_world_size)
+        self._moved_s = loop.time()  # a rank had made a step, or printed something
+        self._counts: list[tuple[int, int]] = []
         self._sampler = Sampler(group.ranks)
         self._collector: StackCollector | None = None
         self._timer: Cancellable | None = None
@@ -85,9 +86,13 @@ class NodeWatch:
         return pack_rings(rings, self._to_job_clock(0)[0], MOST_SENT_BYTES)
 
     def _look(self) -> None:
-        self._timer = self._loop.call_later(self._every_s, self._look)
-        shift_s = self._to_job_clock(0)[0] / 1e9
         self.looks.append(self.look_now())
+        counts = [(each.steps, each.output_bytes) for each in self.looks[-1]]
+        if counts != self._counts:
+            self._counts, self._moved_s = counts, self._loop.time()
+        silence_s = self._loop.time() - self._moved_s
+        self._timer = self._loop.call_later(look_s(self._group.world.group_world_size, silence_s), self._look)
+        shift_s = self._to_job_clock(0)[0] / 1e9
         facts = tuple(_on_job_clock(each, shift_s) for each in self.looks[-1])
         self._send(RankLooks(self._group.world.attempt, facts))
 

@@ -97,6 +97,8 @@ class _Seen:
             self._count_cpu(stat)
             self._read_io()
             self._read_outputs()
+        elif self._pid < 0:
+            state = "X"  # as the kernel calls a process that is gone
         return RankFacts(
             rank=self._rank.rank,
             at_s=now_s,

@@ -25,6 +25,7 @@ from launcher.supervise.stacks import (
     group_stacks,
     name_ranks,
 )
+from launcher.supervise.waiting import do_sleep, find_awaited
 
 if TYPE_CHECKING:
     from bootseer.diagnose.stuck import Cause
@@ -32,18 +33,32 @@ if TYPE_CHECKING:
 STOPPED_STATES = ("T", "t")
 MOST_CAUSES = 8
 LOOK_S = 2.0  # between two looks at a node's ranks
+NEAR_S = 8.0  # without a step: from then on it is looked more often
+NEAR_LOOK_S, NEAR_PART = 0.5, 0.03  # and so often, or as this part of the silence
+LEAST_LOOK_S = 0.25  # between two judgements
 NODES_A_SECOND = 250  # of a large job each node looks more rarely: so many messages a second reach the coordinator
 STACKS_S = 6.0  # for all nodes to send what their ranks do
+SERVED_S = (
+    60.0  # before the first step, for what a rank waits for that sends nothing, uses nothing and does not sleep
+)
+START_ACT_S = 300.0  # and before a job is ended for it
 ROUNDS, ROUND_S = 3, 0.5  # of questions, where some ranks are busy
+EARLY_KINDS = (HangKind.NOT_STARTED, HangKind.NOT_ENDED)
 MOST_STACKS_BYTES = 4 << 20  # of a node, unpacked
 MOST_TEXT_CHARACTERS = 12_000
 MOST_FRAMES = 64  # of a stack
 MOST_NOTE_CHARACTERS = 300
 
 
-def look_s(nodes: int) -> float:
-    """Seconds between two looks of a node of a job with so many."""
-    return max(LOOK_S, nodes / NODES_A_SECOND)
+def look_s(nodes: int, silence_s: float = 0.0) -> float:
+    """Seconds between two looks of a node of a job with so many.
+
+    After a while without a step they come closer: what is over its limit should not wait for the next one.
+    """
+    usual_s = max(LOOK_S, nodes / NODES_A_SECOND)
+    if silence_s < NEAR_S:
+        return usual_s
+    return min(usual_s, max(NEAR_LOOK_S, nodes / NODES_A_SECOND, NEAR_PART * silence_s))
 
 
 class Ask(NamedTuple):
@@ -92,6 +107,9 @@ class HangWatch:
         self._facts: dict[int, RankFacts] = {}
         self._nodes = 0
         self._next_look_s: float | None = None
+        self._looked_s = 0.0
+        self._heard_of: set[int] = set()  # nodes that have told of their ranks since it was judged
+        self._ranks: dict[int, tuple[int, ...]] = {}  # of each node
         self._number = 0  # of the next finding
         self._ask = 0  # of the next question
         self._open: _Open | None = None
@@ -110,6 +128,8 @@ class HangWatch:
         self._nodes = nodes
         self._next_look_s = now_s + look_s(nodes)
         self._facts.clear()
+        self._heard_of.clear()
+        self._ranks.clear()
         self._forget()
 
     def attempt_over(self) -> None:
@@ -124,9 +144,23 @@ class HangWatch:
             moments += [self._open.began_s + STACKS_S, self._open.next_ask_s]
         return min((moment for moment in moments if moment is not None), default=None)
 
-    def looked(self, facts: Iterable[RankFacts]) -> None:
-        """What a node has seen of its ranks."""
-        self._facts.update((each.rank, each) for each in facts)
+    def looked(self, node: int, facts: Iterable[RankFacts], now_s: float) -> list[Said]:
+        """What a node has seen of its ranks: judged as soon as all have told, or when the time has come."""
+        new = {each.rank: each for each in facts}
+        self._facts.update(new)
+        self._ranks[node] = tuple(new)
+        self._heard_of.add(node)
+        if len(self._heard_of) >= self._nodes and self._next_look_s is not None:
+            self._next_look_s = max(min(now_s, self._next_look_s), self._looked_s + LEAST_LOOK_S)
+        return self.tick(now_s)
+
+    def node_ended(self, node: int) -> None:
+        """All ranks of a node have ended well: they are waited for no more."""
+        if self._detector is not None:
+            for rank in self._ranks.get(node, ()):
+                self._detector.ended(rank)
+        self._heard_of.discard(node)
+        self._nodes -= self._ranks.pop(node, None) is not None
 
     def answered(self, node: int, number: int, data: bytes, traces: bytes = b"") -> list[Said]:
         """The stacks of a node's ranks, and the collectives they have called."""
@@ -147,7 +181,8 @@ class HangWatch:
             said.append(self._ask_again(self._open._replace(rounds=self._open.rounds + 1)))
         if self._detector is None or self._next_look_s is None or now_s < self._next_look_s:
             return said
-        self._next_look_s = now_s + look_s(self._nodes)
+        self._next_look_s, self._looked_s = now_s + look_s(self._nodes), now_s
+        self._heard_of.clear()
         hang = self._detector.look(list(self._facts.values()), now_s)
         if hang is not None and self._open is None:
             said.append(self._begin(hang, now_s))
@@ -169,7 +204,7 @@ class HangWatch:
     def _heard(self, opened: _Open) -> list[Said]:
         """All have answered. Where some are busy, they are asked more than once: who computes comes along."""
         hang = opened.hang
-        if hang.kind is not HangKind.ONE_APART:
+        if hang.kind is not HangKind.ONE_APART and hang.kind not in EARLY_KINDS:
             return self._conclude()
         came_along = False
         for rank, stacks in self._stacks.items():
@@ -191,16 +226,43 @@ class HangWatch:
         if held is None or self._open is not None or now_s < held.again_s:
             return []
         self._held = None
-        return [self._begin(held.hang, now_s)] if detector.lasts else []
+        return [self._begin(held.hang, now_s)] if detector.lasts(held.hang) else []
 
     def _conclude(self) -> list[Said]:
         found, self._open = self._open, None
         if found is None:
             return []
+        if found.hang.kind in EARLY_KINDS:
+            early = self._judge_early(found)
+            if early is None:
+                return []
+            found = found._replace(hang=early)
         self.last = hang = blame_by_stacks(found.hang, group_stacks(self._stacks))
         causes = find_causes_in(self._traces, self._stacks) if self._traces else []
         self._number += 1
         return [describe(self._number - 1, hang, self._stacks, self._facts, causes)]
+
+    def _judge_early(self, found: _Open) -> Hang | None:
+        """Before the first step, or at the end: who is waited for, when that is certain enough by now."""
+        hang, silence_s = found.hang, found.began_s - found.hang.since_s
+        waits = {rank: facts.wait for rank, facts in self._facts.items()}
+        why = f"no rank has done anything for {silence_s:.0f} s, and "
+        again_s = found.began_s + max(LOOK_S, silence_s / 2)
+        if hang.kind is HangKind.NOT_ENDED:
+            left = tuple(rank for rank, each in self._stacks.items() if each.source is not Source.NOTHING)
+            if not left or not do_sleep(left, waits):
+                return None
+            why += f"{len(self._facts) - len(left)} of {len(self._facts)} have ended; {name_ranks(left)} sleep"
+            return hang._replace(ranks=left, why=why + "s" * (len(left) == 1))
+        awaited = find_awaited(self._stacks, waits, len(self._facts))
+        if awaited is None or (not awaited.sleeps and silence_s < SERVED_S):
+            self._held = _Held(hang, again_s)
+            return None
+        is_early = silence_s < START_ACT_S
+        if is_early:
+            self._held = _Held(hang, hang.since_s + START_ACT_S)
+        why += f"none has made a step yet; {name_ranks(awaited.by)} wait{'s' * (len(awaited.by) == 1)} for "
+        return hang._replace(ranks=awaited.ranks, why=why + name_ranks(awaited.ranks), is_early=is_early)
 
     def _forget(self) -> None:
         self._open = self._held = self.last = None
@@ -216,7 +278,7 @@ def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
     """
     odd = find_odd(groups)
     blamed = tuple(rank for rank in odd if rank in hang.ranks) or odd or hang.ranks
-    if hang.kind in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL) or blamed == hang.ranks:
+    if hang.kind in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL, *EARLY_KINDS) or blamed == hang.ranks:
         return hang
     return hang._replace(ranks=blamed, why=f"{hang.why}; apart by their stacks: {name_ranks(blamed)}")
 

@@ -15,7 +15,7 @@ from bench.hang_healthy import KINDS, Found, hang_once, healthy, watch
 from bench.hang_jobs import CADENCES_S, HANGS, LOOK_S, Job, draw_plan, tame
 from launcher.supervise.cadence import Cadence
 from launcher.supervise.facts import Hang, HangKind, RankFacts
-from launcher.supervise.hang import AllowedSilence, HangDetector, HangSettings
+from launcher.supervise.hang import ASKED_PART, AllowedSilence, HangDetector, HangSettings
 
 FIRST_S = HangSettings().first_s
 BUSY_S = HangSettings().busy_s
@@ -61,7 +61,7 @@ def stand(
     while now_s + LOOK_S <= from_s + for_s:
         now_s += LOOK_S
         hang = detector.look(facts(now_s, from_s, step_s, world, change), now_s)
-        if hang is not None:
+        if hang is not None and not hang.is_early:
             told.append((now_s - from_s, hang))
     return told
 
@@ -75,13 +75,52 @@ def state(letter: str, ranks: Sequence[int], **more: str) -> Change:
     return lambda rank, past_s: {"state": letter, **more} if rank in ranks else {}
 
 
+def is_quiet(hang: Hang | None) -> bool:
+    """What is early is told only where stacks confirm it (test_watch.py)."""
+    return hang is None or hang.is_early
+
+
+def test_all_idle_before_the_first_step_is_a_reason_to_look_closer_once() -> None:
+    detector = HangDetector(4)
+    found = [detector.look(facts(now_s, 0, 1.0, 4, lambda *_: {"steps": -1}), now_s) for now_s in range(2, 60, 2)]
+    [(place, hang)] = [(place, hang) for place, hang in enumerate(found) if hang is not None]
+    assert (hang.kind, hang.is_early, hang.since_s) == (HangKind.NOT_STARTED, True, 2.0)
+    assert 13 <= 2 * place <= 15 and detector.lasts(hang)
+    assert detector.look(facts(60, 0, 1.0, 4, lambda *_: {"steps": -1, "cpu_s": 9.0}), 60) is None
+    assert not detector.lasts(hang)
+
+
+@pytest.mark.parametrize(
+    "works", [{"cpu_s": 1.0}, {"io_bytes": 100_000}, {"output_bytes": 20}, {"state": "R"}, {"state": "D"}]
+)
+def test_one_rank_that_does_something_before_the_first_step_is_enough(works: dict[str, Any]) -> None:
+    def change(rank: int, past_s: float) -> dict[str, Any]:
+        grown = {name: value * past_s if not isinstance(value, str) else value for name, value in works.items()}
+        return {"steps": -1, **(grown if rank == 2 else {})}
+
+    detector = HangDetector(4)
+    found = [detector.look(facts(now_s, 0, 1.0, 4, change), now_s) for now_s in range(2, 100, 2)]
+    assert [hang.kind for hang in found if hang is not None and hang.is_early] == []
+
+
+def test_who_is_left_when_others_have_ended_is_named() -> None:
+    detector = HangDetector(4)
+    train(detector, 60)
+    for rank in (0, 1, 3):
+        detector.ended(rank)
+    found = [(now_s, detector.look(facts(now_s, 60, 1.0, 4)[2:3], now_s)) for now_s in range(62, 400, 2)]
+    told = [(hang.kind, hang.ranks, now_s) for now_s, hang in found if hang is not None]
+    assert [each[:2] for each in told] == [(HangKind.NOT_ENDED, ()), (HangKind.ALL_IDLE, (2,))]
+    assert told[0][2] <= 62 + 15 and 180 <= told[1][2] <= 184
+
+
 def test_steps_before_the_first_look_are_a_cadence() -> None:
     """A job that stands before it is looked at a second time does not wait out the time of a start."""
     detector = HangDetector(4)
     detector.new_attempt(0.0)
     assert detector.look(facts(1.5, 1.5, 0.05, 4), 1.5) is None
     told = stand(detector, 1.5, 60, step_s=0.05)
-    assert [hang.kind for _, hang in told] == [HangKind.ALL_IDLE] and told[0][0] <= 15 + 2 * LOOK_S
+    assert [hang.kind for _, hang in told] == [HangKind.ALL_IDLE] and told[0][0] <= 15
 
 
 def test_what_ranks_do_in_a_hang_is_not_taken_for_usual() -> None:
@@ -100,11 +139,11 @@ def test_all_idle_is_told_once_at_the_least_limit() -> None:
     detector = HangDetector(4)
     now_s = train(detector, 60)
     [(after_s, hang)] = stand(detector, now_s, 600)
-    assert 15 <= after_s <= 15 + 2 * LOOK_S
-    assert hang[:5] == (HangKind.ALL_IDLE, now_s, (), 15.0, 1.0)
+    assert 13 <= after_s <= 15
+    assert hang[:5] == (HangKind.ALL_IDLE, now_s, (), ASKED_PART * 15.0, 1.0)
     assert (
         hang.why
-        == "no rank has made a step for 16 s; the longest healthy gap was 1.0 s; all wait idle in futex_wait"
+        == "no rank has made a step for 14 s; the longest healthy gap was 1.0 s; all wait idle in futex_wait"
     )
 
 
@@ -114,7 +153,7 @@ def test_the_longest_healthy_gap_sets_the_limit() -> None:
     assert stand(detector, now_s, 12) == []  # a checkpoint
     now_s = train(detector, 120, from_s=now_s + 12)
     [(after_s, hang)] = stand(detector, now_s, 600)
-    assert 36 <= after_s <= 39 + 2 * LOOK_S
+    assert 30 <= after_s <= 36
     assert 12 <= hang.longest_gap_s <= 13
 
 
@@ -124,7 +163,7 @@ def test_a_rank_apart_is_named() -> None:
         train(detector, 60)
         [(after_s, hang)] = stand(detector, 60, 600, apart)
         assert (hang.kind, hang.ranks) == (HangKind.ONE_APART, (2,))
-        assert after_s <= 15 + 2 * LOOK_S
+        assert after_s <= 15
 
 
 @pytest.mark.parametrize(("wait", "blamed"), [("futex_wait_queue", 1), ("hrtimer_nanosleep", 0)])
@@ -181,7 +220,7 @@ def test_a_thread_that_prints_is_no_progress_where_steps_are_counted() -> None:
     train(detector, 60)
     [(after_s, hang)] = stand(detector, 60, 600, bar)
     assert hang.kind is HangKind.ALL_IDLE
-    assert after_s <= 15 + 2 * LOOK_S
+    assert after_s <= 15
 
 
 def test_stopped_ranks_are_told_of_at_once_even_if_nothing_was_learned() -> None:
@@ -204,7 +243,7 @@ def test_a_rank_stuck_in_the_kernel_is_told_at_the_limit() -> None:
     train(detector, 60)
     [(after_s, hang)] = stand(detector, 60, 600, state("D", [3], wait="rpc_wait_bit_killable"))
     assert (hang.kind, hang.ranks) == (HangKind.STUCK_IN_KERNEL, (3,))
-    assert after_s <= 15 + 2 * LOOK_S
+    assert after_s <= 15
     assert "rpc_wait_bit_killable" in hang.why
 
     def reading(rank: int, past_s: float) -> dict[str, Any]:
@@ -221,7 +260,7 @@ def test_the_stopped_time_is_no_healthy_gap() -> None:
     assert len(stand(detector, 60, 100, state("T", [1]))) == 1
     train(detector, 260, from_s=160)
     [(after_s, _)] = stand(detector, 260, 600)
-    assert after_s <= 15 + 2 * LOOK_S
+    assert after_s <= 15
 
 
 def test_nothing_is_said_where_nothing_was_learned() -> None:
@@ -247,7 +286,7 @@ def test_output_is_progress_where_nothing_is_counted() -> None:
     [(after_s, hang)] = stand(detector, 98, 600, printing)
     assert hang.kind is HangKind.ALL_IDLE
     assert hang.why.startswith("no rank has printed anything for")
-    assert after_s <= 15 + 2 * LOOK_S
+    assert after_s <= 15 + LOOK_S
 
 
 def test_output_of_a_server_is_no_cadence() -> None:
@@ -255,9 +294,9 @@ def test_output_of_a_server_is_no_cadence() -> None:
     for now_s in range(2, 2000, 2):
         requests = now_s // 40
         seen = RankFacts(0, now_s, -1, -1.0, 100 * requests, 0.1 * requests, 0, "S", "ep_poll")
-        assert detector.look([seen], now_s) is None
+        assert is_quiet(detector.look([seen], now_s))
     for now_s in range(2000, 20000, 2):
-        assert detector.look([seen._replace(at_s=now_s)], now_s) is None
+        assert is_quiet(detector.look([seen._replace(at_s=now_s)], now_s))
 
 
 def test_an_allowed_silence() -> None:
@@ -267,7 +306,7 @@ def test_an_allowed_silence() -> None:
     train(detector, 60)
     assert detector.allow("evaluation", 200.0)
     told = stand(detector, 60, 600)
-    assert [153 <= after_s <= 160 for after_s, _ in told] == [True]  # 15 s after it was off
+    assert [152 <= after_s <= 155 for after_s, _ in told] == [True]  # 15 s after it was off
     detector = HangDetector(4, rules)
     train(detector, 60)
     detector.allow("evaluation", math.inf)
@@ -277,7 +316,7 @@ def test_an_allowed_silence() -> None:
     train(detector, 760, from_s=660)
     detector.allow("evaluation", 0.0)
     [(after_s, _)] = stand(detector, 760, 600)
-    assert after_s <= 15 + 2 * LOOK_S
+    assert after_s <= 15
 
 
 def test_a_new_attempt_keeps_what_was_learned_and_waits_for_its_first_step() -> None:
@@ -294,11 +333,12 @@ def test_a_new_attempt_keeps_what_was_learned_and_waits_for_its_first_step() -> 
 
     for now_s in range(122, 720, 2):
         seen = [each._replace(steps=-1) for each in facts(now_s, 0, 1.0, 4)]
-        assert detector.look(seen, now_s) is None
+        hang = detector.look(seen, now_s)
+        assert hang is None or hang.is_early
     assert detector.limit_s() == FIRST_S
     for now_s in range(722, 740, 2):
         assert detector.look(from_anew(now_s, now_s), now_s) is None
-    assert detector.limit_s() == 15.0
+    assert detector.limit_s() == ASKED_PART * 15.0
     told = [detector.look(from_anew(now_s, 738), now_s) for now_s in range(740, 780, 2)]
     assert [hang.kind for hang in told if hang is not None] == [HangKind.ALL_IDLE]
 
@@ -310,7 +350,7 @@ def test_late_facts_are_waited_for_but_not_for_ever() -> None:
     detector = HangDetector(4)
     train(detector, 60)
     [(after_s, hang)] = stand(detector, 60, 600, late)
-    assert 30 <= after_s <= 30 + 2 * LOOK_S
+    assert 25 <= after_s <= 26 + 2 * LOOK_S
     assert "1 ranks were not seen lately" in hang.why
 
 
@@ -374,7 +414,7 @@ def test_progress_that_is_told_resets() -> None:
         hang = detector.look(facts(now_s, 60, 1.0, 4), now_s)
         if hang is not None:
             told.append((now_s, hang.since_s))
-    assert told == [(220, 100.0)]  # that gap of 40 s was healthy, then
+    assert told == [(202, 100.0)]  # that gap of 40 s was healthy, then
 
 
 def test_a_finding_that_changes_is_told_again() -> None:

@@ -30,6 +30,15 @@ def stack(rank: int, line: int, depth: int = 1) -> RankStacks:
     return RankStacks(rank, 100 + rank, Source.HANDLER, main=frames, state="S", kernel=("futex_wait",))
 
 
+def tell(watch: HangWatch, facts: list[RankFacts], nodes: int, now_s: float) -> list[Said]:
+    """Each node tells of its ranks, one after the other, and time passes."""
+    said: list[Said] = []
+    each = len(facts) // nodes
+    for node in range(nodes):
+        said += watch.looked(node, facts[node * each : (node + 1) * each], now_s)
+    return said + watch.tick(now_s)
+
+
 class Job:
     """Ranks that step once a second until they stand still, idle; looked at every two seconds."""
 
@@ -54,8 +63,7 @@ class Job:
                 RankFacts(rank, self.now_s, self.steps, self.step_at_s, 0, self.cpu_s, 0, "S", "futex_wait")
                 for rank in range(self.world_size)
             ]
-            self.watch.looked(facts)
-            said += self.watch.tick(self.now_s)
+            said += tell(self.watch, facts, self.nodes, self.now_s)
         return said
 
 
@@ -193,12 +201,12 @@ class Alone(Job):
             self.steps += steps
             self.step_at_s = self.now_s if steps else self.step_at_s
             self.alone_s += 0.0 if steps else 0.5
-            self.watch.looked(
+            facts = [
                 RankFacts(rank, self.now_s, self.steps, self.step_at_s, 0, cpu_s, 0, "S", "futex_wait")
                 for rank in range(self.world_size)
                 for cpu_s in [self.cpu_s + (self.alone_s if rank == last else 0.0)]
-            )
-            for each in self.watch.tick(self.now_s):
+            ]
+            for each in tell(self.watch, facts, self.nodes, self.now_s):
                 said += self.answer(each) if isinstance(each, Ask) else [each]
         return said
 
@@ -252,3 +260,96 @@ def test_who_computes_for_very_long_is_told_at_last() -> None:
     job.run(60)
     said = job.run(2400, steps=False)
     assert [type(each) for each in said] == [Finding]
+
+
+PEERS = (
+    Frame("/x/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "init_process_group"),
+    Frame("/job/train.py", 3, "main"),
+)
+ELSEWHERE = (Frame("/job/data.py", 40, "wait_for_it"), Frame("/job/train.py", 2, "main"))
+
+
+class Idle:
+    """Ranks that do nothing from their start on, or from the end of the others on."""
+
+    def __init__(self, wait: str, absent: tuple[int, ...] = (2,), ended: tuple[int, ...] = ()) -> None:
+        self.watch, self.now_s = HangWatch(HangSettings()), 1000.0
+        self.wait, self.absent, self.gone = wait, absent, ended
+        self.watch.attempt_began(4, 2, self.now_s)
+
+    def run(self, seconds: float) -> list[tuple[float, Finding]]:
+        told: list[tuple[float, Finding]] = []
+        for half in range(int(2 * seconds)):
+            now_s = self.now_s + half / 2
+            facts = [
+                RankFacts(
+                    rank,
+                    now_s,
+                    7 if self.gone else -1,
+                    self.now_s if self.gone else -1.0,
+                    0,
+                    1.0,
+                    0,
+                    "X" if rank in self.gone else "S",
+                    self.wait if rank in self.absent else "futex_do_wait",
+                )
+                for rank in range(4)
+            ]
+            waiting = tell(self.watch, facts, 2, now_s)
+            while waiting:
+                each = waiting.pop()
+                if isinstance(each, Finding):
+                    told.append((now_s - self.now_s, each))
+                else:
+                    waiting += self.answer(each)
+        return told
+
+    def answer(self, ask: Ask) -> list[Said]:
+        said: list[Said] = []
+        for node in range(2):
+            stacks = {
+                rank: RankStacks(rank, 9, Source.NOTHING)
+                if rank in self.gone
+                else stack(rank, 9)._replace(main=ELSEWHERE if rank in self.absent else PEERS)
+                for rank in (2 * node, 2 * node + 1)
+            }
+            said += self.watch.answered(node, ask.number, pack_stacks(stacks, 10_000))
+        return said
+
+
+@pytest.mark.parametrize(
+    ("wait", "told_s"),
+    [("hrtimer_nanosleep", [14, 300]), ("sk_wait_data", [62, 300]), ("futex_do_wait", [62, 300])],
+)
+def test_before_the_first_step_it_is_told_who_others_wait_for(wait: str, told_s: list[int]) -> None:
+    job = Idle(wait)
+    found = job.run(400)
+    assert len(found) == 2
+    for (at_s, finding), wanted_s in zip(found, told_s, strict=True):
+        assert wanted_s - 2 <= at_s <= wanted_s + 25
+        assert "ranks 0-1, 3 wait" in finding.line or "3 ranks (0-1, 3) wait" in finding.line
+        assert json.loads(zlib.decompress(finding.data))["ranks"] == [2]
+    assert job.watch.last is not None and not job.watch.last.is_early
+
+
+def test_before_the_first_step_nothing_is_told_where_nobody_waits_in_a_collective() -> None:
+    assert Idle("hrtimer_nanosleep", absent=(0, 1, 2, 3)).run(400) == []
+    assert Idle("hrtimer_nanosleep", absent=(0, 1, 2)).run(400) == [], "most are elsewhere"
+    assert Idle("hrtimer_nanosleep", absent=()).run(400) == []
+
+
+def test_a_rank_that_sleeps_while_others_have_ended_is_named() -> None:
+    found = Idle("hrtimer_nanosleep", absent=(2,), ended=(0, 1, 3)).run(100)
+    [(at_s, finding)] = found
+    assert at_s <= 15 and "3 of 4 have ended; rank 2 sleeps" in finding.line
+    assert Idle("sk_wait_data", absent=(2,), ended=(0, 1, 3)).run(100) == [], "it may send its results"
+
+
+def test_all_ranks_of_a_node_have_ended() -> None:
+    job = Idle("hrtimer_nanosleep", absent=(2,), ended=())
+    job.run(5)
+    job.watch.node_ended(0)
+    job.watch.node_ended(0)
+    facts = [RankFacts(rank, 1010.0, -1, -1.0, 0, 1.0, 0, "S", "") for rank in (2, 3)]
+    assert job.watch.looked(1, facts, 1010.0) == []
+    assert job.watch.deadline_s() == 1012.0, "the other node is not waited for"
