@@ -18,6 +18,7 @@ SEEN_SHARE = 0.1  # of the time within which a line must come: so often it is to
 NODES_A_SECOND = 250  # that may tell it, of a large job
 SLACK_S = ANY_LOOK_S + 1.0
 MOST_TOLD = 4  # findings of one rule in an attempt
+NUMERIC = "numeric"  # the class of losses that are no numbers
 MOST_NAMES = 256  # of rules that findings may name
 
 
@@ -40,7 +41,10 @@ class Finding(NamedTuple):
     def line(self) -> str:
         """For people."""
         kind = f" ({self.kind})" if self.kind else ""
-        return f"rule {self.rule!r}{kind}: {f'rank {self.rank}: ' if self.rank >= 0 else ''}{self.why}"
+        who = f"rank {self.rank}: " if self.rank >= 0 else ""
+        if who and self.kind == NUMERIC:
+            who = f"the job (rank {self.rank} prints it): "  # all ranks have such a number, and one of them prints it
+        return f"rule {self.rule!r}{kind}: {who}{self.why}"
 
 
 class RuleWatch:

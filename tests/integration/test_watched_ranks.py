@@ -387,7 +387,7 @@ def test_what_is_seen_of_ranks(program: Programs, tmp_path: Path, sample: Sample
     os.kill(ranks[0].pid, signal.SIGKILL)
     job.wait()
     last = look(sampler)
-    assert [facts.state for facts in last] == [""] * 4
+    assert [facts.state for facts in last] == ["X", "X", "X", ""], "ended, and one that never was"
     assert last[0].cpu_s >= cpu_s and last[1].output_bytes == 1501
     assert len(os.listdir("/proc/self/fd")) < before
 
@@ -416,7 +416,7 @@ def test_an_interpreter_that_is_a_child_is_looked_at(
 def test_another_process_with_its_number_is_not_looked_at(sample: Sample) -> None:
     other = SeenRank(0, os.getpid(), "", started_ns=1)  # this process has begun long after that rank
     (facts,) = look(sample([other]))
-    assert (facts.state, facts.cpu_s) == ("", 0.0)
+    assert (facts.state, facts.cpu_s) == ("X", 0.0), "it has ended, for all that is known"
 
 
 def look(sampler: Sampler) -> list[RankFacts]:
