@@ -24,6 +24,7 @@ class Word(NamedTuple):
 
 
 _STANDSTILL = re.compile(r"the job stands still \(([a-z-]+)\): ")
+_SLOW = re.compile(r"the job has become slow: ")
 _LOST = re.compile(r"lost node (\S+) \(pid")
 _GONE = re.compile(r"the coordinator at (\S+?):\d+ ")
 _RULE = re.compile(r"rule '[^']*'(?: \((\w+)\))?: (?:rank (\d+): )?")
@@ -80,6 +81,8 @@ class Reader:
     def _read_ours(self, line: str, at_s: float) -> list[Word]:
         if found := _STANDSTILL.search(line):
             return [Word(at_s, "hang", (), (), line)]
+        if _SLOW.search(line):
+            return [Word(at_s, "slow", (), (), line)]
         if found := _RULE.search(line):
             return [Word(at_s, _known(found[1] or ""), (int(found[2]),) if found[2] else (), (), line)]
         if found := _LOST.search(line):

@@ -177,7 +177,9 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
     """What counts a step; what counts a heartbeat, with its number; what makes a forked child stop counting.
 
     A pulse is four words of 8 bytes: how many there were, when the last one was, MOST_STEP more than the last
-    number (0: none), and the sum of the first word, five times the second and seven times the third. Whoever reads
+    number (0: none), and the sum of the first word, five times the second and seven times the third. The first
+    also has, from bit 40 on, how long a step takes at the least and now, as levels of an eighth of an octave: most
+    steps, not the mean, so that an evaluation now and then changes nothing. Whoever reads
     while they are written may see some words new and some old: that does not add up, as the count grows by one and
     the time by hundreds, and then it is read again.
     By a call of the kernel, not in a mapping: Pythons before 3.13 keep a descriptor of their own for each. The
@@ -187,31 +189,69 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
     one = 1 | 1 << 192
     a_ns = 1 << 64 | 5 << 192
     a_step = 1 << 128 | 7 << 192
-    count = said = 0
+    a_level, a_low = 1 << 48 | 1 << 240, 1 << 40 | 1 << 232
+    count = said = took = 0
     at = fd
     now_ns, look, write = time.monotonic_ns, os.fstat, os.pwrite
     first = look(fd)
     device, number = first.st_dev, first.st_ino
+    levels = [int(1000 * 2 ** (place / 8)) for place in range(257)]  # ns
+    above = below = last = level = low = run = 0
+    by_beats = False
 
     def pulse(*_step: "Any") -> None:
-        nonlocal count
+        nonlocal count, last
         count += one
         if at < 0:
             return
+        now = now_ns()
+        if not by_beats:
+            gap, last = now - last, now
+            if gap >= above or gap < below or run:
+                adapt(gap)
         try:
             found = look(at)
             if found.st_ino == number and found.st_dev == device:
-                write(at, (count + said + now_ns() * a_ns).to_bytes(32, "little"), PULSE_AT)
+                write(at, (count + said + took + now * a_ns).to_bytes(32, "little"), PULSE_AT)
                 return
         except OSError:
             pass
         forget()
 
     def beat(step: "Any") -> None:
-        nonlocal said
+        nonlocal said, by_beats, last, level
         if type(step) is int and -MOST_STEP < step < MOST_STEP:
             said = (step + MOST_STEP) * a_step
+        if not by_beats:  # each optimizer's steps may be only a part of one
+            by_beats, level, last = True, 0, 0
+        now = now_ns()
+        gap, last = now - last, now
+        if gap >= above or gap < below or run:
+            adapt(gap)
         pulse()
+
+    def adapt(gap: int) -> None:
+        """A step took longer or shorter than most: the level follows, the faster the more come in a row."""
+        nonlocal above, below, level, low, run, took
+        if gap == last:  # the first one: since when is not known
+            above = below = 0
+            return
+        known = level
+        if not level:
+            level, run = 255, -8
+        if gap >= levels[level + 1]:
+            run = run + 1 if run > 0 else 1
+            level = min(255, level + (1 if run == 1 else 2 if run == 2 else 4))
+        elif gap < levels[level]:
+            run = run - 1 if run < 0 else -1
+            level = max(1, level - (1 if run == -1 else 2 if run == -2 else 4))
+            while not known and level > 1 and gap < levels[level]:
+                level -= 1
+        else:
+            run = 0
+            low = level if not low or level < low else low
+        above, below = levels[level + 1], levels[level]
+        took = level * a_level + low * a_low
 
     def forget() -> None:
         nonlocal at

@@ -43,7 +43,7 @@ class Finding(NamedTuple):
         kind = f" ({self.kind})" if self.kind else ""
         who = f"rank {self.rank}: " if self.rank >= 0 else ""
         if who and self.kind == NUMERIC:
-            who = f"the job (rank {self.rank} prints it): "  # all ranks have such a number, and one of them prints it
+            who = f"the job (rank {self.rank} prints it): "  # all ranks have such a number
         return f"rule {self.rule!r}{kind}: {who}{self.why}"
 
 

@@ -21,6 +21,8 @@ class RankFacts(NamedTuple):
     io_bytes: int  # read and written by it, network and disk together
     state: str  # of its main thread: R, S, D, T, Z, ... of proc(5)
     wait: str  # the kernel function in which the main thread waits
+    step_takes_s: float = 0.0  # most steps take so long now; 0: not known
+    step_least_s: float = 0.0  # and took at the least
 
 
 class HangKind(Enum):
@@ -32,6 +34,7 @@ class HangKind(Enum):
     ALL_BUSY = "all-busy"  # no steps, and all work: a long compilation, or all spin in a collective
     STUCK_IN_KERNEL = "stuck-in-kernel"  # state D: a disk or a mount that does not answer
     NOT_STARTED = "not-started"  # before the first step: some wait for others, and these do nothing
+    SLOW = "slow"  # steps are made, and take far longer than before: some wait for others
     NOT_ENDED = "not-ended"  # some ranks have ended, and the rest does nothing
 
 

@@ -82,14 +82,20 @@ def describe_standstill(hang: Hang, line: str) -> dict[str, Any]:
     """What is known of a standstill."""
     is_seen = hang.kind.value in ("frozen", "stuck-in-kernel")
     apart = "the stacks of these ranks differ from those of the rest" if hang.ranks else "no rank differs"
+    is_slow = hang.kind.value == "slow"
+    if is_slow:
+        apart = "in most rounds of stacks they were not where the rest waits"
+    nothing_for = f"nothing came for longer than {hang.limit_s:.0f} s, which was learned from the job"
     return {
-        "class": "hang",
+        "class": "slow" if is_slow else "hang",
         "why": hang.kind.value,
         "message": line,
         "class_sure": CERTAIN if is_seen else LIKELY,
         "class_sure_why": "the state of the process says so"
         if is_seen
-        else f"nothing came for longer than {hang.limit_s:.0f} s, which was learned from the job",
+        else f"steps take longer than {hang.limit_s:.2g} s, which was learned from the job"
+        if is_slow
+        else nothing_for,
         "ranks": list(hang.ranks)[:1024],
         "rank": hang.ranks[0] if len(hang.ranks) == 1 else None,
         "culprit_sure": CERTAIN if is_seen else LIKELY if hang.ranks else GUESS,

@@ -4,7 +4,9 @@ Written by launcher/inside.py (class Page), which says why a read that is torn s
 numbers are little endian; behind the page faulthandler appends the stacks of the rank's threads (stacks.py):
     0  8  magic BOOTRANK            28  2  signal that asks for stacks, 0: no handler
     8  4  version                   30  1  1: something counts steps
-   12  4  pid; 0: not opened yet    32  8  steps and heartbeats so far
+   12  4  pid; 0: not opened yet    32  5  steps and heartbeats so far
+                                    37  1  how long most steps took at the least, as a level; 0: not known
+                                    38  1  and how long they take now; level n is 2^(n/8) microseconds
    16  8  ident of the main thread  40  8  monotonic ns of the last one
    24  4  descriptor for stacks     48  8  its number + 2^55, of heartbeats; 0: none was given
                                     56  8  the words at 32, 40, 48 times 1, 5, 7, added up
@@ -28,6 +30,7 @@ NAMED_FOLDER = "/dev/shm"  # noqa: S108
 _NAME = "bootseer-page-"
 _OLD_S = 60.0  # a rank that runs has taken the name away by then
 _NO_STEP = 1 << 55
+_MOST_STEPS = (1 << 40) - 1
 _TRIES = 5  # a rank is not in the middle of a write five times in a row
 
 
@@ -42,6 +45,8 @@ class Page(NamedTuple):
     steps: int
     step_ns: int  # of the monotonic clock; 0: none yet
     step: int | None  # the number that was given with the last heartbeat
+    least_s: float = 0.0  # that most steps took at a time; 0: not known
+    takes_s: float = 0.0  # that most steps take now
 
 
 class PageFile(NamedTuple):
@@ -159,11 +164,17 @@ def parse_page(data: bytes) -> Page | None:
         main_thread=_number(data, 16, 8),
         stacks_fd=_number(data, 24, 4),
         stacks_signal=_number(data, 28, 2),
-        counts=data[30] == 1 or steps > 0,
-        steps=steps,
+        counts=data[30] == 1 or steps & _MOST_STEPS > 0,
+        steps=steps & _MOST_STEPS,
         step_ns=step_ns,
         step=step - _NO_STEP if step else None,
+        least_s=_level_s(data[37]),
+        takes_s=_level_s(data[38]),
     )
+
+
+def _level_s(level: int) -> float:
+    return 1e-6 * 2 ** (level / 8) if level else 0.0
 
 
 def _number(data: bytes, at: int, size: int) -> int:

@@ -77,6 +77,7 @@ class _Seen:
         self._pid = 0  # 0: not found yet; -1: it has ended
         self._is_inner_known = False  # whether another process than `pid` is the interpreter
         self._steps, self._step_at_s = -1, -1.0
+        self._takes_s = self._least_s = 0.0
         self._number: int | None = None  # of the last heartbeat
         self.falls = False  # its numbers do not only grow
         self._output_bytes = [-1, -1]
@@ -109,6 +110,8 @@ class _Seen:
             io_bytes=self._io_bytes,
             state=state,
             wait=wait,
+            step_takes_s=self._takes_s,
+            step_least_s=self._least_s,
         )
 
     def close(self) -> None:
@@ -173,6 +176,7 @@ class _Seen:
             self._steps = page.steps
         if page.step_ns:
             self._step_at_s = page.step_ns / 1e9
+            self._takes_s, self._least_s = page.takes_s, page.least_s
         if page.step is not None:
             self.falls |= self._number is not None and page.step < self._number
             self._number = page.step

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.supervise.facts import Hang, HangKind, RankFacts
 from launcher.supervise.hang import HangDetector, HangSettings
+from launcher.supervise.slow import FACTOR as SLOW_FACTOR
+from launcher.supervise.slow import ROUNDS as SLOW_ROUNDS
+from launcher.supervise.slow import Rounds, Slow, SlowDetector, round_s
 from launcher.supervise.stacks import (
     Frame,
     RankStacks,
@@ -44,6 +47,7 @@ SERVED_S = (
 START_ACT_S = 300.0  # and before a job is ended for it
 ROUNDS, ROUND_S = 3, 0.5  # of questions, where some ranks are busy
 EARLY_KINDS = (HangKind.NOT_STARTED, HangKind.NOT_ENDED)
+SURE_KINDS = (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL, HangKind.SLOW, *EARLY_KINDS)  # by more than one round
 MOST_STACKS_BYTES = 4 << 20  # of a node, unpacked
 MOST_TEXT_CHARACTERS = 12_000
 MOST_FRAMES = 64  # of a stack
@@ -89,6 +93,15 @@ class _Open(NamedTuple):
     ask: int  # the newest question
     rounds: int = 1  # of questions
     next_ask_s: float | None = None  # another one is due then
+    slow: Slow | None = None  # what is asked about is not a standstill
+
+    @property
+    def until_s(self) -> float:
+        """When it is judged by the answers that have come."""
+        lasts_s = (
+            0.0 if self.slow is None else sum(round_s(each, self.slow.takes_s) for each in range(SLOW_ROUNDS))
+        )
+        return self.began_s + lasts_s + STACKS_S
 
 
 class _Held(NamedTuple):
@@ -115,6 +128,8 @@ class HangWatch:
         self._open: _Open | None = None
         self._held: _Held | None = None
         self._calls: dict[int, Calls] = {}  # of each rank, when it was asked before
+        self._slow = SlowDetector()
+        self._rounds = Rounds()  # of stacks, where steps take long
         self._stacks: dict[int, RankStacks] = {}
         self._answers: set[int] = set()
         self._traces: list[bytes] = []  # packed
@@ -125,6 +140,7 @@ class HangWatch:
         if self._detector is None:
             self._detector = HangDetector(world_size, self._settings)
         self._detector.new_attempt(now_s, world_size)
+        self._slow.new_attempt()
         self._nodes = nodes
         self._next_look_s = now_s + look_s(nodes)
         self._facts.clear()
@@ -141,7 +157,7 @@ class HangWatch:
         """When `tick` has something to do."""
         moments = [self._next_look_s]
         if self._open is not None:
-            moments += [self._open.began_s + STACKS_S, self._open.next_ask_s]
+            moments += [self._open.until_s, self._open.next_ask_s]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def looked(self, node: int, facts: Iterable[RankFacts], now_s: float) -> list[Said]:
@@ -175,7 +191,7 @@ class HangWatch:
     def tick(self, now_s: float) -> list[Said]:
         """The time has come."""
         said: list[Said] = []
-        if self._open is not None and now_s >= self._open.began_s + STACKS_S:
+        if self._open is not None and now_s >= self._open.until_s:
             said += self._conclude()
         elif self._open is not None and self._open.next_ask_s is not None and now_s >= self._open.next_ask_s:
             said.append(self._ask_again(self._open._replace(rounds=self._open.rounds + 1)))
@@ -183,15 +199,20 @@ class HangWatch:
             return said
         self._next_look_s, self._looked_s = now_s + look_s(self._nodes), now_s
         self._heard_of.clear()
-        hang = self._detector.look(list(self._facts.values()), now_s)
-        if hang is not None and self._open is None:
+        facts = list(self._facts.values())
+        hang = self._detector.look(facts, now_s)
+        if hang is not None and (self._open is None or self._open.slow is not None):
             said.append(self._begin(hang, now_s))
+        slow = self._slow.look(facts, now_s)
+        if slow is not None and self._open is None and self._held is None:
+            said.append(self._begin(_as_hang(slow), now_s, slow))
         return said or self._look_again(now_s, self._detector)
 
-    def _begin(self, hang: Hang, now_s: float) -> Ask:
+    def _begin(self, hang: Hang, now_s: float, slow: Slow | None = None) -> Ask:
         self._stacks.clear()
         self._calls.clear()
-        return self._ask_again(_Open(hang, now_s, self._nodes, 0))
+        self._rounds = Rounds()
+        return self._ask_again(_Open(hang, now_s, self._nodes, 0, slow=slow))
 
     def _ask_again(self, opened: _Open) -> Ask:
         self._answers.clear()
@@ -204,6 +225,14 @@ class HangWatch:
     def _heard(self, opened: _Open) -> list[Said]:
         """All have answered. Where some are busy, they are asked more than once: who computes comes along."""
         hang = opened.hang
+        if opened.slow is not None:
+            self._rounds.take(self._stacks)
+            if self._rounds.count >= SLOW_ROUNDS:
+                return self._conclude()
+            takes_s, asked = opened.slow.takes_s, range(self._rounds.count)
+            next_s = opened.began_s + sum(round_s(each, takes_s) for each in asked)
+            self._open = opened._replace(next_ask_s=next_s)
+            return []
         if hang.kind is not HangKind.ONE_APART and hang.kind not in EARLY_KINDS:
             return self._conclude()
         came_along = False
@@ -232,6 +261,14 @@ class HangWatch:
         found, self._open = self._open, None
         if found is None:
             return []
+        if found.slow is not None:
+            ranks = self._rounds.find_slow(len(self._facts)) if self._slow.is_slow() else ()
+            self._slow.judged(bool(ranks), found.until_s)
+            if not ranks:
+                return []
+            rest = set(self._facts) - set(ranks)
+            why = f"{found.hang.why}; {name_ranks(rest)} wait{'s' * (len(rest) == 1)} for {name_ranks(ranks)}"
+            found = found._replace(hang=found.hang._replace(ranks=ranks, why=why))
         if found.hang.kind in EARLY_KINDS:
             early = self._judge_early(found)
             if early is None:
@@ -271,6 +308,12 @@ class HangWatch:
         self._traces.clear()
 
 
+def _as_hang(slow: Slow) -> Hang:
+    """The same as what is told; no job is ended for it."""
+    why = f"a step takes {slow.takes_s:.2g} s, {slow.usual_s:.2g} s before"
+    return Hang(HangKind.SLOW, slow.since_s, (), SLOW_FACTOR * slow.usual_s, slow.usual_s, why, is_early=True)
+
+
 def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
     """The ranks to name: where a few are elsewhere in the code than most, those, whatever they use.
 
@@ -278,7 +321,7 @@ def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
     """
     odd = find_odd(groups)
     blamed = tuple(rank for rank in odd if rank in hang.ranks) or odd or hang.ranks
-    if hang.kind in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL, *EARLY_KINDS) or blamed == hang.ranks:
+    if hang.kind in SURE_KINDS or blamed == hang.ranks:
         return hang
     return hang._replace(ranks=blamed, why=f"{hang.why}; apart by their stacks: {name_ranks(blamed)}")
 
@@ -305,14 +348,15 @@ def describe(
 ) -> Finding:
     """The finding as a line, as text and for programs; the root cause first, where calls were traced."""
     groups = group_stacks(stacks)
-    line = f"the job stands still ({hang.kind.value}): {hang.why}"
+    what = "has become slow" if hang.kind is HangKind.SLOW else f"stands still ({hang.kind.value})"
+    line = f"the job {what}: {hang.why}"
     told: list[str] = []
     listed: list[dict[str, Any]] = []
-    if causes:
+    if causes and hang.kind is not HangKind.SLOW:
         from bootseer.diagnose.stuck import as_record
         from bootseer.diagnose.stuck import describe as describe_causes
 
-        line = f"the job stands still ({hang.kind.value}): {causes[0].line}; {hang.why}"
+        line = f"the job {what}: {causes[0].line}; {hang.why}"
         told = describe_causes(causes)
         listed = [as_record(each) for each in causes[:MOST_CAUSES]]
     text = "\n".join([line, *told, *format_groups(groups), ""])
