@@ -20,7 +20,7 @@ from launcher.supervise.facts import Hang, HangKind, RankFacts
 from launcher.supervise.idle_ranks import IdleRanks
 from launcher.supervise.stopped import STOPPED, StoppedRanks
 
-ASKED_PART = 0.85  # of what is allowed: by then looks and questions begin, so that it is told in time
+ASKED_PART = 0.82  # of what is allowed: by then looks and questions begin, so that it is told in time
 JUDGED_PART = 0.75  # of the limit: what ranks did shortly after the last step is not looked at
 WORKED_PART = 0.4  # of the limit: threads that work on after the last step, and looks between which they stop
 PAUSE_PART = 1.5  # of the time that ranks worked before: so long they must be idle before that is a hang

@@ -3,8 +3,8 @@
 Ranks wait for each other in each step, so all are as slow as the slowest, and steps do not tell which that is.
 What tells is where they are: over some rounds of stacks those that are waited for are hardly ever in a call of
 torch.distributed and the rest mostly is; or, where that is not to be seen, they are apart from most of the ranks
-in round after round (as ByteRobust counts outliers over rounds). Where nobody stands out nothing is said: a job may
-have become slower as a whole.
+in round after round (as ByteRobust counts outliers over rounds). Where nobody stands out nothing is said: a job
+may have become slower as a whole.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ LASTS_S = 8.0  # for so long, before it is looked into
 LEAST_STEPS = 6  # of the attempt
 USUAL_LOOKS = 15  # from so many on they tell what is usual, before that the least of the ranks does
 KEPT_LOOKS = 450
+USUAL_S = 1800.0  # what lasts so long is usual from then on
 RECENT_LOOKS = 6  # not counted: they may be slow already
 AGAIN_S, MOST_AGAIN_S = 30.0, 1800.0  # after nobody stood out
 ROUNDS = 8
@@ -78,9 +79,9 @@ class SlowDetector:
             return None
         if self._slow_from_s is None:
             self._slow_from_s = now_s
-        # What lasts becomes usual, but far more slowly.
-        if self._is_told and len(self._usual) < KEPT_LOOKS:
-            self._usual.append(takes_s)
+        if now_s - self._slow_from_s >= USUAL_S:
+            self._usual.clear()
+            self._usual.extend([takes_s] * (USUAL_LOOKS + RECENT_LOOKS))
         if self._is_told or now_s < self._held_until_s or now_s - self._slow_from_s < LASTS_S:
             return None
         return Slow(self._slow_from_s, takes_s, usual_s)

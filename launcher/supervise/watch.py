@@ -2,7 +2,7 @@
 
 A standstill that the detector sees is asked about: every node sends the stacks of its ranks. When all have, or
 after a moment, the finding goes out: what stands still, since when, how the ranks differ. Where some ranks are
-busy, three times: who evaluates alone comes along in its code, who spins does not. What is done about it is the
+busy, ten times: who evaluates alone comes along in its code, who spins does not. What is done about it is the
 user's word (--on-hang): a report alone, or a restart. It never ends a job by a failure of its own.
 """
 
@@ -45,7 +45,8 @@ SERVED_S = (
     60.0  # before the first step, for what a rank waits for that sends nothing, uses nothing and does not sleep
 )
 START_ACT_S = 300.0  # and before a job is ended for it
-ROUNDS, ROUND_S = 3, 0.5  # of questions, where some ranks are busy
+ROUNDS, ROUND_S = 10, 0.15  # of questions, where some ranks are busy: who evaluates is in the same call at times
+EARLY_ROUNDS = 3
 EARLY_KINDS = (HangKind.NOT_STARTED, HangKind.NOT_ENDED)
 SURE_KINDS = (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL, HangKind.SLOW, *EARLY_KINDS)  # by more than one round
 MOST_STACKS_BYTES = 4 << 20  # of a node, unpacked
@@ -244,7 +245,7 @@ class HangWatch:
         if came_along and silence_s < self._settings.busy_s:
             self._open, self._held = None, _Held(hang, opened.began_s + max(LOOK_S, silence_s))
             return []
-        if opened.rounds < ROUNDS:
+        if opened.rounds < (ROUNDS if hang.kind is HangKind.ONE_APART else EARLY_ROUNDS):
             self._open = opened._replace(next_ask_s=opened.began_s + opened.rounds * ROUND_S)
             return []
         return self._conclude()

@@ -414,7 +414,7 @@ def test_progress_that_is_told_resets() -> None:
         hang = detector.look(facts(now_s, 60, 1.0, 4), now_s)
         if hang is not None:
             told.append((now_s, hang.since_s))
-    assert told == [(202, 100.0)]  # that gap of 40 s was healthy, then
+    assert told == [(200, 100.0)]  # that gap of 40 s was healthy, then
 
 
 def test_a_finding_that_changes_is_told_again() -> None:
