@@ -28,6 +28,7 @@ if IS_PROGRAM:
 
 RUN_PATH = "import runpy,sys;sys.argv=sys.argv[1:];runpy.run_path(sys.argv[0],run_name='__main__')"
 HEARTBEAT_EVERY_NS = 1000000000
+FIRST_BEATS = 16
 FULL = (28, 122)  # ENOSPC, EDQUOT: module errno is not loaded at start
 MOST_ERROR_CHARS = 100000
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
@@ -106,6 +107,13 @@ def plain_value(value: "Any") -> str:
     if isinstance(value, float):
         return float.__repr__(value) if value - value == 0 else "null"
     return quote(value[:1000]) if isinstance(value, str) else "null"
+
+
+def measured_value(value: "Any") -> str:
+    """The same of a metric: that it is no number is worth knowing, and JSON has no word for it."""
+    if isinstance(value, float) and value - value != 0:
+        return '"%s"' % float.__repr__(value)
+    return plain_value(value)
 
 
 # ---- seen from outside -------------------------------------------------------------------------------------
@@ -631,7 +639,8 @@ class Probes:
 
 
 class Heartbeats:
-    """Where bootseer.heartbeat ends: the first one counts as first step, then at most one event a second.
+    """Where bootseer.heartbeat ends: the first one counts as first step; of the first few and then of one a second
+    there is an event: rules over their numbers (launcher/rules) need some to know what is usual.
 
     The page has each of them.
     """
@@ -640,7 +649,7 @@ class Heartbeats:
         self._events = events
         self._first_step = first_step
         self._count = None if page is None else page.beat
-        self._due_ns = 0
+        self._due_ns, self._first = 0, FIRST_BEATS
 
     def beat(
         self,
@@ -651,11 +660,12 @@ class Heartbeats:
         if self._count is not None:
             self._count(step)
         now_ns = _now_ns()
-        if now_ns < self._due_ns:
+        if now_ns < self._due_ns and not self._first:
             return
+        self._first -= self._first > 0
         self._due_ns = now_ns + HEARTBEAT_EVERY_NS
         self._first_step.done("heartbeat")
-        attrs = ",".join([quote(name) + ":" + plain_value(value) for name, value in metrics.items()])
+        attrs = ",".join([quote(name) + ":" + measured_value(value) for name, value in metrics.items()])
         more = ',"value":%s%s' % (plain_value(step), ',"attrs":{%s}' % attrs if attrs else "")
         self._events.write(None, "scalar", "heartbeat", more)
 

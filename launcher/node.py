@@ -626,7 +626,9 @@ class Node:
         if not self._has_ranks or self._rules is not None or group.world.attempt != self._attempt:
             return
         own = self._spec.log_rules
-        if not own and not any(rank.logs.stdout_path or rank.logs.stderr_path for rank in group.ranks):
+        if not own and not any(
+            rank.logs.stdout_path or rank.logs.stderr_path or rank.events_file for rank in group.ranks
+        ):
             return
         from launcher.rules.known import KNOWN
         from launcher.rules.node_rules import NodeRules, Told, describe_unseen

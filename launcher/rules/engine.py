@@ -96,14 +96,19 @@ class RuleEngine:
         """Whether there is a rule left for any rank of this node."""
         return any(self._about.values())
 
-    def read(self, rank: int, lines: Sequence[str], now_s: float, limit: Limit = no_limit) -> list[Outcome]:
-        """What a rank has written, in whole lines. Args: limit: runs a search; None from it: it took too long."""
+    def read(
+        self, rank: int, lines: Sequence[str], now_s: float, limit: Limit = no_limit, are_beats: bool = False
+    ) -> list[Outcome]:
+        """What a rank has written, in whole lines.
+
+        Args: limit: runs a search; None from it: it took too long; are_beats: they are its heartbeats.
+        """
         outcomes: list[Outcome] = []
         lines = [line[:MOST_LINE_CHARACTERS] for line in lines]
         text = "\n".join(lines)
-        self._lines[rank] = self._lines.get(rank, 0) + len(lines)
+        self._lines[rank] = self._lines.get(rank, 0) + len(lines) * (not are_beats)
         for rule in list(self._about.get(rank, ())):
-            if rule.hints and not any(hint in text for hint in rule.hints):
+            if rule.is_of_heartbeats != are_beats or (rule.hints and not any(hint in text for hint in rule.hints)):
                 continue
             hits = limit(lambda rule=rule: list(_search(rule, lines)))  # type: ignore[misc]
             if hits is None:
@@ -129,7 +134,7 @@ class RuleEngine:
         return [outcome for each in late for outcome in self._tell(each.rule, each.rank, each.why, again=True)]
 
     def _heed(self, rule: Rule, rank: int, hits: list[Hit], now_s: float) -> list[Outcome]:
-        if rule.is_alarm and (why := self._fits_everything(rule, rank, hits)):
+        if rule.is_alarm and not rule.is_of_heartbeats and (why := self._fits_everything(rule, rank, hits)):
             return self._switch_off(rule, why)
         outcomes: list[Outcome] = []
         seen: dict[str, None] = {}  # in the order of their last lines

@@ -218,4 +218,11 @@ KNOWN: tuple[Rule, ...] = (
         r"\bnan (?:loss|in (?:local )?grad(?:ient)?(?: norm)?)\b(?! *[:=])",
         *("nan", "NaN", "NAN", "Nan"),
     ),
+    # ---- numbers of heartbeats ----
+    _known(
+        "heartbeat-not-a-number", _F, r"^heartbeat .*\b(?:loss|grad_norm)=-?(?:nan|inf)\b", "=nan", "=-nan", "inf"
+    ),
+    _known("heartbeat-loss-jumps", _F, r"^heartbeat .*\bloss=(?P<loss>\S+)", "heartbeat ")._replace(
+        metric="loss", must_not_jump=5.0, times=5
+    ),
 )

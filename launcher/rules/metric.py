@@ -30,7 +30,8 @@ class Judge:
     def look(self, value: float) -> str:
         """Returns: what is wrong with the value, for people; "" for nothing, or not often enough yet."""
         why = self._find_wrong(value)
-        if math.isfinite(value):
+        # What is told of as a jump is compared with what was before it, until it has lasted.
+        if math.isfinite(value) and (not why or self._wrong >= max(self._rule.times, JUMP_LEAST)):
             self._usual.append(abs(value))
         self._wrong = self._wrong + 1 if why else 0
         if self._wrong < self._rule.times:

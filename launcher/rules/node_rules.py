@@ -62,8 +62,8 @@ class NodeRules:
     def __init__(self, loop: EventLoop, group: RankGroup, rules: Sequence[Rule], told: Told) -> None:
         self._loop, self._group, self._told = loop, group, told
         now_s = loop.time()
-        readers = [RankReader(rank.rank, rank.logs) for rank in group.ranks]
-        self._readers = {reader.rank: reader for reader in readers if reader.files}
+        readers = [RankReader(rank.rank, rank.logs, rank.events_file) for rank in group.ranks]
+        self._readers = {reader.rank: reader for reader in readers if reader.is_read}
         self._engine = RuleEngine(rules, self._readers, group.world.world_size, now_s)
         files = sum(reader.files for reader in readers)
         self._most_bytes = max(LEAST_FILE_BYTES, MOST_LOOK_BYTES // max(1, files))
@@ -74,7 +74,7 @@ class NodeRules:
         self._is_skipping_told = False
         self._is_cheaper = False  # what made this look dear is switched off
         self._any = [rule for rule in rules if rule.ranks == "any" and rule.has_clock]
-        if len(self._readers) == len(readers):
+        if all(reader.files for reader in readers):
             self._tell_any("watch")
         if self._readers:
             self._look()
@@ -140,6 +140,8 @@ class NodeRules:
         outcomes: list[Outcome] = []
         if batch.lines:
             outcomes += self._engine.read(reader.rank, batch.lines, now_s, self._limit.run)
+        if batch.beats:
+            outcomes += self._engine.read(reader.rank, batch.beats, now_s, self._limit.run, are_beats=True)
         if batch.skipped_bytes:
             outcomes += self._engine.skipped(reader.rank, now_s)
             if not self._is_skipping_told:
@@ -182,6 +184,8 @@ class NodeRules:
             self._told.send(RuleSeen(attempt, rule.name, seen.what))
 
     def _tell_measured(self, measured: Measured) -> None:
+        if measured.rule.is_of_heartbeats:
+            return  # there is an event of it
         key, now_s = (measured.rule.name, measured.rank), self._loop.time()
         if now_s >= self._measured_s.get(key, -MEASURED_S) + MEASURED_S:
             self._measured_s[key] = now_s

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from bootseer.errors import ConfigError
 
+OF_HEARTBEATS = "^heartbeat "  # a pattern that begins so is for heartbeats, and no other is
 MOST_RULES = 64
 MOST_NAME_CHARACTERS = 64
 MOST_PATTERN_CHARACTERS = 2000
@@ -47,6 +48,11 @@ class Rule(NamedTuple):
     def has_clock(self) -> bool:
         """Whether its lines must come."""
         return self.must_start_within_s is not None or self.must_recur_within_s is not None
+
+    @property
+    def is_of_heartbeats(self) -> bool:
+        """Whether it looks at the numbers of heartbeats, and not at what ranks print."""
+        return self.pattern.startswith(OF_HEARTBEATS)
 
     @property
     def is_alarm(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,9 @@ class Node:
         self.measured: list[Measured] = []
         self.ranks = [
             SimpleNamespace(
-                rank=rank, logs=RankLogs(f"{folder}/{rank}.out", f"{folder}/{rank}.err", False, False, "")
+                rank=rank,
+                logs=RankLogs(f"{folder}/{rank}.out", f"{folder}/{rank}.err", False, False, ""),
+                events_file=f"{folder}/{rank}.jsonl",
             )
             for rank in range(ranks)
         ]
@@ -205,3 +208,60 @@ def test_output_that_no_rule_can_see() -> None:
     assert line(files, files) == ""
     assert "on stdout and stderr where" in line(RankLogs(None, None, False, False, ""))
     assert "on stderr where" in line(files, files._replace(stderr_path="/dev/null"))
+
+
+def beat(node: Node, rank: int, step: int, loss: float) -> None:
+    text = "".join(
+        [
+            (
+                '{"v":1,"stage":null,"kind":"scalar","name":"heartbeat",'
+                f'"value":{step},"attrs":{{"loss":{json.dumps(str(loss) if loss != loss else loss)},"lr":0.1}}}}\n'
+            ),
+            '{"v":1,"stage":"import","kind":"begin","name":"torch"}\n{"torn\n',
+        ]
+    )
+    with (node.folder / f"{rank}.jsonl").open("a") as file:
+        file.write(text)
+
+
+def test_a_loss_that_is_told_by_heartbeat_and_jumps(node: Node) -> None:
+    node.begin(*KNOWN)
+    assert not (node.folder / "0.jsonl").exists(), "the rank makes it"
+    for step in range(12):
+        beat(node, 0, step, 2.0 - step / 100)
+        node.loop.advance(1.0)
+    beat(node, 0, 12, 40.0)  # once
+    for step in range(13, 20):
+        beat(node, 0, step, 1.9)
+    node.loop.advance(1.0)
+    assert node.found == []
+    for step in range(20, 40):
+        beat(node, 0, step, 20.0)
+        node.loop.advance(1.0)
+    (found,) = node.found
+    assert isinstance(found, RuleFound) and (found.rule, found.kind, found.rank) == (
+        "heartbeat-loss-jumps",
+        "numeric",
+        0,
+    )
+    assert "loss is 20: more than 5 times its usual 1.9" in found.text and "5 times in a row" in found.text
+    assert node.measured == [], "the event is there already"
+
+
+def test_a_loss_of_a_heartbeat_that_is_no_number(node: Node) -> None:
+    node.begin(*KNOWN)
+    beat(node, 1, 7, float("nan"))
+    node.loop.advance(1.5)
+    (found,) = node.found
+    assert isinstance(found, RuleFound) and (found.rule, found.rank) == ("heartbeat-not-a-number", 1)
+
+
+def test_without_log_files_heartbeats_are_still_read(node: Node) -> None:
+    for rank in node.ranks:
+        rank.logs = RankLogs(None, None, False, False, "")
+    node.begin(STEPS._replace(ranks="any"), *KNOWN)
+    assert node.found == [], "nobody says that it watches what it cannot see"
+    for step in range(30):
+        beat(node, 0, step, 1.0 if step < 20 else 9.0)
+    node.loop.advance(1.5)
+    assert [each.rule for each in node.found] == ["heartbeat-loss-jumps"]
