@@ -44,7 +44,9 @@ def format_report(
         notes.append(f"  stopped by bootrun after that: rank{plural} {format_ranks(stopped)}")
     root = [_format_failure(0, told[0], attempt, FIRST_LINES)] if told else ["  <NONE: bootrun stopped all ranks>"]
     doubts = []
-    if unsure:
+    if alike := find_alike(failures):
+        doubts.append(f"  ranks {format_ranks(alike)} failed alike: all there are")
+    elif unsure:
         doubts.append(f"  cannot tell which of ranks {format_ranks(unsure)} was first")
     if lost_nodes:
         doubts.append(
@@ -76,10 +78,23 @@ def describe_first(failures: Sequence[Failure], unsure: Sequence[int] = ()) -> s
     if first is None:
         return ""
     class_ = f"class {_describe_class(first)}"
+    if alike := find_alike(failures):
+        return f"ranks {format_ranks(alike)} failed alike, all there are; {class_}"
     if unsure:
         return f"ranks {format_ranks(unsure)} failed first, in which order is not known; {class_}"
     how = signal_name(first.status) or f"exit status {first.status}"
     return f"rank {first.rank} on {clean(first.node)} failed first ({how}); {class_}"
+
+
+def find_alike(failures: Sequence[Failure]) -> tuple[int, ...]:
+    """All ranks, where each has failed by the same exception at the same line: none of them is the cause.
+
+    Only where nobody was stopped by bootrun: such a rank may have been well.
+    """
+    places = {where(failure) if not failure.stopped_by_us else "" for failure in failures}
+    if len(failures) < 2 or len(places) != 1 or "" in places:
+        return ()
+    return tuple(sorted(failure.rank for failure in failures))
 
 
 def machine_report(
