@@ -17,6 +17,7 @@ from launcher.rendezvous.messages import Failure
 
 MOST_WIDTH = 60
 MOST_LINE_CHARACTERS = 400
+MOST_ALIKE = 64  # failures that are compared
 MOST_LISTED = 16  # failures shown beside the first
 FIRST_LINES = 120  # of the traceback of the first failure
 OTHER_LINES = 24
@@ -89,10 +90,13 @@ def describe_first(failures: Sequence[Failure], unsure: Sequence[int] = ()) -> s
 def find_alike(failures: Sequence[Failure]) -> tuple[int, ...]:
     """All ranks, where each has failed by the same exception at the same line: none of them is the cause.
 
-    Only where nobody was stopped by bootrun: such a rank may have been well.
+    Only where nobody was stopped by bootrun: such a rank may have been well. Of many, some are compared.
     """
-    places = {where(failure) if not failure.stopped_by_us else "" for failure in failures}
-    if len(failures) < 2 or len(places) != 1 or "" in places:
+    if len(failures) < 2 or any(failure.stopped_by_us for failure in failures):
+        return ()
+    compared = failures[:: len(failures) // MOST_ALIKE + 1]
+    place = where(compared[0])
+    if not place or any(where(failure) != place for failure in compared[1:]):
         return ()
     return tuple(sorted(failure.rank for failure in failures))
 
