@@ -77,6 +77,7 @@ class Surroundings(Protocol):
     def show_standstill(self, found: Standstill) -> None: ...
     def show_rule(self, told: RuleTold) -> None: ...
     def keep_page(self, page: FailurePage) -> None: ...  # of a failure
+    def traces(self) -> bytes: ...  # calls of torch.distributed in the attempt that is over, b"" where not traced
     def reached(self) -> tuple[int, int | None]: ...  # steps that the ranks here have made, number of the last
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
@@ -363,8 +364,8 @@ class Agent:
             self._state = State.WAITING
             was_taken = self._port_was_taken(group)
             self._renew_port()
-            reached = self._around.reached()
-            self._send(Stopped(group.world.attempt, tuple(group.failures), self.port, was_taken, *reached))
+            reached, traces = self._around.reached(), self._around.traces()
+            self._send(Stopped(group.world.attempt, tuple(group.failures), self.port, was_taken, *reached, traces))
 
     def on_guard_gone(self) -> None:
         """The guard was killed; the sentinel ends what it had started."""

@@ -185,6 +185,8 @@ class Job:
         self._unstarted = 0  # nodes of the attempt
         self._notes: FailureNotes | None = None  # from the first failure on
         self._watch: HangWatch | None = None  # from the first look on
+        self._mismatch = ""  # who called something else than the rest, of the attempt that has ended last
+        self._traces: list[bytes] = []  # of collectives, of an attempt that ends
         self._stood_still = ""  # why this attempt is ended, although no rank has failed
         self._rule_watch: RuleWatch | None = None  # from the first finding on, or with rules about any rank
         self._verdict: tuple[int, str] | None = None  # of a rule: exit status of the job, and why
@@ -508,7 +510,8 @@ class Job:
         self._succeeded.clear()
         self._digest = next((d for d in (self._nodes[m.node].digest for m in members) if d), "")
         self._port_was_taken = False
-        self._stood_still = ""
+        self._stood_still = self._mismatch = ""
+        self._traces = []
         if self._rules.log_rules or self._rule_watch is not None:
             self._watch_rules().attempt_began(len(members))
         self._steps, self._step, self._unstarted = -1, None, len(members)
@@ -753,6 +756,8 @@ class Job:
         if message.step is not None:
             self._step = message.step if self._step is None else max(self._step, message.step)
         self._add_failures(message.failures)
+        if message.traces:
+            self._traces.append(message.traces)
         self._try_go_on(now_s)
 
     def _try_go_on(self, now_s: float) -> None:
@@ -764,8 +769,13 @@ class Job:
             self._orders.append(Listen(True))
         has_failed = bool(self._stood_still) or any(not failure.stopped_by_us for failure in self._failures)
         if not self._signum and (has_failed or self._lost):
+            if self._traces:
+                from launcher.supervise.watch import find_mismatch
+
+                self._mismatch, self._traces = find_mismatch(self._traces), []
             notes, is_stood = self._take_notes(), bool(self._stood_still)
             notes.ended(self._attempt, self._failures, self._lost_nodes(), is_stood, self._stop_began_s, now_s)
+            notes.called_otherwise(self._mismatch)
         if self._signum:
             self._finish(128 + self._signum, f"stopped by {signal_name(self._signum)}")
         elif self._verdict is not None:
@@ -824,7 +834,8 @@ class Job:
         delay_s = self._restarts.after_failure(lived_s)
         if delay_s is None:
             after = f" after {self._restarts.count} restart(s)" if self._restarts.used else ""
-            self._finish(1, f"{self._stood_still or 'ranks failed'}{after}")
+            why = self._stood_still or "; ".join(filter(None, ["ranks failed", self._mismatch]))
+            self._finish(1, why + after)
             return
         if self._rules.excludes_nodes and self._rules.max_nodes > 1:
             self._consider_machines(now_s)
@@ -844,7 +855,7 @@ class Job:
 
         ordered = self._order_failures()
         first = describe_first(ordered.failures, ordered.unsure)
-        return f": {first}" if first else ""
+        return ": " + "; ".join(filter(None, [self._mismatch, first])) if first else ""
 
     def _first_failures(self) -> list[Failure]:
         """Those that may have been the first to fail."""

@@ -103,6 +103,7 @@ class Node:
         self._rules: NodeRules | None = None  # over what they print
         self._group_rank = 0  # of this node in the attempt
         self._health: NodeHealth | None = None
+        self._traces = b""  # of collectives, of the attempt that is over
         self._numbers_fall = False  # of the heartbeats of the attempt that is over
         self._failure_files: FailureFiles | None = None  # from the first page on
         self.job_statistics: Callable[[], dict[str, int | str]] = dict  # where the coordinator is here
@@ -729,6 +730,10 @@ class Node:
         numbers = [page.step for page in pages if page.step is not None and abs(page.step) < MOST_STEPS]
         return steps, max(numbers, default=None) if not self._numbers_fall else None
 
+    def traces(self) -> bytes:
+        """What the ranks of the last attempt have called of torch.distributed; b"" where that is not traced."""
+        return self._traces
+
     def _note_warmed(self) -> None:
         """What of this start `bootseer warm` had brought here before, as events."""
         brought, self._brought = [each for each in self._brought if each[1]], []
@@ -775,9 +780,10 @@ class Node:
 
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
-        self._has_ranks = False
+        self._has_ranks, self._traces = False, b""
         if self._watch is not None:
             self._numbers_fall = self._watch.numbers_fall
+            self._traces = self._watch.traces()
             self._watch.stop()
             self._watch = None
         if self._rules is not None:

@@ -69,6 +69,20 @@ def find_causes(traces: Iterable[RankTrace]) -> list[Cause]:
     return [cause for *_, cause in sorted(found, key=lambda each: (each[0], each[1], each[2].ranks))]
 
 
+def find_mismatch(traces: Iterable[RankTrace]) -> Cause | None:
+    """Of ranks that have failed: who called something else than the rest of its group. None: nobody did.
+
+    What else they waited for says nothing: they waited for those that were gone. A call that ended by an error is
+    as good as one that has not ended.
+    """
+    calls = {
+        each.rank: tuple(call._replace(left_ns=0, failed=False) if call.failed else call for call in each.calls)
+        for each in traces
+    }
+    running = [RankTrace(rank, found) for rank, found in calls.items()]
+    return next((cause for cause in find_causes(running) if cause.kind is Kind.MISMATCH), None)
+
+
 _Judged = tuple[Kind, tuple[int, ...], str, Sure, str, tuple[str, ...]]
 
 

@@ -188,6 +188,7 @@ class Stopped(NamedTuple):
     port_was_taken: bool  # another process listens on the master port of the attempt
     steps: int = -1  # the most that a rank of this node has made; -1: nothing counts them
     step: int | None = None  # the highest number that a rank here has given with a heartbeat
+    traces: bytes = b""  # calls of torch.distributed of the ranks here, where they are traced (supervise/ring.py)
 
 
 class Signalled(NamedTuple):

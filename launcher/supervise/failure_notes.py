@@ -48,6 +48,7 @@ class _Ended:
         self.stood, self.is_stood = stood, is_stood
         self.stop_began_s, self.stopped_s = stop_began_s, now_s
         self.action, self.rule, self.backoff_s = "", "", 0.0
+        self.mismatch = ""  # of collectives
         self.is_last = False
         self.sent_s: float | None = None  # the nodes were told of the next attempt
         self.running_s: float | None = None  # all its ranks have started
@@ -93,6 +94,11 @@ class FailureNotes:
         heard, self._heard = self._heard, {}
         last = _Ended(attempt, failures, lost, heard, stood, is_stood, stop_began_s, now_s)
         self._waiting = [*self._waiting[1 - MOST_WAITING :], last]
+
+    def called_otherwise(self, line: str) -> None:
+        """Who called another collective than the rest, in the attempt that has just ended; "" for nobody."""
+        if self._waiting:
+            self._waiting[-1].mismatch = line
 
     def decided(self, action: str, rule: str, backoff_s: float = 0.0) -> None:
         """What is done about the last end of an attempt, and by which rule."""
@@ -152,6 +158,8 @@ class FailureNotes:
             "first_step_s": None,  # the node that keeps the page adds it
         }
         following = None if ended.is_last else ended.attempt + 1
+        if ended.mismatch:
+            found["collectives"] = ended.mismatch
         done = {"action": ended.action, "rule": ended.rule, "next_attempt": following, "stages": stages}
         return self._page(ended.attempt, {**found, **done})
 

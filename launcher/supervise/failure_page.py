@@ -230,7 +230,7 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
     title = f"failure {text('number')} of job {text('run_id')}, in attempt {text('attempt')}"
     why = f" ({text('why')})" if text("why") else ""
     lines = [title, f"what       {text('class')}{why}"]
-    lines += [f"           {each}" for each in (text("where"), text("message")) if each]
+    lines += [f"           {each}" for each in (text("where"), text("message"), text("collectives")) if each]
     lines += [
         f"           {text('class_sure')}: {text('class_sure_why')}",
         f"where      {_describe_place(record)}",

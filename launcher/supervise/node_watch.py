@@ -71,10 +71,10 @@ class NodeWatch:
         if self._collector is None:
             self._collector = StackCollector(self._loop, self._group.ranks)
         self._collector.collect(
-            lambda found: self._send(NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), self._traces()))
+            lambda found: self._send(NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), self.traces()))
         )
 
-    def _traces(self) -> bytes:
+    def traces(self) -> bytes:
         """What the ranks have called of torch.distributed; b"" where that is not traced."""
         if not self._traced:
             return b""

@@ -31,6 +31,7 @@ from launcher.supervise.stacks import (
 from launcher.supervise.waiting import do_sleep, find_awaited
 
 if TYPE_CHECKING:
+    from bootseer.diagnose.calls import RankTrace
     from bootseer.diagnose.stuck import Cause
 
 STOPPED_STATES = ("T", "t")
@@ -330,14 +331,29 @@ def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
 def find_causes_in(traces: Iterable[bytes], stacks: Mapping[int, RankStacks]) -> list[Cause]:
     """What the ranks wait for, by their calls of torch.distributed. Args: traces: of nodes, packed."""
     from bootseer.diagnose.stuck import find_causes
-    from launcher.supervise.ring import unpack_rings
 
-    stopped = {rank: each.state in STOPPED_STATES for rank, each in stacks.items()}
-    found = {rank: trace for data in traces for rank, trace in unpack_rings(data, stopped).items()}
+    found = _unpack(traces, {rank: each.state in STOPPED_STATES for rank, each in stacks.items()})
     try:
         return find_causes(found.values())
     except (LookupError, ValueError, TypeError, RecursionError):
         return []  # calls that cannot be: a node has sent them
+
+
+def find_mismatch(traces: Iterable[bytes]) -> str:
+    """Of an attempt that has failed: who called something else than the rest of its group; "" where nobody did."""
+    from bootseer.diagnose import stuck
+
+    try:
+        cause = stuck.find_mismatch(_unpack(traces, {}).values())
+    except (LookupError, ValueError, TypeError, RecursionError):
+        return ""  # calls that cannot be: a node has sent them
+    return "" if cause is None else cause.line
+
+
+def _unpack(traces: Iterable[bytes], stopped: Mapping[int, bool]) -> dict[int, RankTrace]:
+    from launcher.supervise.ring import unpack_rings
+
+    return {rank: trace for data in traces for rank, trace in unpack_rings(data, stopped).items()}
 
 
 def describe(

@@ -59,6 +59,7 @@ class Sim:
         self.listening: list[bool] = []
         self.silent: set[int] = set()
         self.alive: set[int] = set()
+        self.traces: dict[int, bytes] = {}  # of collectives, of each node
         self.reached: tuple[int, int | None] = (-1, None)  # what nodes say of their steps when they stop
         self._next_port = 20000
 
@@ -128,7 +129,10 @@ class Sim:
         if isinstance(message, World):
             self.say(node, Started(message.attempt, 0.01))
         elif isinstance(message, Stop):
-            self.say(node, Stopped(message.attempt, (), self.new_port(), False, *self.reached))
+            self.say(
+                node,
+                Stopped(message.attempt, (), self.new_port(), False, *self.reached, self.traces.get(node, b"")),
+            )
 
     # ---- what was sent ---------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from bootseer.diagnose.calls import Call, Group
 from launcher.job import JOIN_SETTLE_S, MOST_PORT_RETRIES, Phase
 from launcher.rendezvous.messages import (
     Distributions,
@@ -29,6 +30,7 @@ from launcher.rendezvous.messages import (
     World,
 )
 from launcher.supervise import failure_notes
+from launcher.supervise.ring import RankRing, pack_rings
 from tests.unit.launcher.jobsim import Sim, make_failure, make_rules
 
 
@@ -283,6 +285,30 @@ def test_a_restart_says_who_failed_first_and_of_what_class() -> None:
     said = [message.text for message in sim.inbox[1] if isinstance(message, Note)]
     line = "restart 1 of 1: rank 1 on node1 failed first (exit status 3); class user (KeyError at /job/train.py:7)"
     assert said[-1] == line
+
+
+def test_a_restart_says_who_called_another_collective_than_the_rest() -> None:
+    """gloo ends a process that gets more than it expects, which is not the one to blame."""
+    group = Group("0", "dp", 1, (0, 1, 2))
+
+    def last(rank: int, size_bytes: int, left_ns: int, failed: bool) -> bytes:
+        entered = Call(7, group, "all_reduce", 3, -1, 0, size_bytes, "float32", (), 1, 10, left_ns, True, failed)
+        return pack_rings([RankRing(rank, (entered,), True)], 0, 1000)
+
+    sim = fixed(3, max_restarts=2, backoff_s=0.0)
+    for node in (1, 2, 3):
+        sim.join(node)
+    sim.traces = {1: last(0, 4, 0, False), 2: last(1, 8, 20, True), 3: last(2, 4, 30, True)}
+    sim.fail(1)
+    said = [message.text for message in sim.inbox[1] if isinstance(message, Note)]
+    assert said[-1].startswith(
+        "restart 1 of 2: rank 1 came with another size, type or root to all_reduce #3 of group dp"
+    )
+    assert "; rank 0 on node0 failed first" in said[-1]
+    sim.traces = {1: b"junk"}
+    sim.fail(1)
+    said = [message.text for message in sim.inbox[1] if isinstance(message, Note)]
+    assert said[-1].startswith("restart 2 of 2: rank 0 on node0 failed first")
 
 
 def test_master_port_is_fresh_for_each_attempt() -> None:
