@@ -36,6 +36,7 @@ class _Ended:
 
     def __init__(
         self,
+        number: int,
         attempt: int,
         failures: Sequence[Failure],
         lost: Sequence[LostNode],
@@ -45,6 +46,7 @@ class _Ended:
         stop_began_s: float,
         now_s: float,
     ) -> None:
+        self.number = number  # of its page
         self.attempt, self.failures, self.lost, self.heard = attempt, tuple(failures), tuple(lost), heard
         self.stood, self.is_stood = stood, is_stood
         self.stop_began_s, self.stopped_s = stop_began_s, now_s
@@ -53,7 +55,6 @@ class _Ended:
         self.done: list[str] = []  # what came of the steps
         self.step_stages: dict[str, float] = {}  # how long they took
         self.mended_s = now_s  # the last one was over
-        self.number: int | None = None  # of its page, once there is one
         self.is_last = False
         self.sent_s: float | None = None  # the nodes were told of the next attempt
         self.running_s: float | None = None  # all its ranks have started
@@ -103,7 +104,8 @@ class FailureNotes:
         """Nothing of the attempt runs any more; `is_stood`: it was ended because it stood still."""
         stood, self._stood = self._stood, None
         heard, self._heard = self._heard, {}
-        last = _Ended(attempt, failures, lost, heard, stood, is_stood, stop_began_s, now_s)
+        number = self._next_number()
+        last = _Ended(number, attempt, failures, lost, heard, stood, is_stood, stop_began_s, now_s)
         examined, self._examined = self._examined, None
         if examined is not None:
             last.step_stages["post_mortem_s"], last.done = examined[0], examined[1][:MOST_DONE]
@@ -187,8 +189,6 @@ class FailureNotes:
         following = None if ended.is_last else ended.attempt + 1
         done = {"action": ended.action, "rule": ended.rule, "next_attempt": following, "stages": stages}
         steps = {"step": ended.step, "step_why": ended.step_why, "steps_done": ended.done}
-        if ended.number is None:
-            ended.number = self._next_number()
         return self._page(ended.attempt, {**found, **done, **steps}, ended.number)
 
     def _next_number(self) -> int:
