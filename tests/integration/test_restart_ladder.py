@@ -40,8 +40,10 @@ REPLAY = (
 AS_HOST = 'hostname "$0" && exec "$@"'
 
 
-def events(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "events" / "run.jsonl").read_text().splitlines()]
+def events(folder: str) -> list[dict[str, Any]]:
+    """What the nodes have written, each in its order."""
+    paths = sorted(Path(folder).glob("logs-*/*/events/agent-*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
 @pytest.mark.system
@@ -69,7 +71,7 @@ def test_each_step_is_taken_once(
     assert [job.wait(60).status for job in jobs] == [93] * 5, jobs[0].stderr
 
     (run_dir,) = Path(program.dir).glob("logs-0/*")
-    told = events(run_dir)
+    told = events(program.dir)
     steps = [
         (event["attempt"], event["attrs"]["step"], event["attrs"]["why"])
         for event in told
@@ -94,7 +96,9 @@ def test_each_step_is_taken_once(
     assert "n3 is left out" in whys[2] and "a group replay has found it" in whys[2]
     assert steps[-1][2].startswith("KeyError at ")
 
-    # A spare takes over each time.
+    # Ranks are forked, and a spare takes over each time.
+    how = {event["attrs"]["how"] for event in told if event["name"] == "rank_started" and event["attempt"] == 1}
+    assert how == {"fork"}
     ran = {(event["attempt"], event["node"]) for event in told if event["name"] == "rank_started"}
     others = [1, 1, 1, 2, 3, 3, 4, 4]
     assert ran == {(attempt, f"n{node}") for attempt, other in enumerate(others) for node in (0, other)}
