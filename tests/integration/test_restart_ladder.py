@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,5 +154,22 @@ def test_a_signal_ends_a_step_and_the_job(bootrun: support.Programs, script: Cal
         script("raise RuntimeError('loss is nan')"),
     )
     support.wait_until(lambda: os.path.exists(f"{job.dir}/began"))
-    job.signal(15)
+    job.signal(signal.SIGTERM)
     assert job.wait(20).status == 143
+
+
+def test_a_killed_bootrun_leaves_neither_held_ranks_nor_the_command(
+    bootrun: support.Programs, script: Callable[..., str]
+) -> None:
+    """As the leak check sees."""
+    job = bootrun.start(
+        *("--standalone", "--nproc-per-node", 2, "--post-mortem", "echo $BOOTSEER_RANK_PIDS > began; sleep 600"),
+        script("import os, time\nos.environ['RANK'] == '1' or time.sleep(600)\nraise SystemExit(3)"),
+    )
+    began = Path(job.dir) / "began"
+    support.wait_until(lambda: began.exists() and began.read_text().endswith("\n"))
+    held = int(began.read_text().partition(":")[2])
+    assert support.is_running(held)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    support.wait_until(lambda: not support.is_running(held))
