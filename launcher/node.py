@@ -742,6 +742,11 @@ class Node:
             )
         self._failure_files.keep(page, self._attempt, self._first_step_s)
 
+    @property
+    def step(self) -> str:
+        """Of the restart ladder, that is under way on this node; "" for none."""
+        return "" if self._steps is None else self._steps.doing
+
     def _take_steps(self) -> NodeSteps:
         if self._steps is None:
             from launcher.node_steps import NodeSteps, StepEvents

@@ -61,6 +61,7 @@ class NodeSteps:
         self._unset = unset
         self._events = events
         self._hook: Hook | None = None
+        self._step = ""  # what the hook is run for
         self._checks: StopChecks | None = None
 
     def examine(self, order: Examine, group: RankGroup) -> None:
@@ -77,6 +78,13 @@ class NodeSteps:
         }
         command = self._spec.steps.post_mortem if self._spec.steps is not None else ""
         self._run(POST_MORTEM, command, order.attempt, order.limit_s, variables, partial(self._examined, order))
+
+    @property
+    def doing(self) -> str:
+        """The step that is under way, "" for none."""
+        if self._checks is not None:
+            return Step.CHECKS.value
+        return self._step if self._hook is not None else ""
 
     def end_examination(self) -> None:
         """The ranks are ended now: a command that still looks at them is ended too."""
@@ -121,6 +129,7 @@ class NodeSteps:
         from launcher.hook import Hook
 
         self.close()
+        self._step = step
         if not command:
             then("this node was started without that command: give it to all nodes", 0.0, None)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,12 +149,19 @@ def test_a_post_mortem_that_hangs_costs_its_time(bootrun: support.Programs, scri
     assert run.seconds < 10
 
 
+def shown(pid: int) -> str:
+    """What `bootseer status` says."""
+    done = subprocess.run([f"{support.SCRIPTS}/bootseer", "status", str(pid)], capture_output=True, text=True)
+    return done.stdout
+
+
 def test_a_signal_ends_a_step_and_the_job(bootrun: support.Programs, script: Callable[..., str]) -> None:
     job = bootrun.start(
         *("--standalone", "--max-restarts", 3, "--rollback-command", "touch began; sleep 600"),
         script("raise RuntimeError('loss is nan')"),
     )
     support.wait_until(lambda: os.path.exists(f"{job.dir}/began"))
+    support.wait_until(lambda: "restart ladder: rollback" in shown(job.pid))
     job.signal(signal.SIGTERM)
     assert job.wait(20).status == 143
 
