@@ -68,6 +68,7 @@ class Hook:
     ) -> None:
         """Starts it. Args: log_path: is added to; "" for none; then: called once, not after `close`.
         Raises: OSError."""
+        cwd = os.getcwd()
         self._then = then
         self._log_path = log_path
         self._status: int | None = None
@@ -93,7 +94,7 @@ class Hook:
             os.close(self._log_fd)
             raise
         self._lines.open(self._connection)
-        self._lines.ask("run", prefix=[], commands=[command], cwd=os.getcwd(), environ=dict(environ))
+        self._lines.ask("run", prefix=[], commands=[command], cwd=cwd, environ=dict(environ))
         self._alarm.set(limit_s, self._on_late)
 
     def _spawn(self, fd: int, environ: Mapping[str, str]) -> int:

@@ -609,6 +609,8 @@ class Job:
                     self._take_notes().heard(failure, now_s)
                     if self._phase is Phase.RUNNING:
                         self._examine(_describe_failure(failure), number, now_s)
+                    else:
+                        self._examine_too(node, number, now_s)
             case Succeeded(attempt):
                 if attempt == self._attempt and node.place is not None:
                     self._succeeded.add(number)
@@ -790,6 +792,14 @@ class Job:
         self._examining = Asked(asked, limit_s, now_s)
         for number in at_work:
             self._send(number, Examine(self._attempt, limit_s, number in asked))
+        self._try_stop(now_s)
+
+    def _examine_too(self, node: _Node, number: int, now_s: float) -> None:
+        """A rank of one more node has failed, while the first is looked at."""
+        asked = self._examining
+        left_s = 0.0 if asked is None else asked.left_s(now_s)
+        if asked is not None and left_s and asked.ask_also(number, node.join.host):
+            self._send(number, Examine(self._attempt, left_s, True))
 
     def _try_stop(self, now_s: float) -> None:
         """Ends the ranks once nobody looks at them any more."""

@@ -22,6 +22,7 @@ class Asked(Generic[Answer]):
     def __init__(self, hosts: Mapping[int, str], limit_s: float, now_s: float) -> None:
         """Args: hosts: those who are asked, by number of the node; limit_s: that they were given."""
         self._waiting = dict(hosts)
+        self._asked = set(hosts)
         self.began_s = now_s
         self.until_s = now_s + limit_s + MARGIN_S
         self.answers: list[tuple[str, Answer]] = []  # with the host
@@ -34,6 +35,18 @@ class Asked(Generic[Answer]):
     def silent(self) -> list[str]:
         """Hosts that have not answered yet."""
         return list(self._waiting.values())
+
+    def left_s(self, now_s: float) -> float:
+        """Of the time that they were given; 0 for none."""
+        return max(0.0, self.until_s - MARGIN_S - now_s)
+
+    def ask_also(self, node: int, host: str) -> bool:
+        """One more is asked. Returns: whether it was not yet."""
+        is_new = node not in self._asked
+        if is_new:
+            self._asked.add(node)
+            self._waiting[node] = host
+        return is_new
 
     def answered(self, node: int, answer: Answer) -> None:
         """Of a node that was not asked, or has answered, nothing is taken."""

@@ -19,8 +19,10 @@ from launcher.cli import get_args_parser
 from launcher.config_file import fill
 from launcher.hook import Hook, Outcome
 from launcher.loop import Loop
-from launcher.node_steps import MOST_SUSPECTS, find_suspects
+from launcher.node_steps import MOST_SUSPECTS, NodeSteps, StepEvents, find_suspects
 from launcher.policy import StepLimits
+from launcher.recorded_start import HelperSpan
+from launcher.rendezvous.messages import Examined, Mend, Mended
 from launcher.spec import LaunchSpec, build_spec
 from launcher.stop_checks import StopChecks
 from tests.support import is_running, wait_until
@@ -164,6 +166,60 @@ def test_closing_ends_a_command_and_nothing_is_told(loop: Loop, tmp_path: Path) 
 def test_a_log_that_cannot_be_written_is_an_error(loop: Loop) -> None:
     with pytest.raises(OSError, match="No such file"):
         Hook(loop, "true", {}, "/no/such/folder/log", 1.0, lambda _: None)
+
+
+class Bed:
+    """The steps of a node, and what they have told."""
+
+    def __init__(self, loop: Loop, run_dir: str, *argv: str) -> None:
+        self.loop = loop
+        self.answers: list[Examined | Mended] = []
+        self.spans: list[HelperSpan] = []
+        events = StepEvents(self.answers.append, lambda _: None, self.spans.append, lambda _: None)
+        self.steps = NodeSteps(loop, spec_of(*argv), run_dir, [], ("SECRET",), events)
+
+    def mend(self, step: str) -> Mended:
+        self.steps.mend(Mend(3, step, 20.0, "numeric", 0, b"", ("n1", "n2", "n3", "n4")), "/page.json", 0)
+        wait_until(lambda: self.answers or self.loop.run_once(0.05), 30)
+        answer = self.answers.pop()
+        assert isinstance(answer, Mended) and (answer.attempt, answer.step) == (3, step)
+        assert self.steps.doing == ""
+        return answer
+
+
+@pytest.mark.leaks
+def test_a_replay_finds_its_machines_and_names_one(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    found = """echo '{"found": "one", "suspects": ["n3"]}'"""
+    command = f"cat $BOOTSEER_HOSTS; echo $BOOTSEER_GROUP_SIZE $BOOTSEER_FAILURE_PAGE ${{SECRET-none}}; {found}"
+    bed = Bed(loop, str(tmp_path), "--replay-command", command)
+    answer = bed.mend("replay")
+    assert answer.is_well and answer.suspects == ("n3",) and answer.text.endswith("; it names n3")
+    assert (tmp_path / "replay-3.log").read_text().splitlines()[:5] == [
+        *("n1", "n2", "n3", "n4"),
+        "2 /page.json none",
+    ]
+    (span,) = bed.spans
+    assert (span.name, span.error, span.facts) == ("replay", "", {"status": 0, "is_late": False})
+
+
+@pytest.mark.leaks
+def test_without_logs_the_machines_are_a_list(loop: Loop) -> None:
+    command = """test $BOOTSEER_HOSTS = n1,n2,n3,n4 && test -z "$BOOTSEER_RUN_DIR" && echo nobody"""
+    answer = Bed(loop, "", "--replay-command", command).mend("replay")
+    assert answer.is_well and answer.suspects == () and answer.text.endswith("; it names no machine")
+
+
+def test_a_node_that_does_not_know_the_command_says_so(loop: Loop, tmp_path: Path) -> None:
+    answer = Bed(loop, str(tmp_path)).mend("rollback")
+    assert not answer.is_well and answer.text == "this node was started without that command: give it to all nodes"
+
+
+def test_a_command_that_cannot_be_run_says_so(loop: Loop, tmp_path: Path) -> None:
+    answer = Bed(loop, f"{tmp_path}/gone", "--rollback-command", "true").mend("rollback")
+    assert not answer.is_well and answer.text == "it cannot be run: No such file or directory"
 
 
 # ---- what a replay says --------------------------------------------------------------------------------------
