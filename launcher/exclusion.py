@@ -76,9 +76,9 @@ class Exclusion:
                 news.append(MachineFault(host, own[0], is_grave=True))
         return news
 
-    def name(self, host: str, what: str) -> bool:
-        """A host is found to be at fault. Returns: whether that is new."""
-        is_new = host not in self.why
+    def after_test(self, host: str, what: str) -> bool:
+        """A test of the machines has named this one. Returns: whether that is news."""
+        is_news = host not in self.why
         self.why.setdefault(host, what)
-        self._unfit.discard(host)
-        return is_new
+        self._unfit.discard(host)  # checks that pass do not take it back
+        return is_news

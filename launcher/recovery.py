@@ -139,7 +139,7 @@ class Recovery:
         suspects = [each for _, answer in asked.answers for each in answer.suspects]
         if len(suspects) == 1 and suspects[0] in self._around.hosts().values():
             fault = MachineFault(suspects[0], "a group replay has found it", is_grave=True)
-            return [fault] if exclusion.name(fault.host, fault.what) else []
+            return [fault] if exclusion.after_test(fault.host, fault.what) else []
         return []
 
     def _tell(self, attempt: int, step: str, kind: str, text: str) -> None:

@@ -36,7 +36,7 @@ class StopChecks:
         self._limit_s = limit_s
         self._found: list[Finding] = []
         argv = [sys.executable, "-P", "-m", "bootseer.health.beside", "--log-hours", f"{log_hours:.6f}"]
-        argv += ["--limit", f"{limit_s * OF_A_CHECK:.3f}", "--", *folders]
+        argv += ["--timeout", f"{limit_s * OF_A_CHECK:.3f}", "--", *folders]
         self._process = ServiceProcess(loop, argv, environ, self._take, self._on_end)
         self._alarm = Alarm(loop)
         self._alarm.set(limit_s, self._on_late)

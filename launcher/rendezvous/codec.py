@@ -60,8 +60,8 @@ FROM_MEMBER = _kinds(
     (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + 128),
     (24, m.RuleFound, 16 * KIB),
     (25, m.RuleSeen, 2 * KIB),
-    (32, m.Examined, 16 * KIB),
-    (33, m.Mended, 256 * KIB),
+    (40, m.Examined, 16 * KIB),
+    (41, m.Mended, 256 * KIB),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -81,9 +81,9 @@ FROM_COORDINATOR = _kinds(
     (79, m.Standstill, 256 * KIB),
     (88, m.RuleTold, 16 * KIB),
     (80, m.FailurePage, MOST_EVENTS_BYTES + 128),
-    (96, m.Examine, 32),
-    (97, m.Mend, MOST_PAYLOAD_BYTES),
-    (98, m.StepTaken, 16 * KIB),
+    (104, m.Examine, 32),
+    (105, m.Mend, MOST_PAYLOAD_BYTES),
+    (106, m.StepTaken, 16 * KIB),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()

@@ -60,7 +60,7 @@ def test_a_failed_check_leaves_its_host_out_until_it_is_in_order() -> None:
 def test_a_check_does_not_take_back_what_failures_have_shown() -> None:
     exclusion = Exclusion()
     exclusion.after_failure([grave("a")], 0.0)
-    assert exclusion.name("b", "a group replay has found it") and not exclusion.name("b", "again")
+    assert exclusion.after_test("b", "a group replay has found it") and not exclusion.after_test("b", "again")
     assert exclusion.after_checks({"a": {"disks": "worn"}}, {"a", "b"}) == []
     assert exclusion.after_checks({}, {"a", "b"}) == []
     assert exclusion.why == {"a": ECC, "b": "a group replay has found it"}
