@@ -19,11 +19,15 @@ from launcher.ranks.group import GroupEvents, Rank, RankGroup
 from launcher.ranks.port import HeldPort, is_listened_on
 from launcher.rendezvous.link import Link
 from launcher.rendezvous.messages import (
+    Examine,
+    Examined,
     Failure,
     FailurePage,
     Finish,
     FromCoordinator,
     Leave,
+    Mend,
+    Mended,
     NodeStacks,
     Note,
     RankFailed,
@@ -38,6 +42,7 @@ from launcher.rendezvous.messages import (
     Spare,
     Standstill,
     Started,
+    StepTaken,
     Stop,
     Stopped,
     Succeeded,
@@ -78,6 +83,10 @@ class Surroundings(Protocol):
     def show_rule(self, told: RuleTold) -> None: ...
     def keep_page(self, page: FailurePage) -> None: ...  # of a failure
     def traces(self) -> bytes: ...  # calls of torch.distributed in the attempt that is over, b"" where not traced
+    def examine(self, order: Examine, group: RankGroup) -> None: ...  # before its ranks are ended
+    def end_examination(self) -> None: ...
+    def mend(self, order: Mend) -> None: ...  # between two attempts
+    def note_step(self, step: StepTaken) -> None: ...  # of the restart ladder
     def reached(self) -> tuple[int, int | None]: ...  # steps that the ranks here have made, number of the last
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
@@ -187,6 +196,12 @@ class Agent:
                 self._around.show_rule(message)
             case FailurePage():
                 self._around.keep_page(message)
+            case Examine():
+                self._on_examine(message)
+            case Mend():
+                self._around.mend(message)
+            case StepTaken():
+                self._around.note_step(message)
             case Spare(nodes):
                 self._is_spare = True
                 self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")
@@ -273,7 +288,19 @@ class Agent:
             self._send(Started(group.world.attempt, spawn_s))
             self._around.observe_start(group)
 
+    def tell_steps(self, message: Examined | Mended) -> None:
+        """What came of a step of the restart ladder on this node."""
+        if self._state not in (State.ENDING, State.ENDED):
+            self._send(message)
+
+    def _on_examine(self, order: Examine) -> None:
+        group, is_there = self._group, self._state in (State.RUNNING, State.SUCCEEDED)
+        if group is not None and is_there and order.attempt == group.world.attempt:
+            self._around.examine(order, group)
+
     def _on_rank_failed(self, failure: Failure) -> None:
+        if self._spec.steps is not None and self._spec.steps.post_mortem and self._group is not None:
+            self._group.hold()  # before the others see that this one is gone
         if -failure.status in self._spec.signals_to_handle and not self._signum:
             # Slurm and others signal all processes of a job at once: ours may be about to come.
             self._loop.call_later(SAME_SIGNAL_S, self._tell_failed, failure)
@@ -310,6 +337,7 @@ class Agent:
         if self._state is not State.STOPPING:
             self._around.say(f"stopping attempt {stop.attempt}: {stop.reason}")
             self._state = State.STOPPING
+            self._around.end_examination()
         group.stop(stop.signum, stop.grace_s)
 
     # ---- the guard -------------------------------------------------------------------------------------------
@@ -478,7 +506,9 @@ class Agent:
         | Stopped
         | Signalled
         | Leave
-        | SetupNews,
+        | SetupNews
+        | Examined
+        | Mended,
     ) -> None:
         if self._link is not None:
             self._link.send(message)

@@ -386,6 +386,40 @@ FLAGS: tuple[Flag, ...] = (
         metavar="N",
     ),
     _ours(
+        "--post-mortem",
+        "a command for /bin/sh that is run when an attempt has failed, on each node with a failed rank (on all "
+        "where the job stood still), before the other ranks are ended: they are held as they are meanwhile",
+        metavar="COMMAND",
+    ),
+    _ours("--post-mortem-timeout", "it is ended after so long (default 60)", kind=float, metavar="S"),
+    _ours(
+        "--stop-checks",
+        "health checks of all nodes between two attempts, which the restart waits for; a node that is not fit is "
+        "left out: auto (where failures come again, or may be a machine's that does not say so), always (before "
+        "each restart), off (default off)",
+        choices=("off", "auto", "always"),
+    ),
+    _ours(
+        "--stop-checks-timeout",
+        "a check that has not ended by then has failed (default 60)",
+        kind=float,
+        metavar="S",
+    ),
+    _ours(
+        "--rollback-command",
+        "a command for /bin/sh that takes back what was changed last (code, settings, checkpoint): run once on "
+        "the node of rank 0, before the restart, when failures come again after cheaper steps",
+        metavar="COMMAND",
+    ),
+    _ours("--rollback-timeout", "it is ended after so long (default 300)", kind=float, metavar="S"),
+    _ours(
+        "--replay-command",
+        "a command for /bin/sh that finds the machine at fault, as `bootseer replay --json --hosts "
+        "$BOOTSEER_HOSTS --group-size $BOOTSEER_GROUP_SIZE --run ...`: run once there, when they still come again",
+        metavar="COMMAND",
+    ),
+    _ours("--replay-timeout", "it is ended after so long (default 7200)", kind=float, metavar="S"),
+    _ours(
         "--forward-signals",
         "signals that only pass to the ranks; empty for none (default SIGUSR1,SIGUSR2)",
         default="SIGUSR1,SIGUSR2",

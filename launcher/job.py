@@ -8,6 +8,7 @@ one attempt counter hold for the whole job (ours: torchrun keeps both per agent)
         ^                          |all nodes succeeded                                    |all nodes stopped
         +------- restart ----------|-------------------------------------------------------+
                                    +-----------------> FINISHED <---- budget spent, signal -+
+Where that was asked for, EXAMINING (post-mortem command) comes before STOPPING, and MENDING (ladder.py) after it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from launcher.policy import NoProgress, RestartPolicy, SameError
+from launcher.policy import NoProgress, RestartPolicy, SameError, StepLimits
 from launcher.rendezvous import ranks
 from launcher.rendezvous.messages import (
     Distributions,
     Environment,
+    Examine,
+    Examined,
     Failure,
     FailurePage,
     Finish,
@@ -30,6 +33,7 @@ from launcher.rendezvous.messages import (
     Identity,
     Join,
     Leave,
+    Mended,
     NodeStacks,
     Note,
     RankFailed,
@@ -53,7 +57,10 @@ from launcher.rendezvous.messages import (
 
 if TYPE_CHECKING:
     from launcher.exclusion import Exclusion
+    from launcher.ladder import Fault
+    from launcher.mending import Asked
     from launcher.ranks.cause import LostNode, Ordered
+    from launcher.recovery import Recovery
     from launcher.rules.job_watch import Finding as BrokenRule
     from launcher.rules.job_watch import RuleWatch
     from launcher.rules.rule import Rule
@@ -106,6 +113,7 @@ class JobRules(NamedTuple):
     frees_endpoint: bool = False  # rank 0 binds the coordinator's own port (static, several nodes)
     setup_s: float = 0.0  # what set-up may take on top of join_s until all environments are there
     setup_wait_s: float = 0.0  # for the node that builds
+    steps: StepLimits = StepLimits()  # of the restart ladder
 
 
 class Send(NamedTuple):
@@ -127,8 +135,13 @@ Order = Send | Listen
 class Phase(Enum):
     GATHERING = "gathering"
     RUNNING = "running"
+    EXAMINING = "examining"  # the attempt has failed, its ranks are held for the post-mortem command
     STOPPING = "stopping"
+    MENDING = "mending"  # nothing runs: checks, rollback or replay before the restart
     FINISHED = "finished"
+
+
+OF_ATTEMPT = (Phase.RUNNING, Phase.EXAMINING, Phase.STOPPING)  # its ranks are there
 
 
 class Part(Enum):
@@ -188,6 +201,11 @@ class Job:
         self._mismatch = ""  # who called something else than the rest, of the attempt that has ended last
         self._traces: list[bytes] = []  # of collectives, of an attempt that ends
         self._stood_still = ""  # why this attempt is ended, although no rank has failed
+        self._stood_kind = ""  # class of that failure
+        self._recovery: Recovery | None = None  # from the first restart on
+        self._examining: Asked[Examined] | None = None
+        self._examining_s = 0.0  # how long that has taken
+        self._stop_reason = ""  # what comes after it
         self._rule_watch: RuleWatch | None = None  # from the first finding on, or with rules about any rank
         self._verdict: tuple[int, str] | None = None  # of a rule: exit status of the job, and why
         self._changes = 0  # of the world, other than by failures of ranks
@@ -244,6 +262,10 @@ class Job:
                 moments.append(self._rule_watch.deadline_s())
         elif self._phase is Phase.STOPPING:
             moments.append(self._stop_by_s)
+        elif self._phase is Phase.EXAMINING and self._examining is not None:
+            moments.append(self._examining.until_s)
+        elif self._phase is Phase.MENDING and self._recovery is not None:
+            moments.append(self._recovery.until_s)
         if self._setup is not None and self._phase is not Phase.FINISHED:
             moments.append(self._setup.deadline_s())
         if self._notes is not None and self._phase is not Phase.FINISHED:
@@ -292,6 +314,10 @@ class Job:
                 self._heed(self._watch.tick(now_s), now_s)
             if self._rule_watch is not None and self._phase is Phase.RUNNING:
                 self._obey(self._rule_watch.tick(now_s), now_s)
+        elif self._phase is Phase.EXAMINING:
+            self._try_stop(now_s)
+        elif self._phase is Phase.MENDING:
+            self._try_mend_on(now_s)
         elif self._phase is Phase.STOPPING and self._stop_by_s is not None and now_s >= self._stop_by_s:
             for number, node in list(self._nodes.items()):
                 if node.part is Part.STOPPING:
@@ -510,7 +536,8 @@ class Job:
         self._succeeded.clear()
         self._digest = next((d for d in (self._nodes[m.node].digest for m in members) if d), "")
         self._port_was_taken = False
-        self._stood_still = self._mismatch = ""
+        self._stood_still = self._stood_kind = self._mismatch = ""
+        self._examining_s = 0.0
         self._traces = []
         if self._rules.log_rules or self._rule_watch is not None:
             self._watch_rules().attempt_began(len(members))
@@ -580,11 +607,13 @@ class Job:
                     if self._notes is not None and not self._unstarted:
                         self._notes.runs(now_s)
             case RankFailed(attempt, failure):
-                if attempt == self._attempt and self._phase in (Phase.RUNNING, Phase.STOPPING):
+                if attempt == self._attempt and self._phase in OF_ATTEMPT:
                     self._add_failures([failure])
                     self._take_notes().heard(failure, now_s)
                     if self._phase is Phase.RUNNING:
-                        self._stop(_describe_failure(failure), signal.SIGTERM, now_s)
+                        self._examine(_describe_failure(failure), number, now_s)
+                    else:
+                        self._examine_too(node, number, now_s)
             case Succeeded(attempt):
                 if attempt == self._attempt and node.place is not None:
                     self._succeeded.add(number)
@@ -606,13 +635,21 @@ class Job:
                 if self._watch is not None and self._phase is Phase.RUNNING:
                     self._heed(self._watch.answered(number, asked, data, traces), now_s)
             case RuleFound(attempt, rule, kind, action, rank, text):
-                if attempt == self._attempt and self._phase in (Phase.RUNNING, Phase.STOPPING):
+                if attempt == self._attempt and self._phase in OF_ATTEMPT:
                     from launcher.rules.job_watch import Finding
 
                     self._obey([Finding(rule, kind, action, rank, text)], now_s)
             case RuleSeen(attempt, rule, what):
                 if attempt == self._attempt and self._rule_watch is not None:
                     self._rule_watch.seen(rule, what, now_s)
+            case Examined(attempt):
+                if attempt == self._attempt and self._examining is not None:
+                    self._examining.answered(number, message)
+                    self._try_stop(now_s)
+            case Mended(attempt):
+                if attempt == self._attempt and self._phase is Phase.MENDING and self._recovery is not None:
+                    self._recovery.answered(number, message)
+                    self._try_mend_on(now_s)
             case SetupNews():
                 self._on_setup(node, number, message, now_s)
             case Signalled(signum):
@@ -658,8 +695,8 @@ class Job:
                 if page is not None:
                     self._keep(page)
             if is_ended:
-                self._stood_still = each.line
-                self._stop(each.line, signal.SIGTERM, now_s)
+                self._stood_still, self._stood_kind = each.line, "hang"
+                self._examine(each.line, None, now_s)
 
     # ---- rules over what ranks print -------------------------------------------------------------------------
 
@@ -682,8 +719,8 @@ class Job:
                 status = self._rules.give_up_status if each.action == "give-up" else 1
                 self._verdict = status, each.line
             if self._phase is Phase.RUNNING and each.action in ("restart", "give-up", "stop"):
-                self._stood_still = each.line
-                self._stop(each.line, signal.SIGTERM, now_s)
+                self._stood_still, self._stood_kind = each.line, each.kind or "rule"
+                self._examine(each.line, None, now_s)
 
     def _add_failures(self, failures: Iterable[Failure]) -> None:
         for failure in failures:
@@ -695,9 +732,9 @@ class Job:
     def _on_signal(self, number: int, signum: int, now_s: float) -> None:
         again, self._signum = self._signum != 0, self._signum or signum
         reason = f"stopped by {signal_name(signum)}"
-        if self._phase is Phase.GATHERING:
+        if self._phase in (Phase.GATHERING, Phase.MENDING):
             self._finish(128 + signum, reason)
-        elif self._phase is Phase.RUNNING:
+        elif self._phase in (Phase.RUNNING, Phase.EXAMINING):
             self._stop(reason, signum, now_s)
         elif self._phase is Phase.STOPPING:
             # The ranks have a signal already; a second one to us shortens what is left of their time.
@@ -725,8 +762,16 @@ class Job:
         if took_part:
             self._lost.append(_Loss(node.join.host, f"{node.name}: {reason}", heard_s, now_s))
             self._count_change(node.join.host)
+        if self._examining is not None:
+            self._examining.lost(number)
+        if self._recovery is not None:
+            self._recovery.lost(number)
         if self._phase is Phase.GATHERING:
             self._try_start(now_s)
+        elif self._phase is Phase.EXAMINING:
+            self._try_stop(now_s)
+        elif self._phase is Phase.MENDING:
+            self._try_mend_on(now_s)
         elif self._phase is Phase.RUNNING and took_part:
             self._stop(f"lost node {node.name}: {reason}", signal.SIGTERM, now_s)
         elif self._phase is Phase.STOPPING:
@@ -737,8 +782,46 @@ class Job:
 
     # ---- ending an attempt -----------------------------------------------------------------------------------
 
+    def _examine(self, reason: str, only: int | None, now_s: float) -> None:
+        """The attempt has failed: has the post-mortem command run where there is one, then ends its ranks.
+
+        Args: only: the node whose rank has failed; None: no rank has, so all are looked at.
+        """
+        limit_s = self._rules.steps.post_mortem_s
+        if not limit_s:
+            self._stop(reason, signal.SIGTERM, now_s)
+            return
+        from launcher.mending import Asked
+
+        at_work = {number: node for number, node in self._nodes.items() if node.part is not Part.WAITING}
+        asked = {number: node.join.host for number, node in at_work.items() if only in (None, number)}
+        self._phase, self._stop_reason, self._regroup_at_s = Phase.EXAMINING, reason, None
+        self._examining = Asked(asked, limit_s, now_s)
+        for number in at_work:
+            self._send(number, Examine(self._attempt, limit_s, number in asked))
+        self._try_stop(now_s)
+
+    def _examine_too(self, node: _Node, number: int, now_s: float) -> None:
+        """A rank of one more node has failed, while the first is looked at."""
+        asked = self._examining
+        left_s = 0.0 if asked is None else asked.left_s(now_s)
+        if asked is not None and left_s and asked.ask_also(number, node.join.host):
+            self._send(number, Examine(self._attempt, left_s, True))
+
+    def _try_stop(self, now_s: float) -> None:
+        """Ends the ranks once nobody looks at them any more."""
+        asked = self._examining
+        if asked is None or (now_s < asked.until_s and not asked.is_over):
+            return
+        lines = [f"{host}: {answer.text}" for host, answer in asked.answers]
+        lines += [f"{host}: nothing was heard of the post-mortem command in time" for host in asked.silent]
+        self._examining_s = now_s - asked.began_s
+        self._take_notes().examined(self._examining_s, lines)
+        self._stop(self._stop_reason, signal.SIGTERM, now_s)
+
     def _stop(self, reason: str, signum: int, now_s: float) -> None:
         self._phase = Phase.STOPPING
+        self._examining = None
         self._stop_began_s = now_s
         self._regroup_at_s = None
         self._stop_by_s = now_s + self._rules.grace_s + STOP_MARGIN_S
@@ -818,7 +901,8 @@ class Job:
         return [LostNode(loss.host, int(loss.heard_s * 1e9), int(loss.noticed_s * 1e9)) for loss in self._lost]
 
     def _after_failure(self, now_s: float) -> None:
-        lived_s = self._stop_began_s - self._running_since_s  # what stopping took is no life
+        # What post-mortem and stopping took is no life.
+        lived_s = self._stop_began_s - self._examining_s - self._running_since_s
         if self._port_was_taken and self._port_retries < MOST_PORT_RETRIES:
             self._port_retries += 1
             self._tell_all(
@@ -827,18 +911,19 @@ class Job:
             self._decided("another attempt, on another port", "a port that was taken is no failure of ranks")
             self._gather_again(now_s)
             return
-        hopeless = self._find_hopeless() if self._rules.max_restarts else ""
-        if hopeless:
-            self._finish(self._rules.give_up_status, hopeless)
+        if not self._rules.max_restarts:
+            self._finish(1, self._describe_end())
             return
-        delay_s = self._restarts.after_failure(lived_s)
-        if delay_s is None:
-            after = f" after {self._restarts.count} restart(s)" if self._restarts.used else ""
-            why = self._stood_still or "; ".join(filter(None, ["ranks failed", self._mismatch]))
-            self._finish(1, why + after)
+        hopeless, is_last = self._find_hopeless(), not self._restarts.has_left(lived_s)
+        is_evicted = not (hopeless or is_last) and self._consider_machines(now_s)
+        fault = self._judge()._replace(is_evicted=is_evicted, hopeless=hopeless, is_last=is_last)
+        recovery = self._take_recovery()
+        decision = recovery.decide(self._attempt, fault, lived_s)
+        if decision.ends:
+            last = f"{self._describe_end()} after {self._restarts.count} restart(s)"
+            self._finish(*((self._rules.give_up_status, hopeless) if hopeless else (1, last)))
             return
-        if self._rules.excludes_nodes and self._rules.max_nodes > 1:
-            self._consider_machines(now_s)
+        delay_s = self._restarts.after_failure(lived_s) or 0.0
         self._not_before_s = now_s + delay_s if delay_s else 0.0
         early = self._restarts.early_in_a_row
         wait = f" in {delay_s:g} s (it failed early {early} times in a row)" if delay_s else ""
@@ -848,7 +933,12 @@ class Job:
         self._decided(
             f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}", "--max-restarts", delay_s
         )
-        self._gather_again(now_s)
+        recovery.begin(self._attempt, decision, fault.kind, now_s)
+        self._try_mend_on(now_s)
+
+    def _describe_end(self) -> str:
+        """Why the last attempt has ended."""
+        return self._stood_still or "; ".join(filter(None, ["ranks failed", self._mismatch]))
 
     def _describe_first(self) -> str:
         from launcher.ranks.report import describe_first
@@ -862,23 +952,34 @@ class Job:
         ordered = self._order_failures()
         return [each for each in ordered.failures if each.rank in ordered.unsure] or list(ordered.failures[:1])
 
-    def _consider_machines(self, now_s: float) -> None:
-        """Leaves nodes out whose machines are to blame."""
+    def _consider_machines(self, now_s: float) -> bool:
+        """Leaves nodes out whose machines are to blame. Returns: whether there is one more."""
         from launcher.ranks.failure_class import machine_fault
 
+        if not self._can_exclude:
+            return False
         first = [(failure, machine_fault(failure)) for failure in self._first_failures()]
-        if self._exclusion is None:
-            if not any(fault for _, fault in first):
-                return
-            from launcher.exclusion import Exclusion
-
-            self._exclusion = Exclusion()
+        if self._exclusion is None and not any(fault for _, fault in first):
+            return False
         hosts = {node.place: node.join.host for node in self._nodes.values() if node.place is not None}
         faults = [
             fault._replace(host=hosts.get(failure.group_rank, failure.node)) for failure, fault in first if fault
         ]
-        for fault in self._exclusion.after_failure(faults, now_s):
-            self._tell_all(f"{fault.host} is left out of further attempts while others suffice: {fault.what}")
+        news = self._take_exclusion().after_failure(faults, now_s)
+        for fault in news:
+            self._take_recovery().left_out(self._attempt, fault)
+        return bool(news)
+
+    @property
+    def _can_exclude(self) -> bool:
+        return self._rules.excludes_nodes and self._rules.max_nodes > 1
+
+    def _take_exclusion(self) -> Exclusion:
+        if self._exclusion is None:
+            from launcher.exclusion import Exclusion
+
+            self._exclusion = Exclusion()
+        return self._exclusion
 
     def _find_hopeless(self) -> str:
         """Why another attempt would fail too; "" where it may not. By those that may have failed first."""
@@ -898,6 +999,43 @@ class Job:
         stuck = self._no_progress.after_failure(self._steps, self._step)
         more = "another would get no further (--no-progress restart tries all the same)"
         return f"{stuck}, so {more}" if stuck else ""
+
+    # ---- the restart ladder ----------------------------------------------------------------------------------
+
+    def _judge(self) -> Fault:
+        from launcher.ladder import Fault
+        from launcher.ranks.failure_class import judge
+
+        return Fault(self._stood_kind) if self._stood_still else judge(self._first_failures())
+
+    def _take_recovery(self) -> Recovery:
+        if self._recovery is None:
+            from launcher.recovery import Recovery, Surroundings
+
+            self._recovery = Recovery(
+                self._rules.steps,
+                Surroundings(
+                    hosts=lambda: {number: node.join.host for number, node in self._nodes.items()},
+                    at_work=self._at_work,
+                    send=self._send,
+                    tell_all=self._tell_all,
+                    exclusion=self._take_exclusion if self._can_exclude else lambda: None,
+                    notes=self._take_notes,
+                ),
+            )
+        return self._recovery
+
+    def _at_work(self) -> list[int]:
+        """Nodes of the last attempt that are left, in the order of their ranks."""
+        placed = sorted((node.place, number) for number, node in self._nodes.items() if node.place is not None)
+        return [number for _, number in placed]
+
+    def _try_mend_on(self, now_s: float) -> None:
+        """Starts again once all steps between the attempts are over."""
+        if self._recovery is None or not self._recovery.go_on(now_s):
+            self._phase = Phase.MENDING
+            return
+        self._gather_again(now_s)
 
     # ---- pages of failures -----------------------------------------------------------------------------------
 
@@ -919,9 +1057,8 @@ class Job:
 
     def _keep(self, page: FailurePage) -> None:
         """At the node with rank 0, or the nearest to it that is left."""
-        places = [(node.place, number) for number, node in self._nodes.items() if node.place is not None]
-        if places:
-            self._send(min(places)[1], page)
+        if at_work := self._at_work():
+            self._send(at_work[0], page)
 
     def _gather_again(self, now_s: float, *, changed: bool = False) -> None:
         """Nodes come together for the next attempt; `changed`: because nodes came or went."""

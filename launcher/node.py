@@ -22,7 +22,18 @@ from launcher.ranks.port import HeldPort, hold_any, hold_given
 from launcher.ranks.preloader import Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram
 from launcher.recorded_start import HelperSpan, RecordedStart
-from launcher.rendezvous.messages import Failure, FailurePage, Finish, RuleTold, SetupOrder, Standstill, World
+from launcher.rendezvous.messages import (
+    Examine,
+    Failure,
+    FailurePage,
+    Finish,
+    Mend,
+    RuleTold,
+    SetupOrder,
+    Standstill,
+    StepTaken,
+    World,
+)
 from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
 from launcher.supervise.page import NO_PAGE, Pages
@@ -37,6 +48,7 @@ if TYPE_CHECKING:
     from launcher.event_files import EventFile
     from launcher.head_start import HeadStart
     from launcher.health import NodeHealth
+    from launcher.node_steps import NodeSteps
     from launcher.peers import NodePeers
     from launcher.ranks.kernel_facts import KernelFacts
     from launcher.ranks.record import AttemptRecord
@@ -104,6 +116,7 @@ class Node:
         self._group_rank = 0  # of this node in the attempt
         self._health: NodeHealth | None = None
         self._traces = b""  # of collectives, of the attempt that is over
+        self._steps: NodeSteps | None = None  # from the first one on
         self._numbers_fall = False  # of the heartbeats of the attempt that is over
         self._failure_files: FailureFiles | None = None  # from the first page on
         self.job_statistics: Callable[[], dict[str, int | str]] = dict  # where the coordinator is here
@@ -187,7 +200,7 @@ class Node:
             self._begin_peers(secret)
         self._launched_ns = time.monotonic_ns()
         self._loop.call_later(STATUS_AFTER_S, self._open_status)
-        own = [folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR]
+        own = self._own_folders()
         self.workplace.begin(own, "" if self._run_dir == logs.NO_LOG_DIR else self._run_dir, self.peers)
         if self._spec.load_checkpoint:
             from launcher.checkpoint import NodeCheckpoint
@@ -206,13 +219,21 @@ class Node:
         if self.workplace.program is not None:
             self.preloader.begin(os.environ, self.workplace.program)
         if spec.check != "off":
-            self._begin_checks(own)
+            self._begin_checks()
 
-    def _begin_checks(self, own: list[str]) -> None:
-        """Beside the start, which does not wait for them. Args: own: folders of the run."""
+    def _own_folders(self) -> list[str]:
+        """Of the run."""
+        return [folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR]
+
+    def _written_folders(self) -> list[str]:
+        """That the job writes to."""
+        return [os.getcwd(), os.environ.get("TMPDIR") or "/tmp", *self._own_folders()]  # noqa: S108  looked at only
+
+    def _begin_checks(self) -> None:
+        """Beside the start, which does not wait for them."""
         from launcher.health import NodeHealth
 
-        folders = [os.getcwd(), os.environ.get("TMPDIR") or "/tmp", *own]  # noqa: S108  looked at only
+        folders = self._written_folders()
         failed = self.agent.on_unusable if self._spec.check == "fail" else None
         self._health = NodeHealth(self._loop, folders, SECRET_VARIABLES, self.say, self._note_finding, failed)
         self._health.begin()
@@ -582,6 +603,7 @@ class Node:
         self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
     def _get_ready(self) -> None:
+        from launcher import recovery  # noqa: F401
         from launcher.ranks import cause, errorfile, failure_class, report  # noqa: F401
         from launcher.ranks.kernel_facts import KernelFacts
         from launcher.supervise import failure_notes  # noqa: F401
@@ -723,6 +745,46 @@ class Node:
             )
         self._failure_files.keep(page, self._attempt, self._first_step_s)
 
+    @property
+    def step(self) -> str:
+        """Of the restart ladder, that is under way on this node; "" for none."""
+        return "" if self._steps is None else self._steps.doing
+
+    def _take_steps(self) -> NodeSteps:
+        if self._steps is None:
+            from launcher.node_steps import NodeSteps, StepEvents
+
+            run_dir = "" if self._run_dir == logs.NO_LOG_DIR else self._run_dir
+            events = StepEvents(self.agent.tell_steps, self.say, self._note_helper, self._note_finding)
+            folders = self._written_folders()
+            self._steps = NodeSteps(self._loop, self._spec, run_dir, folders, SECRET_VARIABLES, events)
+        return self._steps
+
+    def examine(self, order: Examine, group: RankGroup) -> None:
+        """The attempt has failed, its ranks are to be looked at before they are ended."""
+        self._take_steps().examine(order, group)
+
+    def end_examination(self) -> None:
+        """They are ended now."""
+        if self._steps is not None:
+            self._steps.end_examination()
+
+    def mend(self, order: Mend) -> None:
+        """A step of the restart ladder, before the next attempt."""
+        page, group = "", self.agent.group
+        if order.data:
+            self.keep_page(FailurePage(order.number, order.data))
+            page = f"{self.last_page.removesuffix('.txt')}.json" if self.last_page else ""
+        self._take_steps().mend(order, page, group.prepared_ns if group is not None else 0)
+
+    def note_step(self, step: StepTaken) -> None:
+        """A step of the restart ladder, as an event."""
+        if self._events_dir:
+            writer = self._events()
+            writer.attempt = step.attempt
+            attrs: dict[str, Any] = {"step": step.step, "class": step.kind, "why": step.text}
+            writer.instant(None, "ladder_step", **attrs)
+
     def reached(self) -> tuple[int, int | None]:
         """How far the ranks of the last attempt are: the most steps, -1 for not counted; the highest number."""
         pages = [page for page in self._pages.read() if page is not None and page.counts]
@@ -862,6 +924,8 @@ class Node:
             self.peers.close()
         if self._health is not None:
             self._health.close()
+        if self._steps is not None:
+            self._steps.close()
         if self._status is not None:
             self._status.close()
         self.workplace.close()

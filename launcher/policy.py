@@ -7,9 +7,20 @@ refilled after a long enough time without a failure.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 MOST_BACKOFF_S = 30.0
 MOST_WITHOUT_PROGRESS = 3  # attempts in a row
+
+
+class StepLimits(NamedTuple):
+    """How long what is done beside starting again may take (ladder.py), in seconds; 0: it was not asked for."""
+
+    post_mortem_s: float = 0.0
+    checks_s: float = 0.0
+    checks_always: bool = False  # before each restart; else when the ladder comes to them
+    rollback_s: float = 0.0
+    replay_s: float = 0.0
 
 
 class SameError:
@@ -71,12 +82,17 @@ class RestartPolicy:
         self.count = 0  # failures so far that were followed by a restart
         self.early_in_a_row = 0
 
+    def has_left(self, lived_s: float) -> bool:
+        """Whether `after_failure` would allow a restart."""
+        is_refilled = self._refill_s is not None and lived_s >= self._refill_s
+        return self._max_restarts > (0 if is_refilled else self.used)
+
     def after_failure(self, lived_s: float) -> float | None:
         """How long to wait before the restart, 0 for not at all; None: there is none left."""
+        if not self.has_left(lived_s):
+            return None
         if self._refill_s is not None and lived_s >= self._refill_s:
             self.used = 0
-        if self.used >= self._max_restarts:
-            return None
         self.used += 1
         self.count += 1
         self.early_in_a_row = self.early_in_a_row + 1 if lived_s < self._early_s else 0

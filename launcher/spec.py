@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from launcher.job import JobRules
     from launcher.rules.rule import Rule
     from launcher.setup_options import CachesOptions, SetupOptions
+    from launcher.step_options import StepOptions
 
 GRACE_S = 30.0
 PRELOAD_TIMEOUT_S = 120.0
@@ -97,6 +98,7 @@ class LaunchSpec(NamedTuple):
     excludes_nodes: bool
     stops_without_progress: bool
     give_up_status: int
+    steps: StepOptions | None  # of the restart ladder; None: none were asked for
     events_dir: str | None
     quiet: bool
     strict: bool  # what fails before ranks run ends the job, also where there is another way
@@ -123,6 +125,7 @@ class LaunchSpec(NamedTuple):
     def job_rules(self) -> JobRules:
         """What the job's brain needs of it."""
         from launcher.job import JobRules
+        from launcher.policy import StepLimits
 
         static = self.backend == "static"
         return JobRules(
@@ -149,6 +152,7 @@ class LaunchSpec(NamedTuple):
             frees_endpoint=static and not self.is_single,
             setup_s=0.0 if self.setup is None else self.setup.most_s,
             setup_wait_s=0.0 if self.setup is None else self.setup.wait_s,
+            steps=StepLimits() if self.steps is None else self.steps.limits,
         )
 
 
@@ -235,6 +239,7 @@ def build_spec(
         excludes_nodes=args.exclude_nodes != "off",
         stops_without_progress=args.no_progress != "restart",
         give_up_status=_give_up_status(args.give_up_status),
+        steps=_steps(args, warnings),
         events_dir=args.events_dir,
         quiet=args.quiet,
         strict=args.strict,
@@ -274,6 +279,16 @@ def _caches(args: argparse.Namespace) -> CachesOptions | None:
     from launcher.setup_options import read_caches
 
     return read_caches(args, os.path.abspath)
+
+
+def _steps(args: argparse.Namespace, warnings: list[str]) -> StepOptions | None:
+    commands = (args.post_mortem, args.stop_checks, args.rollback_command, args.replay_command)
+    limits = (args.post_mortem_timeout, args.stop_checks_timeout, args.rollback_timeout, args.replay_timeout)
+    if all(given is None for given in (*commands, *limits)):
+        return None
+    from launcher.step_options import read_steps
+
+    return read_steps(args, warnings)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Runs set-up commands and ends all that they leave: `python -I -S -X utf8 setup_supervisor.py`. Stdlib only.
+"""Runs commands of users and ends all that they leave: `python -I -S -X utf8 setup_supervisor.py`. Stdlib only.
 
 A process of its own, so that it can be the subreaper of everything that the commands start, daemons in sessions of
 their own too. Its standard input is a socket: first an order, a JSON line, then nothing; when the other end is

@@ -27,6 +27,7 @@ _DEAR = {"storage"}
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bootseer.health.beside")
     parser.add_argument("--log-hours", type=float, default=1.0)
+    parser.add_argument("--timeout", type=float, default=LIMIT_S)  # for each check
     parser.add_argument("folders", nargs="*")
     args = parser.parse_args(argv)
     ancestor = os.getppid()  # bootrun; the ranks that start meanwhile descend from it
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
     request = Request(paths, log_hours=args.log_hours, interval_s=INTERVAL_S, ancestor=ancestor)
     tasks = make_tasks(Door(), request, [name for name in CHECKS if name not in _DEAR])
     try:
-        for findings in run_tasks(tasks, LIMIT_S):
+        for findings in run_tasks(tasks, args.timeout):
             for found in findings:
                 sys.stdout.write(json.dumps(found._asdict()) + "\n")
             sys.stdout.flush()

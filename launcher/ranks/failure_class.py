@@ -9,10 +9,12 @@ made coarser (ours).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from launcher.exclusion import MachineFault
+from launcher.ladder import Fault
 from launcher.ranks.exits import Kind, classify, find_sign, first_exception, signal_name
 from launcher.rendezvous.messages import Failure
 
@@ -189,6 +191,16 @@ def machine_fault(failure: Failure) -> MachineFault | None:
     if not verdict.is_sure or verdict.kind not in (_A, _P, _N):
         return None
     return MachineFault(failure.node, verdict.why, is_grave=verdict.kind is _A)
+
+
+def judge(first: Sequence[Failure]) -> Fault:
+    """What the restart ladder wants to know of the failures that may have been the first of an attempt."""
+    if not first:
+        return Fault("")
+    verdict = classify_failure(first[0])
+    is_crash = first[0].status < 0 and verdict.kind is _U and not verdict.is_sure
+    is_code = all(certain_user_error(failure) for failure in first)
+    return Fault("crash" if is_crash else verdict.kind.value, is_code=is_code)
 
 
 def _by_signal(failure: Failure) -> Verdict:

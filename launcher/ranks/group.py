@@ -7,6 +7,7 @@ the agent, which decides with the coordinator what to do about the facts.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -225,6 +226,11 @@ class RankGroup:
             self._guard.stop(signum, grace_s)
         else:
             self._guard.hasten(grace_s)
+
+    def hold(self) -> None:
+        """Stops the ranks that run, as they are, until they are ended: none goes because its peers are gone."""
+        if not self.is_stopping:
+            self.forward(int(signal.SIGSTOP))
 
     def forward(self, signum: int) -> None:
         """Passes a signal to the ranks that run; they go on."""

@@ -60,6 +60,8 @@ FROM_MEMBER = _kinds(
     (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + 128),
     (24, m.RuleFound, 16 * KIB),
     (25, m.RuleSeen, 2 * KIB),
+    (40, m.Examined, 16 * KIB),
+    (41, m.Mended, 256 * KIB),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -79,6 +81,9 @@ FROM_COORDINATOR = _kinds(
     (79, m.Standstill, 256 * KIB),
     (88, m.RuleTold, 16 * KIB),
     (80, m.FailurePage, MOST_EVENTS_BYTES + 128),
+    (104, m.Examine, 32),
+    (105, m.Mend, MOST_PAYLOAD_BYTES),
+    (106, m.StepTaken, 16 * KIB),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
@@ -95,12 +100,24 @@ _TEXT_CHARS = {
     "why": KIB,
     "error_file": 4 * KIB,
     "oom": 8,
+    "step": 32,
     **dict.fromkeys(("message", "traceback", "reason", "text"), MOST_TEXT_CHARS),
     # Of one item:
     "names": 300,
     "stderr_tail": 2 * KIB,
+    **dict.fromkeys(("hosts", "suspects"), MOST_NAME_CHARS),
 }
-_ITEMS = {"names": 20_000, "stderr_tail": 64, "kernel": 16, "failures": 4096, "unsure": 4096, "nodes": 256}
+_ITEMS = {
+    "names": 20_000,
+    "stderr_tail": 64,
+    "kernel": 16,
+    "failures": 4096,
+    "unsure": 4096,
+    "nodes": 256,
+    "hosts": 16_384,
+    "suspects": 1024,
+    "found": 256,
+}
 _BYTES = {"data": MOST_EVENTS_BYTES, "traces": MOST_TRACES_BYTES}
 _HUGE = 2**62
 _NUMBERS: dict[str, tuple[float, float]] = {
@@ -115,6 +132,8 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "status": (-64, 2**32),
     "grace_s": (0, 2**31),
     "spawn_s": (0, 2**31),
+    "limit_s": (0, 2**31),
+    "seconds": (0, 2**31),
     "wall_s": (-_HUGE, _HUGE),
     "error_ns": (0, _HUGE),
     "raw_bytes": (0, MOST_RAW_EVENTS_BYTES),

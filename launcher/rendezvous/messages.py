@@ -191,6 +191,33 @@ class Stopped(NamedTuple):
     traces: bytes = b""  # calls of torch.distributed of the ranks here, where they are traced (supervise/ring.py)
 
 
+class Examined(NamedTuple):
+    """Answer to Examine, of a node that was to run the command."""
+
+    attempt: int
+    seconds: float
+    text: str  # what came of it, for people
+
+
+class BadFinding(NamedTuple):
+    """What a health check has found that makes its node unfit."""
+
+    check: str  # its name
+    text: str  # for people
+
+
+class Mended(NamedTuple):
+    """Answer to Mend."""
+
+    attempt: int
+    step: str
+    is_well: bool  # the command ended with status 0; the checks were run
+    seconds: float
+    text: str  # what came of it, for people
+    found: tuple[BadFinding, ...] = ()  # of checks
+    suspects: tuple[str, ...] = ()  # host names that a replay has found to be at fault
+
+
 class Signalled(NamedTuple):
     """The agent of this node was told to stop the job by a signal."""
 
@@ -290,6 +317,35 @@ class Stop(NamedTuple):
     reason: str
 
 
+class Examine(NamedTuple):
+    """Attempt `attempt` has failed: hold its ranks as they are until Stop, for the post-mortem command."""
+
+    attempt: int
+    limit_s: float
+    runs: bool  # this node runs the command, and answers Examined
+
+
+class Mend(NamedTuple):
+    """Between two attempts: take this step (ladder.py), then answer Mended."""
+
+    attempt: int  # that has failed
+    step: str  # stop-time-checks, rollback, replay
+    limit_s: float
+    kind: str  # class of the failure
+    number: int  # of its page
+    data: bytes  # the page as far as it is known, b"" for none
+    hosts: tuple[str, ...]  # of the attempt
+
+
+class StepTaken(NamedTuple):
+    """A step of the restart ladder, to the node with rank 0, which keeps it among its events."""
+
+    attempt: int  # that has failed
+    step: str
+    kind: str  # class of the failure
+    text: str  # why, or what came of it
+
+
 class MasterListens(NamedTuple):
     """Rank 0 of an attempt listens on its master port: forked ranks of other nodes have waited for that."""
 
@@ -371,6 +427,8 @@ FromMember = (
     | NodeStacks
     | RuleFound
     | RuleSeen
+    | Examined
+    | Mended
 )
 FromCoordinator = (
     Welcome
@@ -390,4 +448,7 @@ FromCoordinator = (
     | Standstill
     | RuleTold
     | FailurePage
+    | Examine
+    | Mend
+    | StepTaken
 )

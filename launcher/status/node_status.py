@@ -53,6 +53,8 @@ class Around(Protocol):
     @property
     def waits_for(self) -> str: ...
     @property
+    def step(self) -> str: ...
+    @property
     def job_statistics(self) -> Callable[[], dict[str, int | str]]: ...
 
 
@@ -122,6 +124,8 @@ class NodeStatus:
 def _waits_for(agent: Agent, around: Around, spec: LaunchSpec) -> str:
     """ "" while ranks run."""
     group, stop = agent.group, agent.last_stop
+    if around.step:
+        return f"a step of the restart ladder: {around.step}"
     if agent.state is State.WAITING:
         if not agent.is_member:
             return f"the coordinator at {spec.endpoint[0]}:{spec.endpoint[1]}"

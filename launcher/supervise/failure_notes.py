@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TELL_AFTER_S = 1.0  # ranks that have just started want the CPU
 MOST_PAGES = 1000  # of a job
 MOST_HEARD = 64  # failures of an attempt, whose moment is kept
+MOST_DONE = 64  # lines of a page about steps
 MOST_WAITING = 16  # attempts that end one after the other before their ranks run
 
 
@@ -35,6 +36,7 @@ class _Ended:
 
     def __init__(
         self,
+        number: int,
         attempt: int,
         failures: Sequence[Failure],
         lost: Sequence[LostNode],
@@ -44,11 +46,16 @@ class _Ended:
         stop_began_s: float,
         now_s: float,
     ) -> None:
+        self.number = number  # of its page
         self.attempt, self.failures, self.lost, self.heard = attempt, tuple(failures), tuple(lost), heard
         self.stood, self.is_stood = stood, is_stood
         self.stop_began_s, self.stopped_s = stop_began_s, now_s
         self.action, self.rule, self.backoff_s = "", "", 0.0
         self.mismatch = ""  # of collectives
+        self.step, self.step_why = "", ""  # of the restart ladder
+        self.done: list[str] = []  # what came of the steps
+        self.step_stages: dict[str, float] = {}  # how long they took
+        self.mended_s = now_s  # the last one was over
         self.is_last = False
         self.sent_s: float | None = None  # the nodes were told of the next attempt
         self.running_s: float | None = None  # all its ranks have started
@@ -62,6 +69,7 @@ class FailureNotes:
         self._count = 0
         self._heard: dict[tuple[int, int], float] = {}  # rank and pid: when the coordinator heard of its end
         self._stood: _Stood | None = None  # of the attempt at work
+        self._examined: tuple[float, list[str]] | None = None  # its post-mortem: seconds, what came of it
         self._waiting: list[_Ended] = []
         self.due_s: float | None = None  # when `take` has something
 
@@ -78,7 +86,12 @@ class FailureNotes:
         if is_ended:
             return None
         done = {"action": "told, with what each rank does", "rule": "--on-hang report", "next_attempt": None}
-        return self._page(attempt, {**_of_standstill(self._stood), **done, "stages": _seen(self._stood)})
+        known = {**_of_standstill(self._stood), **done, "stages": _seen(self._stood)}
+        return self._page(attempt, known, self._next_number())
+
+    def examined(self, took_s: float, lines: Sequence[str]) -> None:
+        """The post-mortem of the attempt that is about to be ended is over."""
+        self._examined = took_s, list(lines)
 
     def ended(
         self,
@@ -92,7 +105,11 @@ class FailureNotes:
         """Nothing of the attempt runs any more; `is_stood`: it was ended because it stood still."""
         stood, self._stood = self._stood, None
         heard, self._heard = self._heard, {}
-        last = _Ended(attempt, failures, lost, heard, stood, is_stood, stop_began_s, now_s)
+        number = self._next_number()
+        last = _Ended(number, attempt, failures, lost, heard, stood, is_stood, stop_began_s, now_s)
+        examined, self._examined = self._examined, None
+        if examined is not None:
+            last.step_stages["post_mortem_s"], last.done = examined[0], examined[1][:MOST_DONE]
         self._waiting = [*self._waiting[1 - MOST_WAITING :], last]
 
     def called_otherwise(self, line: str) -> None:
@@ -106,10 +123,27 @@ class FailureNotes:
             last = self._waiting[-1]
             last.action, last.rule, last.backoff_s = action, rule, backoff_s
 
+    def step(self, step: str, why: str) -> None:
+        """The step of the restart ladder that is taken after the last end of an attempt."""
+        if self._waiting:
+            self._waiting[-1].step, self._waiting[-1].step_why = step, why
+
+    def step_over(self, stage: str, took_s: float, lines: Sequence[str], now_s: float) -> None:
+        """What was done beside starting again is over. Args: stage: its name among failure_page.STAGES."""
+        if self._waiting:
+            last = self._waiting[-1]
+            last.step_stages[stage] = took_s
+            last.done = [*last.done, *lines][:MOST_DONE]
+            last.mended_s = now_s
+
+    def early(self) -> FailurePage | None:
+        """The page of the last end of an attempt with what is known by now; it comes again when all is."""
+        return self._of_attempt(self._waiting[-1]) if self._waiting else None
+
     def began(self, now_s: float) -> None:
         """The nodes were told of the next attempt."""
         self._heard.clear()
-        self._stood = None
+        self._stood = self._examined = None
         if self._waiting and self._waiting[-1].sent_s is None:
             self._waiting[-1].sent_s = now_s
 
@@ -153,20 +187,25 @@ class FailureNotes:
         stages |= {
             "ranks_stopped_s": _after(ended.stopped_s, ended.stop_began_s),
             "backoff_s": None if ended.is_last else ended.backoff_s,
-            "rendezvous_s": _after(ended.sent_s, ended.stopped_s + ended.backoff_s),
+            "rendezvous_s": _after(ended.sent_s, max(ended.mended_s, ended.stopped_s + ended.backoff_s)),
             "spawn_s": _after(ended.running_s, ended.sent_s),
             "first_step_s": None,  # the node that keeps the page adds it
         }
+        stages |= ended.step_stages
         following = None if ended.is_last else ended.attempt + 1
         if ended.mismatch:
             found["collectives"] = ended.mismatch
         done = {"action": ended.action, "rule": ended.rule, "next_attempt": following, "stages": stages}
-        return self._page(ended.attempt, {**found, **done})
+        steps = {"step": ended.step, "step_why": ended.step_why, "steps_done": ended.done}
+        return self._page(ended.attempt, {**found, **done, **steps}, ended.number)
 
-    def _page(self, attempt: int, found: dict[str, Any]) -> FailurePage | None:
+    def _next_number(self) -> int:
+        number, self._count = self._count, self._count + 1
+        return number
+
+    def _page(self, attempt: int, found: dict[str, Any], number: int) -> FailurePage | None:
         from launcher.supervise.failure_page import FORMAT, pack
 
-        number, self._count = self._count, self._count + 1
         if number >= MOST_PAGES:
             return None
         head = {"format": FORMAT, "run_id": self._run_id, "number": number, "attempt": attempt}

@@ -33,12 +33,17 @@ CERTAIN, LIKELY, GUESS = "certain", "likely", "guess"
 # What the recovery is made of, in order: name in the record, name for people.
 STAGES = (
     ("seen_s", "seen"),
+    ("post_mortem_s", "post-mortem"),
     ("ranks_stopped_s", "ranks stopped"),
+    ("checks_s", "checks"),
+    ("rollback_s", "rollback"),
+    ("replay_s", "replay"),
     ("backoff_s", "backoff"),
     ("rendezvous_s", "rendezvous"),
     ("spawn_s", "ranks started"),
     ("first_step_s", "first step"),
 )
+WHERE_ASKED_FOR = {"post_mortem_s", "checks_s", "rollback_s", "replay_s"}  # not there else
 NOT_OBSERVED = "not observed"
 
 
@@ -242,6 +247,9 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
     lines += [f"kernel     {clean(str(line))}" for line in _list(record, "kernel")]
     rule = f" ({text('rule')})" if text("rule") else ""
     lines.append(f"done       {text('action') or NOT_OBSERVED}{rule}")
+    if text("step"):
+        lines.append(f"           {text('step')}: {text('step_why')}")
+    lines += [f"           {clean(str(line))}" for line in _list(record, "steps_done")]
     lines += ["recovery", *_stage_lines(record)]
     if record.get("standstill"):
         lines.append(f"standstill {text('standstill')}")
@@ -271,15 +279,16 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def _stage_lines(record: Mapping[str, Any]) -> list[str]:
-    stages = record.get("stages")
-    found = stages if isinstance(stages, Mapping) else {}
-    values = [_seconds(found.get(name)) for name, _ in STAGES]
+    given = record.get("stages")
+    found = given if isinstance(given, Mapping) else {}
+    stages = [(name, shown) for name, shown in STAGES if name in found or name not in WHERE_ASKED_FOR]
+    values = [_seconds(found.get(name)) for name, _ in stages]
     lines = [
         f"  {shown:<16} {NOT_OBSERVED if value is None else f'{value:.3f} s'}"
-        for (_, shown), value in zip(STAGES, values, strict=True)
+        for (_, shown), value in zip(stages, values, strict=True)
     ]
     known = [value for value in values if value is not None]
-    of_what = "" if len(known) == len(STAGES) else ", of what was observed"
+    of_what = "" if len(known) == len(stages) else ", of what was observed"
     return [*lines, f"  {'together':<16} {sum(known):.3f} s{of_what}"]
 
 

@@ -26,7 +26,12 @@ def read(text: str, launcher: str = "bootrun") -> list[Word]:
         ("stopping attempt 1: lost node node2 (pid 9, node rank 1): silent for 15 s", "node", (), ("node2",)),
         ("error: the job stands still (all-idle): no rank has made a step for 17 s", "hang", (), ()),
         ("error: the coordinator at 10.77.3.1:29511 is gone: it closed", "node", (), ("10.77.3.1",)),
-        ("error: rule 'loss' (numeric): rank 3: loss is nan: 'step 512 loss=nan'", "numeric", (3,), ()),
+        (
+            "error: rule 'loss' (numeric): the job (rank 3 prints it): loss is nan: 'step 512 loss=nan'",
+            "numeric",
+            (3,),
+            (),
+        ),
         ("stopping attempt 0: rule 'late': nothing that fits came within 60 s", "", (), ()),
         ("error: ranks failed after 3 restart(s)", "", (), ()),
     ],

@@ -6,15 +6,20 @@ from typing import Any
 
 from launcher.job import Job, JobRules, Listen, Order, Send
 from launcher.rendezvous.messages import (
+    Examine,
+    Examined,
     Failure,
     FailurePage,
     Finish,
     FromCoordinator,
     FromMember,
     Join,
+    Mend,
+    Mended,
     RankFailed,
     Refused,
     Started,
+    StepTaken,
     Stop,
     Stopped,
     Succeeded,
@@ -61,6 +66,7 @@ class Sim:
         self.alive: set[int] = set()
         self.traces: dict[int, bytes] = {}  # of collectives, of each node
         self.reached: tuple[int, int | None] = (-1, None)  # what nodes say of their steps when they stop
+        self.mended: dict[tuple[int, str], Mended | None] = {}  # by node and step: other answers than "well"
         self._next_port = 20000
 
     def join(self, node: int, host: str | None = None, **changes: object) -> None:
@@ -133,6 +139,13 @@ class Sim:
                 node,
                 Stopped(message.attempt, (), self.new_port(), False, *self.reached, self.traces.get(node, b"")),
             )
+        elif isinstance(message, Examine) and message.runs:
+            self.say(node, Examined(message.attempt, 1.0, "post-mortem: well"))
+        elif isinstance(message, Mend):
+            well = Mended(message.attempt, message.step, True, 1.0, "well")
+            answer = self.mended.get((node, message.step), well)
+            if answer is not None:
+                self.say(node, answer._replace(attempt=message.attempt))
 
     # ---- what was sent ---------------------------------------------------------------------------------------
 
@@ -151,6 +164,11 @@ class Sim:
             for world in self.worlds(node)
             if world.attempt == newest
         }
+
+    def steps(self) -> list[tuple[int, str]]:
+        """Of the restart ladder: the attempt that had failed, and the step, as they came to node rank 0."""
+        told = [m for node in self.inbox for m in self.inbox[node] if isinstance(m, StepTaken)]
+        return [(message.attempt, message.step) for message in sorted(told, key=lambda each: each.attempt)]
 
     def finish(self, node: int = 1) -> Finish | None:
         return next((m for m in self.inbox.get(node, []) if isinstance(m, Finish)), None)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from launcher.exclusion import AGAIN_S, Exclusion, MachineFault
 
 ECC, NET = "an uncorrectable memory error of the accelerator", "the network is not there"
-HOSTS = st.sampled_from(["a", "b", "c"])
+HOSTS_ALL = ["a", "b", "c"]
+HOSTS = st.sampled_from(HOSTS_ALL)
 FAULTS = st.builds(MachineFault, HOSTS, st.sampled_from([ECC, NET]), st.booleans())
 ATTEMPTS = st.lists(st.tuples(st.floats(0.0, 4000.0), st.lists(FAULTS, max_size=3)), max_size=20)
 
@@ -43,6 +44,45 @@ def test_what_several_hosts_have_is_no_machines_fault() -> None:
     other.after_failure([grave("a")], 0.0)
     assert other.after_failure([grave("b")], 1.0) == []
     assert other.why == {}  # a comes back
+
+
+def test_a_failed_check_leaves_its_host_out_until_it_is_in_order() -> None:
+    exclusion = Exclusion()
+    failed = {"a": {"disks": "worn"}, "b": {"clock": "slow"}}
+    assert [each.host for each in exclusion.after_checks(failed, {"a", "b", "c"})] == ["a", "b"]
+    assert exclusion.why == {"a": "worn", "b": "slow"}
+    assert exclusion.after_checks({"a": {"disks": "worn"}}, {"a", "b", "c"}) == []  # known
+    assert exclusion.why == {"a": "worn"}  # b is in order
+    assert exclusion.after_checks({}, {"b", "c"}) == []  # a was not looked at
+    assert exclusion.why == {"a": "worn"}
+
+
+def test_a_check_does_not_take_back_what_failures_have_shown() -> None:
+    exclusion = Exclusion()
+    exclusion.after_failure([grave("a")], 0.0)
+    assert exclusion.after_test("b", "a group replay has found it") and not exclusion.after_test("b", "again")
+    assert exclusion.after_checks({"a": {"disks": "worn"}}, {"a", "b"}) == []
+    assert exclusion.after_checks({}, {"a", "b"}) == []
+    assert exclusion.why == {"a": ECC, "b": "a group replay has found it"}
+
+
+CHECKS = st.dictionaries(HOSTS, st.dictionaries(st.sampled_from(["disks", "clock"]), st.just("bad"), min_size=1))
+
+
+@given(st.lists(st.tuples(CHECKS, st.sets(HOSTS))))
+def test_what_all_hosts_fail_is_no_machines_matter(
+    looks: list[tuple[dict[str, dict[str, str]], set[str]]],
+) -> None:
+    exclusion = Exclusion()
+    for failed, looked_at in looks:
+        before = set(exclusion.why)
+        news = {each.host for each in exclusion.after_checks(failed, looked_at)}
+        common = set.intersection(*(set(failed.get(host, ())) for host in looked_at)) if looked_at else set()
+        for host in HOSTS_ALL:
+            own = set(failed.get(host, ())) - (common if len(looked_at) > 1 else set())
+            is_out = bool(own) if host in looked_at else host in before
+            assert (host in exclusion.why) == is_out
+            assert (host in news) == (is_out and host not in before)
 
 
 @given(ATTEMPTS)

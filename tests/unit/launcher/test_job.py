@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from bootseer.diagnose.calls import Call, Group
 from launcher.job import JOIN_SETTLE_S, MOST_PORT_RETRIES, Phase
+from launcher.policy import StepLimits
 from launcher.rendezvous.messages import (
     Distributions,
     Environment,
@@ -752,9 +753,16 @@ def test_static_job_frees_the_endpoint_while_ranks_run() -> None:
 class AnyJob(RuleBasedStateMachine):
     """Random nodes, failures, losses and signals: what must hold whatever happens."""
 
-    @initialize(low=st.integers(1, 3), extra=st.integers(0, 2), restarts=st.integers(0, 3))
-    def begin(self, low: int, extra: int, restarts: int) -> None:
-        self.sim = elastic(low, low + extra, max_restarts=restarts, backoff_s=1.0)
+    @initialize(
+        low=st.integers(1, 3),
+        extra=st.integers(0, 2),
+        restarts=st.integers(0, 3),
+        limits=st.sampled_from([StepLimits(), StepLimits(5.0, 5.0, True, 5.0, 5.0), StepLimits(0.0, 5.0)]),
+        deaf=st.sets(st.tuples(st.integers(1, 6), st.sampled_from(["stop-time-checks", "rollback", "replay"]))),
+    )
+    def begin(self, low: int, extra: int, restarts: int, limits: StepLimits, deaf: set[tuple[int, str]]) -> None:
+        self.sim = elastic(low, low + extra, max_restarts=restarts, backoff_s=1.0, steps=limits)
+        self.sim.mended = dict.fromkeys(deaf)
         self.count = 0
 
     @rule(host=st.sampled_from(["a1", "a2", "a10", "b"]))

@@ -29,7 +29,7 @@ def inbox(sim: Sim, node: int, kind: type) -> list[object]:
 def test_a_report_is_told_to_all_and_changes_nothing() -> None:
     sim = job_of()
     sim.say(1, finding("report"))
-    line = "rule 'loss' (numeric): rank 1: loss is nan: 'loss nan'"
+    line = "rule 'loss' (numeric): the job (rank 1 prints it): loss is nan: 'loss nan'"
     for node in range(2):
         assert inbox(sim, node, RuleTold) == [RuleTold(0, "loss", "numeric", "report", 1, line)]
         assert inbox(sim, node, Stop) == []
@@ -55,7 +55,10 @@ def test_a_restart_uses_the_budget() -> None:
     sim.run_until_idle()
     (finish,) = inbox(sim, 1, Finish)
     assert isinstance(finish, Finish) and finish.status == 1
-    assert finish.reason == "rule 'loss' (numeric): rank 1: loss is nan: 'loss nan' after 1 restart(s)"
+    assert (
+        finish.reason
+        == "rule 'loss' (numeric): the job (rank 1 prints it): loss is nan: 'loss nan' after 1 restart(s)"
+    )
 
 
 @pytest.mark.parametrize(("action", "status"), [("give-up", 93), ("stop", 1)])

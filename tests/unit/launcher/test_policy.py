@@ -13,7 +13,11 @@ LIVES = st.lists(st.floats(0.0, 1e5), max_size=50)
 @given(max_restarts=st.integers(0, 10), lives=LIVES)
 def test_no_more_restarts_than_allowed(max_restarts: int, lives: list[float]) -> None:
     policy = RestartPolicy(max_restarts, 30.0, 1.0)
-    delays = [policy.after_failure(lived_s) for lived_s in lives]
+    delays = []
+    for lived_s in lives:
+        has_left = policy.has_left(lived_s)
+        delays.append(policy.after_failure(lived_s))
+        assert (delays[-1] is not None) == has_left
     assert delays == [*delays[:max_restarts], *[None] * (len(delays) - max_restarts)]
     assert None not in delays[:max_restarts]
     assert policy.count == min(max_restarts, len(lives))
@@ -26,7 +30,9 @@ def test_refill_gives_the_budget_back_and_the_count_never_falls(
     policy = RestartPolicy(max_restarts, 30.0, 0.0, refill_s)
     counts = []
     for lived_s in lives:
+        has_left = policy.has_left(lived_s)
         delay_s = policy.after_failure(lived_s)
+        assert (delay_s is not None) == has_left
         counts.append(policy.count)
         assert policy.used <= max_restarts
         if lived_s >= refill_s and max_restarts:

@@ -127,7 +127,7 @@ def test_seconds_for_people() -> None:
 
 
 def test_rules_that_were_broken() -> None:
-    told = "rule 'loss' (numeric): rank 7: loss is nan: 'loss=nan'"
+    told = "rule 'loss' (numeric): the job (rank 7 prints it): loss is nan: 'loss=nan'"
     attrs = {"rule": "loss", "class": "numeric", "action": "restart", "of_rank": 7}
     events = [
         *started(0, 0.0, 1.0, 2.0, node="a"),

@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.ladder import Step
 from launcher.rendezvous import codec
 from launcher.rendezvous.codec import FROM_COORDINATOR, FROM_MEMBER, CodecError, Kind, Message
 from launcher.rendezvous.messages import (
+    BadFinding,
     Distributions,
     Environment,
     EventBatch,
     EventsDropped,
+    Examine,
+    Examined,
     Failure,
     FailurePage,
     Finish,
@@ -24,9 +28,12 @@ from launcher.rendezvous.messages import (
     Identity,
     Join,
     Leave,
+    Mend,
+    Mended,
     Ping,
     Pinned,
     RankFailed,
+    StepTaken,
     Stopped,
     World,
 )
@@ -53,6 +60,7 @@ def test_every_message_has_a_tag_of_its_own() -> None:
 
 
 text = st.text(max_size=40)
+STEPS = st.sampled_from([step.value for step in Step])
 numbers = st.integers(0, 4000)
 joins = st.builds(
     Join,
@@ -114,6 +122,29 @@ worlds = st.builds(
             st.none() | st.integers(-(2**60), 2**60),
         ),
         st.builds(FailurePage, numbers, st.binary(max_size=9000)),
+        st.builds(Examine, numbers, st.floats(0, 86400), st.booleans()),
+        st.builds(Examined, numbers, st.floats(0, 86400), text),
+        st.builds(
+            Mend,
+            numbers,
+            STEPS,
+            st.floats(0, 86400),
+            text,
+            numbers,
+            st.binary(max_size=9000),
+            st.lists(text, max_size=9).map(tuple),
+        ),
+        st.builds(
+            Mended,
+            numbers,
+            STEPS,
+            st.booleans(),
+            st.floats(0, 86400),
+            text,
+            st.lists(st.builds(BadFinding, text, text), max_size=9).map(tuple),
+            st.lists(text, max_size=9).map(tuple),
+        ),
+        st.builds(StepTaken, numbers, STEPS, text, text),
         st.builds(Finish, numbers, text, st.lists(failures, max_size=3).map(tuple), st.just((1, 2))),
         worlds,
         st.builds(Environment, st.builds(Distributions, text, st.lists(text, max_size=9).map(tuple))),

@@ -143,6 +143,7 @@ class Named(NamedTuple):
     """Anything that has one of these."""
 
     waits_for: str = ""
+    step: str = ""
     is_single: bool = False
     endpoint: tuple[str, int] = ("head", 29400)
     reason: str = ""
@@ -175,6 +176,11 @@ def test_what_is_waited_for_has_words(agent: Any, waits_for: str, is_single: boo
     around: Any = Named(waits_for=waits_for)
     found = node_status._waits_for(agent, around, spec)
     assert found.startswith(words) and bool(found) == bool(words)
+
+
+def test_a_step_between_attempts_has_its_name() -> None:
+    around: Any = Named(step="rollback")
+    assert node_status._waits_for(Agent(), around, Named()) == "a step of the restart ladder: rollback"
 
 
 # ---- server and client ---------------------------------------------------------------------------------------

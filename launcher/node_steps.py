@@ -1,0 +1,233 @@
+"""What a node does for the restart ladder: post-mortem, checks between attempts, rollback and replay commands.
+
+In: orders of the coordinator. Out: answers, events, log files. A command that fails, hangs or cannot be run costs
+its time limit and a line, never the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bootseer.health.finding import BAD, Finding
+from launcher.ladder import Step, group_size
+from launcher.loop import EventLoop
+from launcher.ranks.group import RankGroup, RankState
+from launcher.recorded_start import HelperSpan
+from launcher.rendezvous.messages import BadFinding, Examine, Examined, Mend, Mended
+from launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from launcher.hook import Hook, Outcome
+    from launcher.stop_checks import StopChecks
+
+MOST_FOUND = 64  # findings of a node
+MOST_SUSPECTS = 1024
+MOST_NAME_CHARS = 256
+POST_MORTEM = "post-mortem"
+
+
+class StepEvents(NamedTuple):
+    """What the node gives to it."""
+
+    answer: Callable[[Examined | Mended], object]
+    say: Callable[[str], object]
+    note: Callable[[HelperSpan], object]  # makes events
+    note_finding: Callable[[Finding], object]
+
+
+class NodeSteps:
+    """See the module's docstring; at most one step at a time."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        spec: LaunchSpec,
+        run_dir: str,
+        folders: list[str],
+        unset: tuple[str, ...],
+        events: StepEvents,
+    ) -> None:
+        """Args: run_dir: "" without logs; folders: that the job writes to; unset: variables that commands do not
+        get."""
+        self._loop = loop
+        self._spec = spec
+        self._run_dir = run_dir
+        self._folders = folders
+        self._unset = unset
+        self._events = events
+        self._hook: Hook | None = None
+        self._step = ""  # what the hook is run for
+        self._checks: StopChecks | None = None
+
+    def examine(self, order: Examine, group: RankGroup) -> None:
+        """Holds the ranks of a failed attempt as they are, and runs the post-mortem command if that is asked."""
+        group.hold()
+        if not order.runs:
+            return
+        failed = [failure for failure in group.failures if not failure.stopped_by_us]
+        alive = [rank for rank in group.ranks if rank.state is RankState.RUNNING]
+        variables = {
+            "BOOTSEER_FAILED_RANKS": ",".join(str(failure.rank) for failure in failed),
+            "BOOTSEER_FAILED_PIDS": ",".join(str(failure.pid) for failure in failed),
+            "BOOTSEER_RANK_PIDS": ",".join(f"{rank.rank}:{rank.pid}" for rank in alive),
+        }
+        command = self._spec.steps.post_mortem if self._spec.steps is not None else ""
+        self._run(POST_MORTEM, command, order.attempt, order.limit_s, variables, partial(self._examined, order))
+
+    @property
+    def doing(self) -> str:
+        """The step that is under way, "" for none."""
+        if self._checks is not None:
+            return Step.CHECKS.value
+        return self._step if self._hook is not None else ""
+
+    def end_examination(self) -> None:
+        """The ranks are ended now: a command that still looks at them is ended too."""
+        if self._hook is not None:
+            self._hook.end()
+
+    def mend(self, order: Mend, page: str, began_ns: int) -> None:
+        """A step between two attempts. Args: page: path of the failure's page, "" for none; began_ns: of the
+        attempt, by the monotonic clock; 0: this node had no part in it."""
+        if order.step == Step.CHECKS.value:
+            self._look(order, began_ns)
+            return
+        options = self._spec.steps
+        variables = {"BOOTSEER_FAILURE_CLASS": order.kind, "BOOTSEER_FAILURE_PAGE": page}
+        if order.step == Step.ROLLBACK.value:
+            command = options.rollback if options is not None else ""
+        else:
+            command = options.replay if options is not None else ""
+            variables["BOOTSEER_HOSTS"] = self._name_hosts(order)
+            variables["BOOTSEER_GROUP_SIZE"] = str(group_size(len(order.hosts)))
+        self._run(order.step, command, order.attempt, order.limit_s, variables, partial(self._mended, order))
+
+    def close(self) -> None:
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.close()
+        checks, self._checks = self._checks, None
+        if checks is not None:
+            checks.close()
+
+    # ---- commands --------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        step: str,
+        command: str,
+        attempt: int,
+        limit_s: float,
+        variables: dict[str, str],
+        then: Callable[[str, float, Outcome | None], object],
+    ) -> None:
+        from launcher.hook import Hook
+
+        self.close()
+        self._step = step
+        if not command:
+            then("this node was started without that command: give it to all nodes", 0.0, None)
+            return
+        environ = {name: value for name, value in os.environ.items() if name not in self._unset}
+        environ |= {
+            "BOOTSEER_STEP": step,
+            "BOOTSEER_RUN_ID": self._spec.run_id,
+            "BOOTSEER_ATTEMPT": str(attempt),
+            "BOOTSEER_RUN_DIR": self._run_dir,
+            **variables,
+        }
+        log_path = f"{self._run_dir}/{step}-{attempt}.log" if self._run_dir else ""
+        began_ns = time.monotonic_ns()
+        over = partial(self._over, step, began_ns, limit_s, then)
+        try:
+            self._hook = Hook(self._loop, command, environ, log_path, limit_s, over)
+        except OSError as error:
+            then(f"it cannot be run: {error.strerror}", 0.0, None)
+
+    def _over(
+        self,
+        step: str,
+        began_ns: int,
+        limit_s: float,
+        then: Callable[[str, float, Outcome | None], object],
+        outcome: Outcome,
+    ) -> None:
+        self._hook = None
+        text = outcome.describe(limit_s)
+        facts = {"status": outcome.status, "is_late": outcome.is_late}
+        error = "" if outcome.is_well else text
+        name = step.replace("-", "_")
+        self._events.note(HelperSpan(name, began_ns, time.monotonic_ns(), facts, error))
+        then(text, outcome.seconds, outcome)
+
+    def _examined(self, order: Examine, text: str, took_s: float, _outcome: Outcome | None) -> None:
+        self._events.say(f"{POST_MORTEM}: {text}")
+        self._events.answer(Examined(order.attempt, took_s, f"{POST_MORTEM}: {text}"))
+
+    def _mended(self, order: Mend, text: str, took_s: float, outcome: Outcome | None) -> None:
+        suspects: tuple[str, ...] = ()
+        if outcome is not None and order.step == Step.REPLAY.value:
+            suspects = find_suspects(outcome.tail)
+            text += f"; it names {', '.join(suspects[:8])}" if suspects else "; it names no machine"
+        is_well = outcome is not None and outcome.is_well
+        self._events.answer(Mended(order.attempt, order.step, is_well, took_s, text, (), suspects))
+
+    def _name_hosts(self, order: Mend) -> str:
+        """As `bootseer replay --hosts` takes them: a file, or a list where there are no logs."""
+        if self._run_dir:
+            path = f"{self._run_dir}/hosts-{order.attempt}.txt"
+            try:
+                with open(path, "w", encoding="utf-8") as file:
+                    file.writelines(f"{host}\n" for host in order.hosts)
+                return path
+            except OSError as error:
+                self._events.say(f"the hosts of the job cannot be written to {path}: {error.strerror}")
+        return ",".join(order.hosts)
+
+    # ---- checks ----------------------------------------------------------------------------------------------
+
+    def _look(self, order: Mend, began_ns: int) -> None:
+        from launcher.stop_checks import StopChecks
+
+        self.close()
+        now_ns = time.monotonic_ns()
+        hours = (now_ns - began_ns) / 3.6e12 if began_ns else 1.0
+        environ = {name: value for name, value in os.environ.items() if name not in self._unset}
+        looked = partial(self._looked, order, now_ns)
+        try:
+            self._checks = StopChecks(self._loop, self._folders, environ, hours, order.limit_s, looked)
+        except OSError as error:
+            text = f"the checks cannot be run: {error.strerror}"
+            self._events.answer(Mended(order.attempt, order.step, False, 0.0, text))
+
+    def _looked(self, order: Mend, began_ns: int, findings: list[Finding]) -> None:
+        self._checks = None
+        ended_ns = time.monotonic_ns()
+        for found in findings:
+            self._events.note_finding(found)
+        bad = [found for found in findings if found.level in BAD]
+        told = tuple(BadFinding(each.check, each.line()) for each in bad[:MOST_FOUND])
+        text = f"{len(bad)} failed: {bad[0].line()}" if bad else "in order"
+        facts = {"failed": len(bad), "not_in_order": len(findings)}
+        self._events.note(HelperSpan("stop_checks", began_ns, ended_ns, facts, text if bad else ""))
+        took_s = (ended_ns - began_ns) / 1e9
+        self._events.answer(Mended(order.attempt, order.step, True, took_s, text, told))
+
+
+def find_suspects(text: str) -> tuple[str, ...]:
+    """The machine that a replay has named, by the last line that is JSON of `bootseer replay --json`: {"found":
+    "one", "suspects": [...]}. () for none."""
+    for line in reversed(text.splitlines()):
+        try:
+            record: Any = json.loads(line) if line.startswith("{") else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and isinstance(suspects := record.get("suspects"), list):
+            names = [each for each in suspects if isinstance(each, str) and 0 < len(each) <= MOST_NAME_CHARS]
+            return tuple(names[:MOST_SUSPECTS]) if record.get("found") == "one" else ()
+    return ()
