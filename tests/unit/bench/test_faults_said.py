@@ -29,7 +29,7 @@ def read(text: str, launcher: str = "bootrun") -> list[Word]:
         (
             "error: rule 'loss' (numeric): the job (rank 3 prints it): loss is nan: 'step 512 loss=nan'",
             "numeric",
-            (3,),
+            (),
             (),
         ),
         ("stopping attempt 0: rule 'late': nothing that fits came within 60 s", "", (), ()),
