@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from launcher.event_files import EventFile
     from launcher.head_start import HeadStart
     from launcher.health import NodeHealth
+    from launcher.health_watch import HealthWatch
     from launcher.peers import NodePeers
     from launcher.ranks.kernel_facts import KernelFacts
     from launcher.ranks.record import AttemptRecord
@@ -57,6 +58,7 @@ READY_AFTER_S = 0.2
 WATCH_AFTER_S = 1.5  # no hang is seen sooner
 RULES_AFTER_S = 1.0  # what ranks have printed before is read then
 STATUS_AFTER_S = 2.0  # nobody asks sooner
+CHECKS_AFTER_S = 3.0  # what was looked at beside the start is looked at again
 EXPECT_AFTER_S = 0.0005  # the ranks that go on have got their signal
 MOST_STEPS = 2**60  # a rank may have written anything
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
@@ -103,6 +105,7 @@ class Node:
         self._rules: NodeRules | None = None  # over what they print
         self._group_rank = 0  # of this node in the attempt
         self._health: NodeHealth | None = None
+        self._health_watch: HealthWatch | None = None  # once ranks run
         self._numbers_fall = False  # of the heartbeats of the attempt that is over
         self._failure_files: FailureFiles | None = None  # from the first page on
         self.job_statistics: Callable[[], dict[str, int | str]] = dict  # where the coordinator is here
@@ -211,17 +214,49 @@ class Node:
         """Beside the start, which does not wait for them. Args: own: folders of the run."""
         from launcher.health import NodeHealth
 
-        folders = [os.getcwd(), os.environ.get("TMPDIR") or "/tmp", *own]  # noqa: S108  looked at only
-        failed = self.agent.on_unusable if self._spec.check == "fail" else None
-        self._health = NodeHealth(self._loop, folders, SECRET_VARIABLES, self.say, self._note_finding, failed)
+        folders, spec = self._checked_folders(own), self._spec
+        failed = self.agent.on_unusable if spec.check == "fail" else None
+        self._health = NodeHealth(
+            self._loop, folders, SECRET_VARIABLES, self.say, self._note_finding, failed, spec.check_options
+        )
         self._health.begin()
 
-    def _note_finding(self, found: Finding) -> None:
-        """Something of this node is not in order, as an event."""
+    def _checked_folders(self, own: list[str]) -> list[str]:
+        return [os.getcwd(), os.environ.get("TMPDIR") or "/tmp", *own]  # noqa: S108  looked at only
+
+    def _watch_checks(self) -> None:
+        """From now on checks are made while ranks run."""
+        health, options = self._health, self._spec.check_options
+        if health is None or self._health_watch is not None or (options is not None and options.every_s == 0):
+            return
+        from launcher.health_watch import HealthWatch
+
+        own = [folder for folder in (self._run_dir, self._events_dir) if folder not in ("", logs.NO_LOG_DIR)]
+
+        def over(found: Finding) -> None:
+            self._note_finding(found, "check_over")
+            health.tell_over(found)
+
+        self._health_watch = HealthWatch(
+            self._loop, self._checked_folders(own), SECRET_VARIABLES, options, self.say, health.tell, over
+        )
+        self._health_watch.begin()
+
+    def _describe_checks(self) -> tuple[str, ...]:
+        """What is known to be wrong with this node, when a rank has failed."""
+        if self._health is None:
+            return ()
+        from launcher.health import worst_lines
+
+        later = self._health_watch.found if self._health_watch is not None else {}
+        return worst_lines({**self._health.found, **later}.values())
+
+    def _note_finding(self, found: Finding, name: str = "check") -> None:
+        """Something of this node is not in order, or no longer so, as an event."""
         if self._events_dir:
             writer = self._events()
             writer.attempt = self._attempt
-            writer.instant(None, "check", error=found.line(), **found._asdict())
+            writer.instant(None, name, error=found.line() if name == "check" else None, **found._asdict())
 
     def _begin_peers(self, secret: bytes | None) -> None:
         """Nodes help each other where there are several, and strangers are kept out."""
@@ -329,6 +364,7 @@ class Node:
             self.agent.group_events(),
             ranks,
             lambda pid: self._kernel.of(pid) if self._kernel is not None else None,
+            self._describe_checks,
         )
 
     def spawn(self, group: RankGroup) -> None:
@@ -535,6 +571,8 @@ class Node:
         self.preloader.attempt_started()
         self._loop.call_later(READY_AFTER_S, self._get_ready)
         self._loop.call_later(TIDY_AFTER_S, self._tidy)
+        if self._health is not None:
+            self._loop.call_later(CHECKS_AFTER_S, self._watch_checks)
         if self._spec.on_hang != "off":
             self._loop.call_later(WATCH_AFTER_S, self._begin_watch, group)
         if self._spec.has_rules:
@@ -854,6 +892,8 @@ class Node:
             self.peers.close()
         if self._health is not None:
             self._health.close()
+        if self._health_watch is not None:
+            self._health_watch.close()
         if self._status is not None:
             self._status.close()
         self.workplace.close()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,9 +19,13 @@ from bootseer.errors import UsageError
 from bootseer.health.checks import CHECKS, OWN, Path, Request, choose, default_paths, make_tasks
 from bootseer.health.door import Door
 from bootseer.health.finding import BAD, OK, UNKNOWN, Finding, worst
+from bootseer.health.options import Options, read_options, split_path
 from bootseer.health.runner import run_tasks
+from bootseer.job_file import read_job_file
 
 FAILED_STATUS = 3
+TIMEOUT_S = 10.0
+KEYS = ("path", "nic", "expect-gpus", "own", "timeout", "limit")  # of flags, as bootrun has them
 HELP = """\
 Say whether this node is fit for a job: memory, disks, mounts, network, accelerators, the kernel's log.
 
@@ -59,10 +62,16 @@ def check(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="NAME", help="this check alone; --list shows the names")
     ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option("--limit", metavar="NAME=NUMBER", help="another limit (docs/checks.md)")
+    ] = None,
+    config: Annotated[
+        str,
+        typer.Option("--config", metavar="FILE", help="its [check] says the rest (default ./bootseer.toml)"),
+    ] = "",
     timeout: Annotated[
-        float,
-        typer.Option("--timeout", metavar="S", help="seconds for each check (default 10)", show_default=False),
-    ] = 10.0,
+        float | None, typer.Option("--timeout", metavar="S", help="seconds for each check (default 10)")
+    ] = None,
     interval: Annotated[
         float,
         typer.Option(
@@ -82,27 +91,28 @@ def check(
     if show_list:
         _show_list(as_json)
         return
-    _positive("--timeout", timeout)
     _positive("--log-hours", log_hours)
-    if not 0 <= interval < timeout:
-        raise UsageError(f"--interval {interval:g}: give seconds from 0 to less than --timeout ({timeout:g})")
+    options = _options(config, path, nic, expect_gpus, own, timeout, limit)
+    limit_s = options.timeout_s or TIMEOUT_S
+    if not 0 <= interval < limit_s:
+        raise UsageError(f"--interval {interval:g}: give seconds from 0 to less than --timeout ({limit_s:g})")
     names = choose(only or ())
-    paths = tuple(_path(text) for text in path or ())
     temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  looked at, not written to
     request = Request(
-        paths or default_paths(os.getcwd(), temporary),
-        tuple(nic or ()),
-        expect_gpus,
-        tuple(_executable(text) for text in own or ()),
+        tuple(Path(*split_path(text), True) for text in options.paths) or default_paths(os.getcwd(), temporary),
+        options.nics,
+        options.expect_gpus,
+        options.own,
         log_hours=log_hours,
         interval_s=interval,
+        limits=options.all_limits(),
     )
     tasks = make_tasks(Door(), request, names)
     if not tasks:
         raise UsageError(f"nothing to check: --only {' --only '.join(names)} needs --path or --own")
     began_s = time.monotonic()
     findings: list[Finding] = []
-    for found in run_tasks(tasks, timeout):
+    for found in run_tasks(tasks, limit_s):
         findings += found
         for each in () if as_json else found:
             if not (quiet and each.level == OK):
@@ -139,18 +149,36 @@ def _positive(flag: str, value: float) -> None:
         raise UsageError(f"{flag} {value:g}: give a number above 0")
 
 
-def _path(text: str) -> Path:
-    path, is_read_only = (text[:-3], True) if text.endswith(":ro") else (text, False)
-    if not path:
-        raise UsageError(f"--path {text!r}: name a folder or a file")
-    return Path(os.path.abspath(path), not is_read_only, True)
-
-
-def _executable(text: str) -> str:
-    found = shutil.which(text)
-    if found is None:
-        raise UsageError(f"--own {text!r}: there is no such executable; give its path and chmod +x it")
-    return os.path.abspath(found)
+def _options(
+    config: str,
+    path: list[str] | None,
+    nic: list[str] | None,
+    expect_gpus: int | None,
+    own: list[str] | None,
+    timeout: float | None,
+    limit: list[str] | None,
+) -> Options:
+    """The command line's, and what it does not say of the file's. Raises: UsageError, ConfigError."""
+    given = read_options("--", path or (), nic or (), expect_gpus, own or (), timeout, limits=limit or ())
+    file: dict[str, Any] = read_job_file(config, os.getcwd()) or {}
+    values = {name: value for name in KEYS if (value := file.get(f"--check-{name}")) is not None}
+    found = read_options(
+        "--check-",
+        values.get("path", ()),
+        values.get("nic", ()),
+        values.get("expect-gpus"),
+        values.get("own", ()),
+        values.get("timeout"),
+        limits=values.get("limit", ()),
+    )
+    return Options(
+        given.paths or found.paths,
+        given.nics or found.nics,
+        found.expect_gpus if given.expect_gpus is None else given.expect_gpus,
+        given.own or found.own,
+        given.timeout_s or found.timeout_s,
+        limits=found.limits + given.limits,
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -43,7 +43,7 @@ class Request(NamedTuple):
     nics: tuple[str, ...] = ()
     expect_gpus: int | None = None
     own: tuple[str, ...] = ()
-    ancestor: int = 0  # the process whose descendants may compute on accelerators; 0 for none
+    ancestor: int = 0  # whose descendants are the job's: they may compute on accelerators; 0 for none
     log_hours: float = 24.0
     interval_s: float = 1.0  # over which counters of NICs are looked at
     limits: Limits = Limits()
@@ -73,7 +73,7 @@ def _cgroup(door: Door, request: Request) -> list[Finding]:
 
 
 def _files(door: Door, request: Request) -> list[Finding]:
-    return host.judge_files(facts.read_files(door), request.limits)
+    return host.judge_files(facts.read_files(door), facts.read_descriptors(door, request.ancestor), request.limits)
 
 
 def _clock(door: Door, request: Request) -> list[Finding]:

@@ -100,7 +100,15 @@ _TEXT_CHARS = {
     "names": 300,
     "stderr_tail": 2 * KIB,
 }
-_ITEMS = {"names": 20_000, "stderr_tail": 64, "kernel": 16, "failures": 4096, "unsure": 4096, "nodes": 256}
+_ITEMS = {
+    "names": 20_000,
+    "stderr_tail": 64,
+    "kernel": 16,
+    "checks": 16,
+    "failures": 4096,
+    "unsure": 4096,
+    "nodes": 256,
+}
 _BYTES = {"data": MOST_EVENTS_BYTES, "traces": MOST_TRACES_BYTES}
 _HUGE = 2**62
 _NUMBERS: dict[str, tuple[float, float]] = {

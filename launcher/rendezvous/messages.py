@@ -33,6 +33,7 @@ class Failure(NamedTuple):
     stderr_tail: tuple[str, ...]  # last lines of its stderr log, () when it went to the console
     oom: str = ""  # killed for want of memory: yes, maybe, no, "" where that cannot be known
     kernel: tuple[str, ...] = ()  # lines of the kernel's log about it, or about accelerators
+    checks: tuple[str, ...] = ()  # what health checks have found wrong with its node by then
 
 
 class Distributions(NamedTuple):

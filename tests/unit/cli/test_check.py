@@ -79,9 +79,29 @@ def test_gpus_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "limit 999 GPUs" in capsys.readouterr().out
 
 
+def test_what_the_file_says_counts_where_the_command_line_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = script(tmp_path / "good", "exit 0")
+    bad = script(tmp_path / "bad", "exit 1")
+    named = tmp_path / "job.toml"
+    named.write_text(f"[check]\nown = ['{bad}']\nexpect_gpus = 999\nlimits = {{memory_warn_share = 1.0}}\n")
+    assert check.main(["--config", "job.toml", "--only", "own"]) == 3
+    assert check.main(["--config", "job.toml", "--only", "own", "--own", good]) == 0
+    assert check.main(["--config", "job.toml", "--only", "accelerators"]) == 3
+    capsys.readouterr()
+    assert check.main(["--config", "job.toml", "--only", "memory"]) == 0
+    assert capsys.readouterr().out.startswith("warn    memory: available")
+    assert check.main(["--config", "job.toml", "--only", "memory", "--limit", "memory_warn_share=0"]) == 0
+    assert capsys.readouterr().out.startswith("ok      memory: available")
+    assert check.main(["--config", "none.toml"]) == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        (["--limit", "speed=3"], "--limit 'speed=3': there are memory_warn_share"),
         (["--only", "memroy"], "--only 'memroy': there are memory,"),
         (["--own", "/no/such/check"], "--own '/no/such/check': there is no such executable"),
         (["--timeout", "0"], "--timeout 0: give a number above 0"),

@@ -259,6 +259,32 @@ def test_what_was_mounted_read_only_is_in_order(door: MadeDoor) -> None:
     assert [found.level for found in run(door, "mounts")] == [OK]
 
 
+def test_a_process_of_the_job_without_descriptors(door: MadeDoor) -> None:
+    processes = {
+        7: ("50", 3, "bootrun"),
+        50: ("60 61", 3, "guard"),
+        60: ("", 96, "pt_main"),
+        61: ("", 100, "pt_main"),
+    }
+    for pid, (children, used, name) in processes.items():
+        files = {f"proc/{pid}/fd/{number}": "" for number in range(used)}
+        limits = (
+            "Limit Soft Hard Units\nMax open files            100                  4096                 files\n"
+        )
+        more = {
+            f"proc/{pid}/task/{pid}/children": children,
+            f"proc/{pid}/limits": limits,
+            f"proc/{pid}/comm": name,
+        }
+        write_tree(Path(door.root), {**files, **more})
+    found = [each for each in run(door, "files", ancestor=7) if each.level != OK]
+    assert [(each.level, each.where, each.measured, each.limit) for each in found] == [
+        (FAIL, "pt_main (61)", 100, 100),
+        (WARN, "pt_main (60)", 96, 100),
+    ]
+    assert [each.level for each in run(door, "files")] == [OK]
+
+
 # ---- counters ------------------------------------------------------------------------------------------------
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1/counters"

@@ -87,6 +87,7 @@ failures = st.builds(
     st.lists(text, max_size=5).map(tuple),
     st.sampled_from(("", "yes", "maybe", "no")),
     st.lists(text, max_size=4).map(tuple),
+    st.lists(text, max_size=4).map(tuple),
 )
 worlds = st.builds(
     World,
