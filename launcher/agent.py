@@ -19,6 +19,7 @@ from launcher.ranks.group import GroupEvents, Rank, RankGroup
 from launcher.ranks.port import HeldPort, is_listened_on
 from launcher.rendezvous.link import Link
 from launcher.rendezvous.messages import (
+    CheckTold,
     Failure,
     FailurePage,
     Finish,
@@ -77,6 +78,7 @@ class Surroundings(Protocol):
     def show_standstill(self, found: Standstill) -> None: ...
     def show_rule(self, told: RuleTold) -> None: ...
     def keep_page(self, page: FailurePage) -> None: ...  # of a failure
+    def show_check(self, told: CheckTold) -> None: ...  # of several nodes
     def reached(self) -> tuple[int, int | None]: ...  # steps that the ranks here have made, number of the last
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
@@ -186,6 +188,8 @@ class Agent:
                 self._around.show_rule(message)
             case FailurePage():
                 self._around.keep_page(message)
+            case CheckTold():
+                self._around.show_check(message)
             case Spare(nodes):
                 self._is_spare = True
                 self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")

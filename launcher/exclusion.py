@@ -51,3 +51,9 @@ class Exclusion:
             if any(fault.what == what and fault.host != host for fault in found):
                 del self.why[host]
         return news
+
+    def after_test(self, host: str, what: str) -> bool:
+        """A test of the machines has named this one. Returns: whether that is news."""
+        is_news = host not in self.why
+        self.why.setdefault(host, what)
+        return is_news

@@ -88,8 +88,7 @@ class NodeHealth:
         known = found._replace(measured=None, limit=None)
         if known in self._told:
             self._told.discard(known)
-            where = f" {found.where}" if found.where else ""
-            self._say(f"check: over    {found.check}{where}: {found.what}")
+            self._say(over_line(found))
 
     def _take(self, answer: dict[str, Any]) -> None:
         try:
@@ -111,6 +110,11 @@ class NodeHealth:
 def key_of(found: Finding) -> Key:
     """What makes it the same finding when its figures change."""
     return found.check, found.where, found.what
+
+
+def over_line(found: Finding) -> str:
+    """Of what was not in order, and is again."""
+    return f"check: over    {found.check}{f' {found.where}' if found.where else ''}: {found.what}"
 
 
 def worst_lines(found: Iterable[Finding]) -> tuple[str, ...]:

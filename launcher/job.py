@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from launcher.policy import NoProgress, RestartPolicy, SameError
 from launcher.rendezvous import ranks
 from launcher.rendezvous.messages import (
+    CheckTold,
+    ClockSays,
     Distributions,
     Environment,
     Failure,
@@ -32,6 +34,8 @@ from launcher.rendezvous.messages import (
     Leave,
     NodeStacks,
     Note,
+    PairPort,
+    PairResult,
     RankFailed,
     RankLooks,
     Refused,
@@ -52,13 +56,17 @@ from launcher.rendezvous.messages import (
 )
 
 if TYPE_CHECKING:
+    from bootseer.health.finding import Finding as CheckFinding
+    from bootseer.health.limits import Limits
     from launcher.exclusion import Exclusion
+    from launcher.pair_test import PairTest
     from launcher.ranks.cause import LostNode, Ordered
     from launcher.rules.job_watch import Finding as BrokenRule
     from launcher.rules.job_watch import RuleWatch
     from launcher.rules.rule import Rule
     from launcher.setup_policy import JobSetup
     from launcher.setup_policy import Order as SetupSend
+    from launcher.skew import ClockWatch
     from launcher.supervise.facts import RankFacts
     from launcher.supervise.failure_notes import FailureNotes
     from launcher.supervise.watch import HangWatch, Said
@@ -101,6 +109,8 @@ class JobRules(NamedTuple):
     excludes_nodes: bool = True
     stops_without_progress: bool = True
     give_up_status: int = 1  # when starting again cannot help
+    check_pairs: str = "off"  # the network between nodes: network (after failures of it) | always | off
+    check_limits: tuple[tuple[str, float], ...] = ()  # of health checks, where they are others
     allow_mixed: bool = False
     open_membership: bool = True
     frees_endpoint: bool = False  # rank 0 binds the coordinator's own port (static, several nodes)
@@ -208,6 +218,9 @@ class Job:
         self._port_was_taken = False
         self._comparing: list[int] = []  # nodes asked for their environment
         self._setup: JobSetup | None = None  # with --setup, from the first word about it on
+        self._pairs: PairTest | None = None  # while it is under way
+        self._clocks: ClockWatch | None = None  # from the first word about one on
+        self._skews: dict[str, str] = {}  # lines about clocks that differ now, by where
         self._orders: list[Order] = []
 
     # ---- what the shell asks ---------------------------------------------------------------------------------
@@ -234,6 +247,7 @@ class Job:
             if self._gather_since_s is not None:
                 moments.append(self._gather_by_s(self._gather_since_s))
             moments += [self._last_call_at_s, self._not_before_s or None]
+            moments.append(self._pairs.deadline_s if self._pairs is not None else None)
         elif self._phase is Phase.RUNNING:
             moments.append(self._regroup_at_s)
             if self._watch is not None:
@@ -279,6 +293,9 @@ class Job:
             self._tell_setup(self._setup.tick(now_s))
         if self._phase is Phase.GATHERING:
             self._not_before_s = 0.0 if now_s >= self._not_before_s else self._not_before_s
+            if self._pairs is not None:
+                self._pairs.tick(now_s)
+                self._go_on_testing(self._pairs)
             self._try_start(now_s)
             since_s = self._gather_since_s
             if self._phase is Phase.GATHERING and since_s is not None and now_s >= self._gather_by_s(since_s):
@@ -408,6 +425,8 @@ class Job:
                 return
             self._regather, self._last_call_at_s = True, None
         if now_s < self._not_before_s or (self._unidentified and self._attempt < 0):
+            return
+        if self._pairs is not None:
             return
         if self._environments_agree():
             self._start(now_s)
@@ -608,6 +627,13 @@ class Job:
             case RuleSeen(attempt, rule, what):
                 if attempt == self._attempt and self._rule_watch is not None:
                     self._rule_watch.seen(rule, what, now_s)
+            case PairPort() | PairResult():
+                if self._pairs is not None and self._phase is Phase.GATHERING:
+                    self._pairs.receive(number, message, now_s)
+                    self._go_on_testing(self._pairs)
+                    self._try_start(now_s)
+            case ClockSays():
+                self._on_clock(number, message)
             case SetupNews():
                 self._on_setup(node, number, message, now_s)
             case Signalled(signum):
@@ -714,6 +740,11 @@ class Job:
             self._comparing = []
         if self._setup is not None:
             self._tell_setup(self._setup.lost(number, now_s))
+        if self._clocks is not None:
+            self._clocks.lost(number)
+        if self._pairs is not None:
+            self._pairs.lost(number, now_s)
+            self._go_on_testing(self._pairs)
         took_part = node.part is not Part.WAITING
         if took_part:
             self._lost.append(_Loss(node.join.host, f"{node.name}: {reason}", heard_s, now_s))
@@ -762,6 +793,7 @@ class Job:
         if not self._signum and (has_failed or self._lost):
             notes, is_stood = self._take_notes(), bool(self._stood_still)
             notes.ended(self._attempt, self._failures, self._lost_nodes(), is_stood, self._stop_began_s, now_s)
+            notes.checked(self._skews.values())
         if self._signum:
             self._finish(128 + self._signum, f"stopped by {signal_name(self._signum)}")
         elif self._verdict is not None:
@@ -789,6 +821,7 @@ class Job:
             self._decided(
                 "the nodes that are left come together anew", "the loss of a node is no failure of ranks"
             )
+            self._begin_pairs(now_s, is_network=False)
             self._gather_again(now_s, changed=True)
 
     def _order_failures(self) -> Ordered:
@@ -833,6 +866,7 @@ class Job:
         self._decided(
             f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}", "--max-restarts", delay_s
         )
+        self._begin_pairs(now_s, self._is_networks())
         self._gather_again(now_s)
 
     def _describe_first(self) -> str:
@@ -884,6 +918,77 @@ class Job:
         more = "another would get no further (--no-progress restart tries all the same)"
         return f"{stuck}, so {more}" if stuck else ""
 
+    # ---- checks of more than one node ------------------------------------------------------------------------
+
+    def _is_networks(self) -> bool:
+        """Whether all that may have failed first says that it was the network."""
+        from launcher.ranks.failure_class import FailureClass, classify_failure
+
+        first = self._first_failures()
+        return bool(first) and all(classify_failure(each).kind is FailureClass.NETWORK for each in first)
+
+    def _begin_pairs(self, now_s: float, is_network: bool) -> None:
+        """Before they start again the nodes measure the network between them, if that was asked for."""
+        if self._rules.check_pairs == "off" or (self._rules.check_pairs == "network" and not is_network):
+            return
+        hosts = {number: node.join.host for number, node in self._nodes.items() if node.place is not None}
+        if len(hosts) < 2:
+            return
+        from launcher.pair_test import PairTest
+
+        self._pairs = PairTest(self._attempt, hosts, now_s)
+        self._go_on_testing(self._pairs)
+
+    def _go_on_testing(self, test: PairTest) -> None:
+        for ask in test.take():
+            self._send(ask.node, ask.message)
+        if not test.is_over:
+            return
+        self._pairs = None
+        findings, named = test.judge(self._limits())
+        for found in findings:
+            own = next((node for node, each in named.items() if each is found), None)
+            self._tell_check(found, own)
+        if self._notes is not None:
+            self._notes.checked(found.line() for found in findings)
+        for number, found in named.items():
+            if number in self._nodes and self._rules.excludes_nodes:
+                self._exclude_tested(self._nodes[number].join.host, found)
+
+    def _exclude_tested(self, host: str, found: CheckFinding) -> None:
+        if self._exclusion is None:
+            from launcher.exclusion import Exclusion
+
+            self._exclusion = Exclusion()
+        if self._exclusion.after_test(host, f"network: {found.what}"):
+            self._tell_all(f"{host} is left out of further attempts while others suffice: its network is bad")
+
+    def _on_clock(self, number: int, message: ClockSays) -> None:
+        """What a node's wall clock says."""
+        if self._clocks is None:
+            from launcher.skew import ClockWatch
+
+            self._clocks = ClockWatch(self._limits())
+        self._clocks.said(number, message.wall_ns, message.job_ns, message.error_ns)
+        hosts = {each: node.join.host for each, node in self._nodes.items() if node.place is not None}
+        for change in self._clocks.look(hosts):
+            found = change.finding
+            if change.is_over:
+                self._skews.pop(found.where, None)
+            else:
+                self._skews[found.where] = found.line()
+            self._tell_check(found, None, change.is_over)
+
+    def _limits(self) -> Limits:
+        from bootseer.health.limits import Limits
+
+        return Limits()._replace(**dict(self._rules.check_limits))
+
+    def _tell_check(self, found: CheckFinding, own: int | None, is_over: bool = False) -> None:
+        """To all nodes. Args: own: the one that it is about."""
+        for number in self._nodes:
+            self._send(number, CheckTold(number == own, is_over, *found))
+
     # ---- pages of failures -----------------------------------------------------------------------------------
 
     def _take_notes(self) -> FailureNotes:
@@ -927,6 +1032,7 @@ class Job:
 
     def _finish(self, status: int, reason: str) -> None:
         self._phase = Phase.FINISHED
+        self._pairs = None
         failures: tuple[Failure, ...] = ()
         unsure: tuple[int, ...] = ()
         if self._failures and status:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bootseer.errors import BootseerError, LaunchError
+from bootseer.secret import SECRET_VARIABLES
 from launcher.guard_client import Exited, GuardClient
 from launcher.loop import EventLoop
 from launcher.ranks import logs
@@ -22,8 +23,16 @@ from launcher.ranks.port import HeldPort, hold_any, hold_given
 from launcher.ranks.preloader import Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram
 from launcher.recorded_start import HelperSpan, RecordedStart
-from launcher.rendezvous.messages import Failure, FailurePage, Finish, RuleTold, SetupOrder, Standstill, World
-from launcher.rendezvous.secret import SECRET_VARIABLES
+from launcher.rendezvous.messages import (
+    CheckTold,
+    Failure,
+    FailurePage,
+    Finish,
+    RuleTold,
+    SetupOrder,
+    Standstill,
+    World,
+)
 from launcher.spec import LaunchSpec
 from launcher.supervise.page import NO_PAGE, Pages
 from launcher.workplace import Workplace, WorkplaceEvents
@@ -250,6 +259,19 @@ class Node:
 
         later = self._health_watch.found if self._health_watch is not None else {}
         return worst_lines({**self._health.found, **later}.values())
+
+    def show_check(self, told: CheckTold) -> None:
+        """What the coordinator has found of a node, or between nodes."""
+        from bootseer.health.finding import BAD, OK, Finding
+        from launcher.health import over_line
+
+        rest = told.measured, told.limit, told.unit, told.way_out
+        found = Finding(told.check, told.level, told.said, told.where, *rest)
+        self.say(over_line(found) if told.is_over else f"check: {found.line()}")
+        if self._group_rank == 0 and (found.level != OK or told.is_over):
+            self._note_finding(found, "check_over" if told.is_over else "check")
+        if told.is_own and found.level in BAD and self._spec.check == "fail":
+            self.agent.on_unusable(f"this node is not fit for the job: {found.line()}")
 
     def _note_finding(self, found: Finding, name: str = "check") -> None:
         """Something of this node is not in order, or no longer so, as an event."""

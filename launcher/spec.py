@@ -123,6 +123,11 @@ class LaunchSpec(NamedTuple):
         """Whether what ranks print is looked at."""
         return self.known_rules or bool(self.log_rules)
 
+    def _check_pairs_when(self) -> str:
+        if self.is_single or self.check_pairs != "auto":
+            return "off" if self.is_single else self.check_pairs
+        return "network" if self.check == "off" else "always"
+
     def job_rules(self) -> JobRules:
         """What the job's brain needs of it."""
         from launcher.job import JobRules
@@ -148,6 +153,8 @@ class LaunchSpec(NamedTuple):
             excludes_nodes=self.excludes_nodes,
             stops_without_progress=self.stops_without_progress,
             give_up_status=self.give_up_status,
+            check_pairs=self._check_pairs_when(),
+            check_limits=() if self.check_options is None else self.check_options.limits,
             allow_mixed=self.allow_mixed,
             frees_endpoint=static and not self.is_single,
             setup_s=0.0 if self.setup is None else self.setup.most_s,

@@ -29,3 +29,8 @@ class Limits(NamedTuple):
     storage_warn_s: float = 1.0  # for a small write that has to reach the disk
     mount_warn_s: float = 1.0
     accelerator_margin_c: float = 3.0  # below the temperature at which it slows down
+    pair_slow_share: float = 0.2  # of what other nodes get from each other
+    pair_late_s: float = 0.002  # longer there and back than others, at least
+    pair_lost_share: float = 0.02  # of segments, at least
+    skew_warn_s: float = 0.5  # by which a node's clock differs from the others'
+    skew_fail_s: float = 60.0

@@ -60,6 +60,9 @@ FROM_MEMBER = _kinds(
     (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + 128),
     (24, m.RuleFound, 16 * KIB),
     (25, m.RuleSeen, 2 * KIB),
+    (32, m.PairPort, 2 * KIB),
+    (33, m.PairResult, 16 * KIB),
+    (34, m.ClockSays, 32),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -79,6 +82,9 @@ FROM_COORDINATOR = _kinds(
     (79, m.Standstill, 256 * KIB),
     (88, m.RuleTold, 16 * KIB),
     (80, m.FailurePage, MOST_EVENTS_BYTES + 128),
+    (96, m.WantPairs, 16),
+    (97, m.PairOrder, 64 * KIB),
+    (98, m.CheckTold, 16 * KIB),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
@@ -108,6 +114,7 @@ _ITEMS = {
     "failures": 4096,
     "unsure": 4096,
     "nodes": 256,
+    "measured": 64,
 }
 _BYTES = {"data": MOST_EVENTS_BYTES, "traces": MOST_TRACES_BYTES}
 _HUGE = 2**62
@@ -125,6 +132,8 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "spawn_s": (0, 2**31),
     "wall_s": (-_HUGE, _HUGE),
     "error_ns": (0, _HUGE),
+    "wall_ns": (-_HUGE, _HUGE),
+    **dict.fromkeys(("measured", "limit"), (-_HUGE, _HUGE)),
     "raw_bytes": (0, MOST_RAW_EVENTS_BYTES),
     "lines": (0, MOST_EVENT_LINES),
     "step": (-_HUGE, _HUGE),

@@ -6,7 +6,7 @@ job ends. Times are those of the coordinator's clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.rendezvous.messages import Failure, FailurePage
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TELL_AFTER_S = 1.0  # ranks that have just started want the CPU
 MOST_PAGES = 1000  # of a job
 MOST_HEARD = 64  # failures of an attempt, whose moment is kept
+MOST_CHECKS = 16  # lines of one failure
 MOST_WAITING = 16  # attempts that end one after the other before their ranks run
 
 
@@ -48,6 +49,7 @@ class _Ended:
         self.stood, self.is_stood = stood, is_stood
         self.stop_began_s, self.stopped_s = stop_began_s, now_s
         self.action, self.rule, self.backoff_s = "", "", 0.0
+        self.checks: list[str] = []  # what checks of several nodes have found
         self.is_last = False
         self.sent_s: float | None = None  # the nodes were told of the next attempt
         self.running_s: float | None = None  # all its ranks have started
@@ -100,6 +102,12 @@ class FailureNotes:
             last = self._waiting[-1]
             last.action, last.rule, last.backoff_s = action, rule, backoff_s
 
+    def checked(self, lines: Iterable[str]) -> None:
+        """What checks of several nodes have found, about the last end of an attempt."""
+        if self._waiting:
+            last = self._waiting[-1]
+            last.checks = [*last.checks, *lines][:MOST_CHECKS]
+
     def began(self, now_s: float) -> None:
         """The nodes were told of the next attempt."""
         self._heard.clear()
@@ -151,6 +159,8 @@ class FailureNotes:
             "spawn_s": _after(ended.running_s, ended.sent_s),
             "first_step_s": None,  # the node that keeps the page adds it
         }
+        if ended.checks:
+            found = {**found, "checks": [*found.get("checks", ()), *ended.checks]}
         following = None if ended.is_last else ended.attempt + 1
         done = {"action": ended.action, "rule": ended.rule, "next_attempt": following, "stages": stages}
         return self._page(ended.attempt, {**found, **done})

@@ -1,0 +1,119 @@
+"""PURE: one test of the network between the nodes of a job, at its coordinator, before they start again.
+
+    all are asked to listen --all have said where, or it is time--> they measure --all have, or it is time--> over
+
+In: what nodes answer, nodes that are gone, the time. Out: messages for nodes; in the end findings, and the nodes
+that are to blame. A node that does not answer holds up nothing for longer than its time. Larger jobs measure in
+groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from bootseer.health.pairs import Measured, count_rounds, judge_pairs
+from launcher.rendezvous.messages import PairNode, PairOrder, PairPort, PairResult, WantPairs
+
+if TYPE_CHECKING:
+    from bootseer.health.finding import Finding
+    from bootseer.health.limits import Limits
+
+READY_S = 5.0  # for a process to start and listen
+ROUND_S = 1.0  # as bootseer/health/pair_node.py has it
+MARGIN_S = 2.0
+GROUP_NODES = 64
+
+
+class Ask(NamedTuple):
+    node: int
+    message: WantPairs | PairOrder
+
+
+class PairTest:
+    """See the module's docstring; what it has to say is taken by `take`."""
+
+    def __init__(self, number: int, hosts: Mapping[int, str], now_s: float) -> None:
+        """Args: hosts: of the nodes that take part, by their number at the coordinator."""
+        self._number = number
+        self._hosts = dict(hosts)
+        self._by_s = now_s + READY_S
+        self._ports: dict[int, PairPort] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # of those that measure: group and place in it
+        self._groups: list[list[int]] = []
+        self._results: dict[int, PairResult] = {}
+        self._asks = [Ask(node, WantPairs(number)) for node in self._hosts]
+        self.is_over = len(self._hosts) < 2
+
+    @property
+    def deadline_s(self) -> float | None:
+        return None if self.is_over else self._by_s
+
+    def take(self) -> list[Ask]:
+        """What is to be sent now."""
+        asks, self._asks = self._asks, []
+        return asks
+
+    def receive(self, node: int, message: PairPort | PairResult, now_s: float) -> None:
+        """An answer; those to other tests, and of others, count for nothing."""
+        if message.number != self._number or node not in self._hosts or self.is_over:
+            return
+        if isinstance(message, PairResult):
+            if node in self._places:
+                self._results.setdefault(node, message)
+        elif not self._groups:
+            self._ports.setdefault(node, message)
+        self._go_on(now_s, is_late=False)
+
+    def lost(self, node: int, now_s: float) -> None:
+        """A node is gone: it is not waited for."""
+        self._hosts.pop(node, None)
+        self._go_on(now_s, is_late=False)
+
+    def tick(self, now_s: float) -> None:
+        if not self.is_over and now_s >= self._by_s:
+            self._go_on(now_s, is_late=True)
+
+    def _go_on(self, now_s: float, is_late: bool) -> None:
+        if self.is_over:
+            return
+        if not self._groups:
+            if is_late or self._ports.keys() >= self._hosts.keys():
+                self._begin(now_s)
+        elif is_late or all(node in self._results for node in self._places if node in self._hosts):
+            self.is_over = True
+
+    def _begin(self, now_s: float) -> None:
+        able = [node for node in self._hosts if (port := self._ports.get(node)) is not None and port.port]
+        self._groups = [able[place : place + GROUP_NODES] for place in range(0, len(able), GROUP_NODES)]
+        rounds = max((count_rounds(len(group)) for group in self._groups), default=0)
+        self.is_over = not rounds
+        self._by_s = now_s + rounds * ROUND_S + MARGIN_S
+        for number, group in enumerate(self._groups):
+            nodes = tuple(PairNode(self._ports[node].address, self._ports[node].port) for node in group)
+            for place, node in enumerate(group):
+                self._places[node] = number, place
+                self._asks.append(Ask(node, PairOrder(self._number, place, nodes)))
+
+    def judge(self, limits: Limits) -> tuple[list[Finding], dict[int, Finding]]:
+        """When it is over. Returns: findings, and those that name a node, by its number at the coordinator."""
+        order = [node for group in self._groups for node in group]
+        names = _tell_apart([self._hosts.get(node, "a lost node") for node in order])
+        first = [number * GROUP_NODES for number in range(len(self._groups))]
+        results = {}
+        for node, result in self._results.items():
+            group, place = self._places[node]
+            most = len(self._groups[group])
+            results[first[group] + place] = [
+                Measured(*each)._replace(partner=first[group] + each.partner)
+                for each in result.measured
+                if 0 <= each.partner < most and each.partner != place
+            ]
+        findings, named = judge_pairs(results, names, limits)
+        by_name = {found.where: found for found in findings}
+        return findings, {order[place]: by_name[names[place]] for place in named}
+
+
+def _tell_apart(hosts: list[str]) -> list[str]:
+    """Several nodes of a job can be on one host."""
+    return [host if hosts.count(host) == 1 else f"{host} (node {place})" for place, host in enumerate(hosts)]
