@@ -9,6 +9,7 @@ groups.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -116,4 +117,5 @@ class PairTest:
 
 def _tell_apart(hosts: list[str]) -> list[str]:
     """Several nodes of a job can be on one host."""
-    return [host if hosts.count(host) == 1 else f"{host} (node {place})" for place, host in enumerate(hosts)]
+    counts = Counter(hosts)
+    return [host if counts[host] == 1 else f"{host} (node {place})" for place, host in enumerate(hosts)]

@@ -64,6 +64,8 @@ def join_ways(results: Mapping[int, Iterable[Measured]]) -> dict[tuple[int, int]
     ways: dict[tuple[int, int], Way] = {}
     for number, measured in results.items():
         for each in measured:
+            if each.partner == number:
+                continue
             for pair, found in (
                 ((each.partner, number), Way(each.error, each.latency_s, each.bytes_per_s, None)),
                 ((number, each.partner), Way(each.error, each.latency_s, None, each.lost_share)),
@@ -99,9 +101,9 @@ def judge_pairs(
     ways = join_ways(results)
     if not ways:
         return [Finding(CHECK, UNKNOWN, "no two nodes have measured", way_out="see why, at each node")], []
-    rest = _find_rest(ways, len(names))
+    rest = _find_rest(ways)
     bad = {pair: said for pair, way in ways.items() if (said := _find_wrong(way, rest, limits))}
-    named = _blame(len(names), set(ways), set(bad))
+    named = _blame(ways, bad)
     pairs, bad_pairs = ({frozenset(pair) for pair in each} for each in (ways, bad))
     if len(pairs) > 1 and (2 * len(named) >= len(names) or bad_pairs == pairs):
         what = f"{len(bad_pairs)} of {len(pairs)} links are bad: no node differs"
@@ -118,20 +120,20 @@ def judge_pairs(
     return findings or [_in_order(ways, rest, len(names))], named
 
 
-def _find_rest(ways: Mapping[tuple[int, int], Way], nodes: int) -> _Rest:
+def _find_rest(ways: Mapping[tuple[int, int], Way]) -> _Rest:
     """Of nodes, not of ways: one bad node of three is an end of two of three links."""
-    best: list[list[float]] = [[], [], []]
-    for number in range(nodes):
-        own = [way for pair, way in ways.items() if number in pair and not way.error]
-        for values, found, choose in (
-            (best[0], [way.latency_s for way in own], min),
-            (best[1], [way.bytes_per_s for way in own], max),
-            (best[2], [way.lost_share for way in own], min),
-        ):
-            known = [value for value in found if value is not None]
-            if known:
-                values.append(choose(known))
-    return _Rest(*(median(values) if values else None for values in best))
+    latency_s: dict[int, float] = {}
+    bytes_per_s: dict[int, float] = {}
+    lost_share: dict[int, float] = {}
+    for pair, way in ways.items():
+        for number in () if way.error else pair:
+            if way.latency_s is not None:
+                latency_s[number] = min(latency_s.get(number, math.inf), way.latency_s)
+            if way.bytes_per_s is not None:
+                bytes_per_s[number] = max(bytes_per_s.get(number, 0.0), way.bytes_per_s)
+            if way.lost_share is not None:
+                lost_share[number] = min(lost_share.get(number, math.inf), way.lost_share)
+    return _Rest(*(median(values.values()) if values else None for values in (latency_s, bytes_per_s, lost_share)))
 
 
 def _find_wrong(way: Way, rest: _Rest, limits: Limits) -> str:
@@ -157,24 +159,27 @@ def _most_lost(rest: _Rest, limits: Limits) -> float:
     return max(limits.pair_lost_share, _LOST_TIMES * (rest.lost_share or 0.0))
 
 
-def _blame(nodes: int, ways: set[tuple[int, int]], bad: set[tuple[int, int]]) -> list[int]:
+def _blame(ways: Iterable[tuple[int, int]], bad: Iterable[tuple[int, int]]) -> list[int]:
     """Nodes that are bad with most of those they have measured with, at least two; the worst first."""
-    partners = [
-        {other for pair in ways if number in pair for other in pair if other != number} for number in range(nodes)
-    ]
-    worse = [
-        {other for pair in bad if number in pair for other in pair if other != number} for number in range(nodes)
-    ]
+    partners, worse = _partners(ways), _partners(bad)
     named: list[int] = []
     while True:
-        counts = {number: len(found) for number, found in enumerate(worse) if number not in named}
-        worst = max(counts, key=lambda number: (counts[number], -number), default=None)
-        if worst is None or counts[worst] < 2 or 2 * counts[worst] <= len(partners[worst]):
+        worst = max(worse, key=lambda number: (len(worse[number]), -number), default=None)
+        if worst is None or len(worse[worst]) < 2 or 2 * len(worse[worst]) <= len(partners[worst]):
             return sorted(named)
         named.append(worst)
-        for number in range(nodes):  # what was bad with it tells nothing of the others
-            partners[number].discard(worst)
-            worse[number].discard(worst)
+        for other in worse.pop(worst):  # what was bad with it tells nothing of the others
+            worse[other].discard(worst)
+        for other in partners.pop(worst):
+            partners[other].discard(worst)
+
+
+def _partners(pairs: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for one, other in pairs:
+        found.setdefault(one, set()).add(other)
+        found.setdefault(other, set()).add(one)
+    return found
 
 
 def _describe_node(

@@ -726,9 +726,14 @@ def test_static_job_frees_the_endpoint_while_ranks_run() -> None:
 class AnyJob(RuleBasedStateMachine):
     """Random nodes, failures, losses and signals: what must hold whatever happens."""
 
-    @initialize(low=st.integers(1, 3), extra=st.integers(0, 2), restarts=st.integers(0, 3))
-    def begin(self, low: int, extra: int, restarts: int) -> None:
-        self.sim = elastic(low, low + extra, max_restarts=restarts, backoff_s=1.0)
+    @initialize(
+        low=st.integers(1, 3),
+        extra=st.integers(0, 2),
+        restarts=st.integers(0, 3),
+        pairs=st.sampled_from(("off", "always")),
+    )
+    def begin(self, low: int, extra: int, restarts: int, pairs: str) -> None:
+        self.sim = elastic(low, low + extra, max_restarts=restarts, backoff_s=1.0, check_pairs=pairs)
         self.count = 0
 
     @rule(host=st.sampled_from(["a1", "a2", "a10", "b"]))

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from launcher.rendezvous import codec
 from launcher.rendezvous.codec import FROM_COORDINATOR, FROM_MEMBER, CodecError, Kind, Message
 from launcher.rendezvous.messages import (
+    CheckTold,
+    ClockSays,
     Distributions,
     Environment,
     EventBatch,
@@ -24,6 +26,11 @@ from launcher.rendezvous.messages import (
     Identity,
     Join,
     Leave,
+    PairMeasured,
+    PairNode,
+    PairOrder,
+    PairPort,
+    PairResult,
     Ping,
     Pinned,
     RankFailed,
@@ -89,6 +96,9 @@ failures = st.builds(
     st.lists(text, max_size=4).map(tuple),
     st.lists(text, max_size=4).map(tuple),
 )
+floats = st.floats(0, 1e12)
+pair_nodes = st.builds(PairNode, text, st.integers(0, 65535))
+pairs_measured = st.builds(PairMeasured, numbers, text, *[st.none() | floats] * 3)
 worlds = st.builds(
     World,
     *[numbers] * 3,
@@ -114,6 +124,11 @@ worlds = st.builds(
             st.integers(-1, 2**60),
             st.none() | st.integers(-(2**60), 2**60),
         ),
+        st.builds(PairPort, numbers, text, st.integers(0, 65535)),
+        st.builds(PairOrder, numbers, numbers, st.lists(pair_nodes, max_size=64).map(tuple)),
+        st.builds(PairResult, numbers, st.lists(pairs_measured, max_size=15).map(tuple)),
+        st.builds(ClockSays, st.integers(-(2**61), 2**61), st.integers(0, 2**61), st.integers(0, 2**61)),
+        st.builds(CheckTold, st.booleans(), st.booleans(), *[text] * 4, *[st.none() | floats] * 2, text, text),
         st.builds(FailurePage, numbers, st.binary(max_size=9000)),
         st.builds(Finish, numbers, text, st.lists(failures, max_size=3).map(tuple), st.just((1, 2))),
         worlds,
