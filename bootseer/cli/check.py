@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 
 from bootseer.cli import running
+from bootseer.cli.check_pairs import measure, serve
 from bootseer.cli.image_words import Json, new_app
 from bootseer.errors import UsageError
 from bootseer.health.checks import CHECKS, OWN, Path, Request, choose, default_paths, make_tasks
@@ -35,7 +37,8 @@ Exit status 3 when something failed or hung, 0 when nothing did; warnings are al
 EPILOG = (
     "bootseer check --path /data:ro --path /checkpoints --expect-gpus 8\n\n"
     "bootseer check --only mounts --only storage --path /mnt/nfs --timeout 5 --json\n\n"
-    "bootseer check --own /etc/bootseer/checks/fabric.sh"
+    "bootseer check --own /etc/bootseer/checks/fabric.sh\n\n"
+    "bootseer check --pair-listen 29517 on one node, bootseer check --pair NODE on another"
 )
 
 app = new_app("check")
@@ -82,6 +85,16 @@ def check(
         float,
         typer.Option("--log-hours", metavar="H", help="of the kernel's log (default 24)", show_default=False),
     ] = 24.0,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pair", metavar="HOST[:PORT]", help="measure the network to a node with --pair-listen, alone"
+        ),
+    ] = None,
+    pair_listen: Annotated[
+        int | None,
+        typer.Option("--pair-listen", metavar="PORT", min=0, max=65535, help="let others measure with this node"),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="what cannot be seen counts as failed")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no lines of what is in order")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="name the checks")] = False,
@@ -96,6 +109,12 @@ def check(
     limit_s = options.timeout_s or TIMEOUT_S
     if not 0 <= interval < limit_s:
         raise UsageError(f"--interval {interval:g}: give seconds from 0 to less than --timeout ({limit_s:g})")
+    if pair_listen is not None:
+        serve(pair_listen, typer.echo)
+        return
+    if pair:
+        _tell([measure(pair, limit_s, options.all_limits())], strict, quiet, as_json)
+        return
     names = choose(only or ())
     temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  looked at, not written to
     request = Request(
@@ -110,17 +129,21 @@ def check(
     tasks = make_tasks(Door(), request, names)
     if not tasks:
         raise UsageError(f"nothing to check: --only {' --only '.join(names)} needs --path or --own")
+    _tell(run_tasks(tasks, limit_s), strict, quiet, as_json)
+
+
+def _tell(found: Iterable[list[Finding]], strict: bool, quiet: bool, as_json: bool) -> None:
+    """Findings as they come, and the exit status."""
     began_s = time.monotonic()
     findings: list[Finding] = []
-    for found in run_tasks(tasks, limit_s):
-        findings += found
-        for each in () if as_json else found:
+    for some in found:
+        findings += some
+        for each in () if as_json else some:
             if not (quiet and each.level == OK):
                 typer.echo(each.line())
     if as_json:
         _show_json(findings, time.monotonic() - began_s)
-    is_bad = any(each.level in BAD or (strict and each.level == UNKNOWN) for each in findings)
-    if is_bad:
+    if any(each.level in BAD or (strict and each.level == UNKNOWN) for each in findings):
         raise typer.Exit(FAILED_STATUS)
 
 
