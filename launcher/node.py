@@ -270,7 +270,7 @@ class Node:
         self.say(over_line(found) if told.is_over else f"check: {found.line()}")
         if self._group_rank == 0 and (found.level != OK or told.is_over):
             self._note_finding(found, "check_over" if told.is_over else "check")
-        if told.is_own and found.level in BAD and self._spec.check == "fail":
+        if told.is_own and not told.is_over and found.level in BAD and self._spec.check == "fail":
             self.agent.on_unusable(f"this node is not fit for the job: {found.line()}")
 
     def _note_finding(self, found: Finding, name: str = "check") -> None:

@@ -72,7 +72,7 @@ class NodePairs:
 
     def _take(self, answer: dict[str, Any]) -> None:
         port, measured = answer.get("port"), answer.get("measured")
-        if isinstance(port, int) and 0 < port < 65536:
+        if type(port) is int and 0 < port < 65536:
             address = self._reached_at()
             self._send(PairPort(self._number, address, port if is_ip(address) else 0))
         elif isinstance(measured, list):

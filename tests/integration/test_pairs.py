@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import netns
-from tests.support import BOOTRUN, clean_environ, lacking, wait_until
+from tests.support import BOOTRUN, clean_environ, lacking, python, wait_until
 
 # This host may be busy with anything: nothing of it is slow.
 ANY_NETWORK = [
@@ -62,6 +62,42 @@ def test_nodes_measure_each_other_after_a_failure_of_the_network(
         assert "check: ok      pairs: 3 nodes, 3 links, " in run.stderr, run.stderr
     pages = [page.read_text() for page in tmp_path.rglob("failure-0.txt")]
     assert len(pages) == 1 and "check      ok      pairs: 3 nodes, 3 links" in pages[0]
+
+
+# bootrun on a node whose wall clock is ahead.
+AHEAD = """
+import sys, time
+from launcher.__main__ import bootrun
+right_ns = time.time_ns
+time.time_ns = lambda: right_ns() + 30 * 10**9
+sys.exit(bootrun())
+"""
+
+
+def test_a_node_with_another_wall_clock_is_named(program, script, free_port: int, tmp_path: Path) -> None:
+    ahead = script(AHEAD, "ahead.py")
+    ends = script(
+        "import os, sys, time\nend_s = time.monotonic() + 60\n"
+        "while time.monotonic() < end_s and not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n"
+    )
+    nodes = [
+        program.start(
+            *(python(ahead) if node == 1 else [BOOTRUN]),
+            *("--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port}"),
+            *("--check", "report", "--check-every", 0, "--log-dir", tmp_path / f"node{node}", "-r", 3),
+            *(ends, tmp_path / "end"),
+        )
+        for node in range(2)
+    ]
+    wait_until(lambda: all("clock-skew" in node.stderr for node in nodes), 30, "the clocks are compared")
+    (tmp_path / "end").touch()
+    runs = [node.wait() for node in nodes]
+    assert [run.status for run in runs] == [0, 0]
+    for run in runs:
+        (line,) = [line for line in run.stderr.splitlines() if "clock-skew" in line]
+        assert "warn    clock-skew" in line and "their clocks differ by (30 s, limit 0.5 s)" in line
+    (found,) = [each for each in events_of(tmp_path, "check") if each["attrs"]["check"] == "clock-skew"]
+    assert found["attrs"]["measured"] == pytest.approx(30, abs=0.5)
 
 
 @pytest.fixture
