@@ -936,22 +936,21 @@ class Job:
             return
         from launcher.pair_test import PairTest
 
-        self._pairs = PairTest(self._attempt, hosts, now_s)
+        self._pairs = PairTest(2 * self._attempt, hosts, self._limits(), now_s)
         self._go_on_testing(self._pairs)
 
     def _go_on_testing(self, test: PairTest) -> None:
         for ask in test.take():
             self._send(ask.node, ask.message)
-        if not test.is_over:
+        if not test.is_over or self._pairs is None:
             return
         self._pairs = None
-        findings, named = test.judge(self._limits())
-        for found in findings:
-            own = next((node for node, each in named.items() if each is found), None)
+        for found in test.findings:
+            own = next((node for node, each in test.named.items() if each is found), None)
             self._tell_check(found, own)
         if self._notes is not None:
-            self._notes.checked(found.line() for found in findings)
-        for number, found in named.items():
+            self._notes.checked(found.line() for found in test.findings)
+        for number, found in test.named.items():
             if number in self._nodes and self._rules.excludes_nodes:
                 self._exclude_tested(self._nodes[number].join.host, found)
 

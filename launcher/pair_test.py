@@ -3,21 +3,22 @@
     all are asked to listen --all have said where, or it is time--> they measure --all have, or it is time--> over
 
 In: what nodes answer, nodes that are gone, the time. Out: messages for nodes; in the end findings, and the nodes
-that are to blame. A node that does not answer holds up nothing for longer than its time. Larger jobs measure in
-groups.
+that are to blame, by two tests. A node that does not answer holds up nothing for longer than its time. Larger jobs
+measure in groups.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
+from bootseer.health.finding import WARN, Finding
 from bootseer.health.pairs import Measured, count_rounds, judge_pairs
 from launcher.rendezvous.messages import PairNode, PairOrder, PairPort, PairResult, WantPairs
 
 if TYPE_CHECKING:
-    from bootseer.health.finding import Finding
     from bootseer.health.limits import Limits
 
 READY_S = 5.0  # for a process to start and listen
@@ -34,17 +35,18 @@ class Ask(NamedTuple):
 class PairTest:
     """See the module's docstring; what it has to say is taken by `take`."""
 
-    def __init__(self, number: int, hosts: Mapping[int, str], now_s: float) -> None:
-        """Args: hosts: of the nodes that take part, by their number at the coordinator."""
-        self._number = number
+    def __init__(self, number: int, hosts: Mapping[int, str], limits: Limits, now_s: float) -> None:
+        """Args: number: no other test of this job has it or the next one; hosts: of the nodes that take part, by
+        their number at the coordinator."""
         self._hosts = dict(hosts)
-        self._by_s = now_s + READY_S
-        self._ports: dict[int, PairPort] = {}
-        self._places: dict[int, tuple[int, int]] = {}  # of those that measure: group and place in it
-        self._groups: list[list[int]] = []
-        self._results: dict[int, PairResult] = {}
-        self._asks = [Ask(node, WantPairs(number)) for node in self._hosts]
+        self._limits = limits
+        self._asks: list[Ask] = []
+        self._suspects: dict[int, Finding] | None = None  # whom the first test has named
+        self.findings: list[Finding] = []  # when it is over
+        self.named: dict[int, Finding] = {}  # those that name a node
         self.is_over = len(self._hosts) < 2
+        if not self.is_over:
+            self._ask(number, now_s)
 
     @property
     def deadline_s(self) -> float | None:
@@ -57,7 +59,7 @@ class PairTest:
 
     def receive(self, node: int, message: PairPort | PairResult, now_s: float) -> None:
         """An answer; those to other tests, and of others, count for nothing."""
-        if message.number != self._number or node not in self._hosts or self.is_over:
+        if self.is_over or message.number != self._number or node not in self._hosts:
             return
         if isinstance(message, PairResult):
             if node in self._places:
@@ -75,6 +77,15 @@ class PairTest:
         if not self.is_over and now_s >= self._by_s:
             self._go_on(now_s, is_late=True)
 
+    def _ask(self, number: int, now_s: float) -> None:
+        self._number = number
+        self._by_s = now_s + READY_S
+        self._ports: dict[int, PairPort] = {}
+        self._groups: list[list[int]] = []
+        self._places: dict[int, tuple[int, int]] = {}  # of those that measure: group and place in it
+        self._results: dict[int, PairResult] = {}
+        self._asks += [Ask(node, WantPairs(number)) for node in self._hosts]
+
     def _go_on(self, now_s: float, is_late: bool) -> None:
         if self.is_over:
             return
@@ -82,13 +93,15 @@ class PairTest:
             if is_late or self._ports.keys() >= self._hosts.keys():
                 self._begin(now_s)
         elif is_late or all(node in self._results for node in self._places if node in self._hosts):
-            self.is_over = True
+            self._end(now_s)
 
     def _begin(self, now_s: float) -> None:
-        able = [node for node in self._hosts if (port := self._ports.get(node)) is not None and port.port]
+        able = self._able()
         self._groups = [able[place : place + GROUP_NODES] for place in range(0, len(able), GROUP_NODES)]
         rounds = max((count_rounds(len(group)) for group in self._groups), default=0)
-        self.is_over = not rounds
+        if not rounds:
+            self._end(now_s)
+            return
         self._by_s = now_s + rounds * ROUND_S + MARGIN_S
         for number, group in enumerate(self._groups):
             nodes = tuple(PairNode(self._ports[node].address, self._ports[node].port) for node in group)
@@ -96,23 +109,46 @@ class PairTest:
                 self._places[node] = number, place
                 self._asks.append(Ask(node, PairOrder(self._number, place, nodes)))
 
-    def judge(self, limits: Limits) -> tuple[list[Finding], dict[int, Finding]]:
-        """When it is over. Returns: findings, and those that name a node, by its number at the coordinator."""
+    def _able(self) -> list[int]:
+        """Those that can take part. A loopback address is only reached by who has one, too."""
+        ports = {node: port for node in self._hosts if (port := self._ports.get(node)) is not None and port.port}
+        near = {node for node, port in ports.items() if _is_loopback(port.address)}
+        return [node for node in ports if node not in near or len(near) == len(ports)]
+
+    def _end(self, now_s: float) -> None:
+        self.findings, self.named = self._judge()
+        if self.named and self._suspects is None:
+            # A node can have been busy with what ended on it: only who is named twice is to blame.
+            self._suspects = self.named
+            self._ask(self._number + 1, now_s)
+            return
+        self.is_over = True
+        for node in [node for node in self.named if node not in (self._suspects or {})]:
+            found = self.named.pop(node)
+            self.findings[self.findings.index(found)] = found._replace(level=WARN)
+
+    def _judge(self) -> tuple[list[Finding], dict[int, Finding]]:
         order = [node for group in self._groups for node in group]
         names = _tell_apart([self._hosts.get(node, "a lost node") for node in order])
-        first = [number * GROUP_NODES for number in range(len(self._groups))]
         results = {}
         for node, result in self._results.items():
             group, place = self._places[node]
-            most = len(self._groups[group])
-            results[first[group] + place] = [
-                Measured(*each)._replace(partner=first[group] + each.partner)
+            first = group * GROUP_NODES
+            results[first + place] = [
+                Measured(*each)._replace(partner=first + each.partner)
                 for each in result.measured
-                if 0 <= each.partner < most and each.partner != place
+                if 0 <= each.partner < len(self._groups[group])
             ]
-        findings, named = judge_pairs(results, names, limits)
+        findings, named = judge_pairs(results, names, self._limits)
         by_name = {found.where: found for found in findings}
         return findings, {order[place]: by_name[names[place]] for place in named}
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _tell_apart(hosts: list[str]) -> list[str]:
