@@ -191,6 +191,7 @@ class Networked:
                 self._secret,
                 SECRET_VARIABLES,
                 given,
+                self._spec.port_range,
                 lambda: given or self._link.own_ip,
                 self._link.send,
             )

@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from bootseer.errors import LaunchError
 from bootseer.health.pairs import MOST_ROUNDS
 from bootseer.peers import derive_key
 from launcher.loop import EventLoop
+from launcher.ranks.port import hold_any
 from launcher.rendezvous.messages import PairMeasured, PairOrder, PairPort, PairResult, WantPairs
 from launcher.rendezvous.serving import is_ip
 from launcher.service import ServiceProcess
@@ -33,16 +35,18 @@ class NodePairs:
         secret: bytes | None,
         unset: tuple[str, ...],
         listen_at: str,
+        port_range: tuple[int, int] | None,
         reached_at: Callable[[], str],
         send: Callable[[PairPort | PairResult], object],
     ) -> None:
-        """Args: unset: variables that the process does not get; listen_at: an IP address, "" for all; reached_at:
-        the one that others know this node by."""
+        """Args: unset: variables that the process does not get; listen_at: an IP address, "" for all; port_range:
+        that other nodes can reach; reached_at: the address that others know this node by."""
         self._loop = loop
         self._run_id = run_id
         self._secret = secret if secret is not None else _OPEN
         self._environ = {name: value for name, value in os.environ.items() if name not in unset}
         self._listen_at = listen_at
+        self._port_range = port_range
         self._reached_at = reached_at
         self._send = send
         self._process: ServiceProcess | None = None
@@ -52,10 +56,15 @@ class NodePairs:
         """Others are about to measure."""
         self.close()
         self._number = message.number
-        argv = [sys.executable, "-P", "-m", "bootseer.health.pair_node", *filter(None, [self._listen_at])]
+        argv = [sys.executable, "-P", "-m", "bootseer.health.pair_node", self._listen_at]
         try:
+            # It listens there itself, at once: nobody else has had the port of late.
+            held = hold_any(self._port_range) if self._port_range is not None else None
+            if held is not None:
+                held.close()
+            argv.append(str(held.port if held is not None else 0))
             self._process = ServiceProcess(self._loop, argv, self._environ, self._take, self._on_end)
-        except OSError:
+        except (LaunchError, OSError):
             self._on_end("")
 
     def measure(self, order: PairOrder) -> None:

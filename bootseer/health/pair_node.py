@@ -1,6 +1,6 @@
 """The process of a node that measures its network to the others of a job, each with each.
 
-    python -P -m bootseer.health.pair_node [ADDRESS]
+    python -P -m bootseer.health.pair_node ADDRESS PORT      ("" and 0 for any)
 
 Out, as JSON lines: {"port": N} as soon as it listens, {"measured": [...]} when it is done. In: one line with the
 key of the test in hexadecimal, the nodes in order as [address, port], and which of them this one is. It ends after
@@ -142,7 +142,8 @@ def describe(error: Exception) -> str:
 
 def main(argv: Sequence[str]) -> int:
     die_with_parent(signal.SIGKILL)
-    with listen(argv[0] if argv else "") as listener:
+    address, port = argv
+    with listen(address, int(port)) as listener:
         _say({"port": listener.getsockname()[1]})
         line = _read_line()
         if line is None:

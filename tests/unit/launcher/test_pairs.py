@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from launcher.loop import Loop
 from launcher.pairs import NodePairs
 from launcher.rendezvous.messages import PairMeasured, PairOrder, PairPort, PairResult, WantPairs
+from tests.support import find_free_port
 
 
 class Told:
@@ -14,7 +17,7 @@ class Told:
 
     def __init__(self, reached_at: str = "10.0.0.1") -> None:
         self.sent: list[PairPort | PairResult] = []
-        self.pairs = NodePairs(Loop(), "job", b"s" * 16, (), "", lambda: reached_at, self.sent.append)
+        self.pairs = NodePairs(Loop(), "job", b"s" * 16, (), "", None, lambda: reached_at, self.sent.append)
         self.pairs._number = 4
 
 
@@ -46,6 +49,20 @@ def test_measurements_are_checked(nonsense: object) -> None:
     good = {"partner": 1, "error": "e" * 500, "latency_s": 0.1, "bytes_per_s": 5, "lost_share": None}
     told.pairs._take({"measured": [good, nonsense]})
     assert told.sent == [PairResult(4, (PairMeasured(1, "e" * 100, 0.1, 5, None),))]
+
+
+def test_it_listens_where_others_can_reach_it() -> None:
+    loop = Loop()
+    port = find_free_port()
+    sent: list[PairPort | PairResult] = []
+    pairs = NodePairs(loop, "job", None, (), "127.0.0.1", (port, port), lambda: "127.0.0.1", sent.append)
+    pairs.begin(WantPairs(0))
+    end_s = time.monotonic() + 20
+    while not sent and time.monotonic() < end_s:
+        loop.run_once(0.05)
+    pairs.close()
+    loop.close()
+    assert sent == [PairPort(0, "127.0.0.1", port)]
 
 
 def test_a_process_that_ends_is_told() -> None:

@@ -141,7 +141,7 @@ class Process:
     """The process of a node."""
 
     def __init__(self) -> None:
-        argv = [sys.executable, "-P", "-m", "bootseer.health.pair_node", "127.0.0.1"]
+        argv = [sys.executable, "-P", "-m", "bootseer.health.pair_node", "127.0.0.1", "0"]
         self.popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def line(self) -> dict:
