@@ -251,15 +251,6 @@ class Node:
         )
         self._health_watch.begin()
 
-    def _describe_checks(self) -> tuple[str, ...]:
-        """What is known to be wrong with this node, when a rank has failed."""
-        if self._health is None:
-            return ()
-        from launcher.health import worst_lines
-
-        later = self._health_watch.found if self._health_watch is not None else {}
-        return worst_lines({**self._health.found, **later}.values())
-
     def show_check(self, told: CheckTold) -> None:
         """What the coordinator has found of a node, or between nodes."""
         from bootseer.health.finding import BAD, OK, Finding
@@ -386,7 +377,7 @@ class Node:
             self.agent.group_events(),
             ranks,
             lambda pid: self._kernel.of(pid) if self._kernel is not None else None,
-            self._describe_checks,
+            lambda: self.checks,
         )
 
     def spawn(self, group: RankGroup) -> None:
@@ -759,6 +750,16 @@ class Node:
     def standstill(self) -> Told | None:
         """That was told last."""
         return self._standstill
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """What is known to be wrong with this node."""
+        if self._health is None:
+            return ()
+        from launcher.health import worst_lines
+
+        later = self._health_watch.found if self._health_watch is not None else {}
+        return worst_lines({**self._health.found, **later}.values())
 
     @property
     def waits_for(self) -> str:
