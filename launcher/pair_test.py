@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
-from bootseer.health.finding import WARN, Finding
-from bootseer.health.pairs import Measured, count_rounds, judge_pairs
+from bootseer.health.finding import OK, UNKNOWN, Finding
+from bootseer.health.pairs import CHECK, Measured, count_rounds, judge_pairs
 from launcher.rendezvous.messages import PairNode, PairOrder, PairPort, PairResult, WantPairs
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ READY_S = 5.0  # for a process to start and listen
 ROUND_S = 1.0  # as bootseer/health/pair_node.py has it
 MARGIN_S = 2.0
 GROUP_NODES = 64
+_NOT_BAD = (OK, UNKNOWN)
 
 
 class Ask(NamedTuple):
@@ -41,7 +42,7 @@ class PairTest:
         self._hosts = dict(hosts)
         self._limits = limits
         self._asks: list[Ask] = []
-        self._suspects: dict[int, Finding] | None = None  # whom the first test has named
+        self._suspects: set[tuple[str, ...]] | None = None  # what was bad in the first test
         self.findings: list[Finding] = []  # when it is over
         self.named: dict[int, Finding] = {}  # those that name a node
         self.is_over = len(self._hosts) < 2
@@ -116,16 +117,19 @@ class PairTest:
         return [node for node in ports if node not in near or len(near) == len(ports)]
 
     def _end(self, now_s: float) -> None:
-        self.findings, self.named = self._judge()
-        if self.named and self._suspects is None:
-            # A node can have been busy with what ended on it: only who is named twice is to blame.
-            self._suspects = self.named
+        findings, named = self._judge()
+        bad = {_place(found) for found in findings if found.level not in _NOT_BAD}
+        if bad and self._suspects is None:
+            # A node can have been busy with what ended on it: only what is bad twice is told.
+            self._suspects = bad
             self._ask(self._number + 1, now_s)
             return
         self.is_over = True
-        for node in [node for node in self.named if node not in (self._suspects or {})]:
-            found = self.named.pop(node)
-            self.findings[self.findings.index(found)] = found._replace(level=WARN)
+        suspects = self._suspects or set()
+        self.named = {node: found for node, found in named.items() if _place(found) in suspects}
+        self.findings = [found for found in findings if found.level in _NOT_BAD or _place(found) in suspects]
+        if not self.findings:
+            self.findings = [Finding(CHECK, OK, "what was bad in a first test was not in a second one")]
 
     def _judge(self) -> tuple[list[Finding], dict[int, Finding]]:
         order = [node for group in self._groups for node in group]
@@ -142,6 +146,11 @@ class PairTest:
         findings, named = judge_pairs(results, names, self._limits)
         by_name = {found.where: found for found in findings}
         return findings, {order[place]: by_name[names[place]] for place in named}
+
+
+def _place(found: Finding) -> tuple[str, ...]:
+    """A node, or the two ends of a link in either direction."""
+    return tuple(sorted(found.where.split(" to ")))
 
 
 def _is_loopback(address: str) -> bool:

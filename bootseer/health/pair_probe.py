@@ -7,6 +7,7 @@ received is counted by the receiver, what was lost by the sender's kernel (tcp(7
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import socket
@@ -22,6 +23,7 @@ SEND_S = 0.25
 MOST_BYTES = 16 << 20
 _PINGS, _PING_BYTES, _PINGS_S = 20, 16, 0.15
 _CHUNK_BYTES = 256 << 10
+_WINDOW_BYTES, _LEAST_WINDOWS = 1 << 20, 4
 _QUEUE_BYTES = 512 << 10  # of what is sent: with a longer queue a slow way would be busy long after
 _HELLO = struct.Struct(f"!8sI{NONCE_BYTES}s")
 _PROOF_BYTES = 64
@@ -124,8 +126,9 @@ def _exchange(sock: socket.socket, end_s: float) -> tuple[float, bool]:
     zeros, buffer = memoryview(bytes(_CHUNK_BYTES)), bytearray(_CHUNK_BYTES)
     began_s = time.monotonic()
     stop_s, give_up_s = min(began_s + SEND_S, end_s), min(began_s + 2 * SEND_S, end_s)
-    sent = received = before = 0
-    first_s, last_s = 0.0, began_s
+    sent = received = 0
+    came: list[tuple[float, int]] = []  # when, and how much had been received by then
+    last_s = began_s
     is_sending, has_ended = True, False
     while (now_s := time.monotonic()) < give_up_s:
         if is_sending and (sent >= MOST_BYTES or now_s >= stop_s):
@@ -148,10 +151,10 @@ def _exchange(sock: socket.socket, end_s: float) -> tuple[float, bool]:
                     break
                 poller.modify(sock, select.POLLOUT)
             else:
-                last_s = time.monotonic()
-                if not received:
-                    first_s, before = last_s, count  # what had come by then took no time that was seen
                 received += count
+                if not came or received - came[-1][1] >= _WINDOW_BYTES:
+                    came.append((time.monotonic(), received))
+                last_s = time.monotonic()
         elif mask & (select.POLLHUP | select.POLLERR):
             break
         if is_sending and mask & select.POLLOUT:
@@ -163,9 +166,23 @@ def _exchange(sock: socket.socket, end_s: float) -> tuple[float, bool]:
                 break
         if has_ended and not is_sending:
             break
-    if received == before:  # in one piece, or nothing
-        return received / max(time.monotonic() - began_s, 1e-6), has_ended
-    return (received - before) / max(last_s - first_s, 1e-6), has_ended
+    return _rate(came, last_s, received, time.monotonic() - began_s), has_ended
+
+
+def _rate(came: list[tuple[float, int]], last_s: float, received: int, took_s: float) -> float:
+    """Bytes in a second: the middle of some windows, as a process that had to wait for the CPU shows in a few.
+
+    Args: came: when the first bytes came and each window was full, with all that had been received by then.
+    """
+    if len(came) > _LEAST_WINDOWS:
+        rates = [
+            (size - before) / max(at_s - from_s, 1e-6)
+            for (from_s, before), (at_s, size) in itertools.pairwise(came)
+        ]
+        return sorted(rates)[len(rates) // 2]
+    if not came or received == came[0][1]:  # nothing, or in one piece
+        return received / max(took_s, 1e-6)
+    return (received - came[0][1]) / max(last_s - came[0][0], 1e-6)
 
 
 def _lost_share(sock: socket.socket) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import median, median_high, median_low
 from typing import NamedTuple
 
 from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, format_value
@@ -84,7 +84,7 @@ def _merge(one: Way, other: Way) -> Way:
 
 
 class _Rest(NamedTuple):
-    """What is usual in this job: of each node its best, of these the middle."""
+    """What is usual in this job: of each node the middle of its ways, of these the middle."""
 
     latency_s: float | None
     bytes_per_s: float | None
@@ -122,32 +122,37 @@ def judge_pairs(
 
 def _find_rest(ways: Mapping[tuple[int, int], Way]) -> _Rest:
     """Of nodes, not of ways: one bad node of three is an end of two of three links."""
-    latency_s: dict[int, float] = {}
-    bytes_per_s: dict[int, float] = {}
-    lost_share: dict[int, float] = {}
+    latency_s: dict[int, list[float]] = {}
+    bytes_per_s: dict[int, list[float]] = {}
+    lost_share: dict[int, list[float]] = {}
     for pair, way in ways.items():
         for number in () if way.error else pair:
-            if way.latency_s is not None:
-                latency_s[number] = min(latency_s.get(number, math.inf), way.latency_s)
-            if way.bytes_per_s is not None:
-                bytes_per_s[number] = max(bytes_per_s.get(number, 0.0), way.bytes_per_s)
-            if way.lost_share is not None:
-                lost_share[number] = min(lost_share.get(number, math.inf), way.lost_share)
-    return _Rest(*(median(values.values()) if values else None for values in (latency_s, bytes_per_s, lost_share)))
+            for known, value in ((latency_s, way[1]), (bytes_per_s, way[2]), (lost_share, way[3])):
+                if value is not None:
+                    known.setdefault(number, []).append(value)
+    # Of three nodes a bad one is an end of half of all ways of the others.
+    return _Rest(
+        median([median_low(values) for values in latency_s.values()]) if latency_s else None,
+        median([median_high(values) for values in bytes_per_s.values()]) if bytes_per_s else None,
+        median([median_low(values) for values in lost_share.values()]) if lost_share else None,
+    )
 
 
 def _find_wrong(way: Way, rest: _Rest, limits: Limits) -> str:
     """What is bad of a way: failed, slow, late, lost, or nothing."""
     if way.error:
         return "failed"
-    slow_bytes_per_s = limits.pair_slow_share * (rest.bytes_per_s or 0.0)
-    if way.bytes_per_s is not None and way.bytes_per_s < slow_bytes_per_s:
+    if way.bytes_per_s is not None and way.bytes_per_s < _slow_bytes_per_s(rest, limits):
         return "slow"
     if way.latency_s is not None and way.latency_s > _late_s(rest, limits):
         return "late"
     if way.lost_share is not None and way.lost_share > _most_lost(rest, limits):
         return "lost"
     return ""
+
+
+def _slow_bytes_per_s(rest: _Rest, limits: Limits) -> float:
+    return min(limits.pair_enough_bytes_per_s, limits.pair_slow_share * (rest.bytes_per_s or 0.0))
 
 
 def _late_s(rest: _Rest, limits: Limits) -> float:
@@ -211,11 +216,9 @@ def _finding(
     if said == "failed":
         return Finding(CHECK, level, f"nothing goes through{of_whom}: {way.error}", where, way_out=way_out)
     if said == "slow":
-        usual = rest.bytes_per_s or 0.0
+        usual, least = rest.bytes_per_s or 0.0, _slow_bytes_per_s(rest, limits)
         what = f"slow{of_whom}, others have {format_value(usual, 'bytes')}/s; bytes in a second"
-        return Finding(
-            CHECK, level, what, where, way.bytes_per_s, limits.pair_slow_share * usual, "bytes", way_out
-        )
+        return Finding(CHECK, level, what, where, way.bytes_per_s, least, "bytes", way_out)
     if said == "late":
         what = f"answers late{of_whom}, others within {1e3 * (rest.latency_s or 0.0):.2g} ms"
         late_ms = 1e3 * _late_s(rest, limits)

@@ -35,6 +35,7 @@ class Network(Sim):
         base = {"min_nodes": nodes, "max_nodes": nodes, "max_restarts": 3, "check_pairs": "network"}
         super().__init__(make_rules(**{**base, **rules}))
         self.bad: set[int] = set()
+        self.cut: set[int] = set()  # two nodes with nothing between them
         self.mute: set[int] = set()
         self.unable: set[int] = set()
         for node in range(1, nodes + 1):
@@ -49,7 +50,13 @@ class Network(Sim):
             self.say(node, PairPort(message.number, f"10.0.0.{node}", 0 if node in self.unable else 7000 + node))
         elif isinstance(message, PairOrder):
             bad = frozenset(place for place, each in enumerate(message.nodes) if each.port - 7000 in self.bad)
-            self.say(node, measured(message, bad))
+            found = measured(message, bad)
+            ports = [each.port - 7000 for each in message.nodes]
+            broken = [
+                each._replace(error="refused") if {node, ports[each.partner]} == self.cut else each
+                for each in found.measured
+            ]
+            self.say(node, found._replace(measured=tuple(broken)))
 
     def told(self, node: int = 1) -> list[CheckTold]:
         return [message for message in self.inbox[node] if isinstance(message, CheckTold)]
@@ -134,7 +141,18 @@ def test_who_is_bad_once_is_not_to_blame() -> None:
     job.break_down()
     job.run_until_idle()
     (told,) = job.told(2)
-    assert (told.level, told.where, told.is_own) == (WARN, "node2", False) and len(job.ranks()) == 4
+    assert (told.level, told.is_own) == (OK, False) and "was not in a second" in told.said
+    assert len(job.ranks()) == 4
+
+
+def test_a_link_that_is_bad_is_told_and_leaves_nobody_out() -> None:
+    job = Network(4, min_nodes=3)
+    job.cut = {1, 2}
+    job.break_down()
+    (told,) = job.told()
+    assert (told.level, told.where, job.asked()) == (WARN, "node2 to node1", 2)
+    job.run_until_idle()
+    assert len(job.ranks()) == 4
 
 
 def test_a_node_known_by_a_loopback_address_is_not_measured_by_others() -> None:
