@@ -32,7 +32,7 @@ def node(secret: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """One that listens, and where."""
     argv = [sys.executable, "-c", "import sys; from bootseer.cli import check; sys.exit(check.main(sys.argv[1:]))"]
     environ = {**os.environ, "BOOTSEER_SECRET": secret, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen([*argv, "--pair-listen", "0"], stdout=subprocess.PIPE, env=environ) as popen:
+    with subprocess.Popen([*argv, "--pair-listen", "0"], bufsize=0, stdout=subprocess.PIPE, env=environ) as popen:
         assert popen.stdout is not None
         assert select.select([popen.stdout], [], [], 30)[0]
         place = popen.stdout.readline().decode().rpartition(":")[2].strip()

@@ -119,6 +119,27 @@ def test_a_partner_that_takes_little_and_gives_nothing_costs_its_time_alone() ->
         assert 0 < taking.result(10) < pair_probe.MOST_BYTES
 
 
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("came", "received", "rate"),
+    [
+        # Windows of 1 MiB in 10 ms each, but for two in which the process did not run.
+        (
+            [(0.01 * place + 0.5 * (place > 3) + 0.5 * (place > 7), place * MIB) for place in range(12)],
+            11 * MIB,
+            100 * MIB,
+        ),
+        ([(0.0, 1000), (0.01, 1000 + MIB)], 1000 + 3 * MIB, 60 * MIB),  # few windows: all of it, until 0.05 s
+        ([(0.02, 4000)], 4000, 40_000),  # in one piece: by the time that all took
+        ([], 0, 0),
+    ],
+)
+def test_a_rate_is_that_of_most_windows(came: list[tuple[float, int]], received: int, rate: float) -> None:
+    assert pair_probe._rate(came, 0.05, received, 0.1) == pytest.approx(rate)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -142,7 +163,7 @@ class Process:
 
     def __init__(self) -> None:
         argv = [sys.executable, "-P", "-m", "bootseer.health.pair_node", "127.0.0.1", "0"]
-        self.popen = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.popen = subprocess.Popen(argv, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def line(self) -> dict:
         assert self.popen.stdout is not None
