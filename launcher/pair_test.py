@@ -14,18 +14,17 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
-from bootseer.health.finding import OK, UNKNOWN, Finding
-from bootseer.health.pairs import CHECK, Measured, count_rounds, judge_pairs
+from bootseer.health.pairs import Measured, count_rounds, find_bad, judge_pairs
 from launcher.rendezvous.messages import PairNode, PairOrder, PairPort, PairResult, WantPairs
 
 if TYPE_CHECKING:
+    from bootseer.health.finding import Finding
     from bootseer.health.limits import Limits
 
 READY_S = 5.0  # for a process to start and listen
 ROUND_S = 1.0  # as bootseer/health/pair_node.py has it
 MARGIN_S = 2.0
 GROUP_NODES = 64
-_NOT_BAD = (OK, UNKNOWN)
 
 
 class Ask(NamedTuple):
@@ -40,9 +39,10 @@ class PairTest:
         """Args: number: no other test of this job has it or the next one; hosts: of the nodes that take part, by
         their number at the coordinator."""
         self._hosts = dict(hosts)
+        self._names = _tell_apart(hosts)
         self._limits = limits
         self._asks: list[Ask] = []
-        self._suspects: set[tuple[str, ...]] | None = None  # what was bad in the first test
+        self._suspects: set[frozenset[str]] | None = None  # ends of links that were bad in the first test
         self.findings: list[Finding] = []  # when it is over
         self.named: dict[int, Finding] = {}  # those that name a node
         self.is_over = len(self._hosts) < 2
@@ -117,23 +117,20 @@ class PairTest:
         return [node for node in ports if node not in near or len(near) == len(ports)]
 
     def _end(self, now_s: float) -> None:
-        findings, named = self._judge()
-        bad = {_place(found) for found in findings if found.level not in _NOT_BAD}
-        if bad and self._suspects is None:
+        order = [node for group in self._groups for node in group]
+        names, results = [self._names[node] for node in order], self._joined()
+        if self._suspects is None and (bad := find_bad(results, names, self._limits)):
             # A node can have been busy with what ended on it: only what is bad twice is told.
             self._suspects = bad
             self._ask(self._number + 1, now_s)
             return
         self.is_over = True
-        suspects = self._suspects or set()
-        self.named = {node: found for node, found in named.items() if _place(found) in suspects}
-        self.findings = [found for found in findings if found.level in _NOT_BAD or _place(found) in suspects]
-        if not self.findings:
-            self.findings = [Finding(CHECK, OK, "what was bad in a first test was not in a second one")]
+        self.findings, named = judge_pairs(results, names, self._limits, self._suspects)
+        by_name = {found.where: found for found in self.findings}
+        self.named = {order[place]: by_name[names[place]] for place in named}
 
-    def _judge(self) -> tuple[list[Finding], dict[int, Finding]]:
-        order = [node for group in self._groups for node in group]
-        names = _tell_apart([self._hosts.get(node, "a lost node") for node in order])
+    def _joined(self) -> dict[int, list[Measured]]:
+        """All groups as one."""
         results = {}
         for node, result in self._results.items():
             group, place = self._places[node]
@@ -143,14 +140,7 @@ class PairTest:
                 for each in result.measured
                 if 0 <= each.partner < len(self._groups[group])
             ]
-        findings, named = judge_pairs(results, names, self._limits)
-        by_name = {found.where: found for found in findings}
-        return findings, {order[place]: by_name[names[place]] for place in named}
-
-
-def _place(found: Finding) -> tuple[str, ...]:
-    """A node, or the two ends of a link in either direction."""
-    return tuple(sorted(found.where.split(" to ")))
+        return results
 
 
 def _is_loopback(address: str) -> bool:
@@ -160,7 +150,7 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _tell_apart(hosts: list[str]) -> list[str]:
+def _tell_apart(hosts: Mapping[int, str]) -> dict[int, str]:
     """Several nodes of a job can be on one host."""
-    counts = Counter(hosts)
-    return [host if counts[host] == 1 else f"{host} (node {place})" for place, host in enumerate(hosts)]
+    counts = Counter(hosts.values())
+    return {node: host if counts[host] == 1 else f"{host} (node {node})" for node, host in hosts.items()}

@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     mount_warn_s: float = 1.0
     accelerator_margin_c: float = 3.0  # below the temperature at which it slows down
     pair_slow_share: float = 0.2  # of what other nodes get from each other
-    pair_enough_bytes_per_s: float = 500e6  # more by one connection tells of processors, not of the network
+    pair_enough_bytes_per_s: float = 250e6  # more by one connection tells of processors, not of the network
     pair_late_s: float = 0.002  # longer there and back than others, at least
     pair_lost_share: float = 0.02  # of segments, at least
     skew_warn_s: float = 0.5  # by which a node's clock differs from the others'

@@ -91,10 +91,25 @@ class _Rest(NamedTuple):
     lost_share: float | None
 
 
-def judge_pairs(
+def find_bad(
     results: Mapping[int, Sequence[Measured]], names: Sequence[str], limits: Limits
+) -> set[frozenset[str]]:
+    """Names of the ends of all links that are bad in one direction at least."""
+    ways = join_ways(results)
+    rest = _find_rest(ways)
+    return {
+        frozenset(names[number] for number in pair) for pair, way in ways.items() if _find_wrong(way, rest, limits)
+    }
+
+
+def judge_pairs(
+    results: Mapping[int, Sequence[Measured]],
+    names: Sequence[str],
+    limits: Limits,
+    suspects: set[frozenset[str]] | None = None,
 ) -> tuple[list[Finding], list[int]]:
-    """Args: results: by node, as far as they are known; names: of all nodes that were asked.
+    """Args: results: by node, as far as they are known; names: of all nodes that were asked, each another;
+    suspects: the links that may be bad, as another test had it.
 
     Returns: findings, and the nodes that are bad with most of their partners.
     """
@@ -102,7 +117,12 @@ def judge_pairs(
     if not ways:
         return [Finding(CHECK, UNKNOWN, "no two nodes have measured", way_out="see why, at each node")], []
     rest = _find_rest(ways)
-    bad = {pair: said for pair, way in ways.items() if (said := _find_wrong(way, rest, limits))}
+    bad = {
+        pair: said
+        for pair, way in ways.items()
+        if (said := _find_wrong(way, rest, limits))
+        and (suspects is None or frozenset(names[number] for number in pair) in suspects)
+    }
     named = _blame(ways, bad)
     pairs, bad_pairs = ({frozenset(pair) for pair in each} for each in (ways, bad))
     if len(pairs) > 1 and (2 * len(named) >= len(names) or bad_pairs == pairs):

@@ -134,14 +134,33 @@ def test_who_is_bad_once_is_not_to_blame() -> None:
 
     def answer_better(node: int, message) -> None:
         if isinstance(message, WantPairs) and job.asked() == 2:
-            job.bad = {2}
+            job.bad = set()
         answer(node, message)
 
     job._answer = answer_better  # type: ignore[method-assign]
     job.break_down()
     job.run_until_idle()
     (told,) = job.told(2)
-    assert (told.level, told.is_own) == (OK, False) and "was not in a second" in told.said
+    assert (told.level, told.is_own) == (OK, False) and told.said.startswith("4 nodes, 6 links")
+    assert len(job.ranks()) == 4
+
+
+def test_what_else_was_bad_once_hides_no_link_that_is_bad_twice() -> None:
+    """At first node 2 is bad with most others, then only its link to node 1 is."""
+    job = Network(4, min_nodes=3)
+    job.bad = {2}
+    answer = job._answer
+
+    def answer_better(node: int, message) -> None:
+        if isinstance(message, WantPairs) and job.asked() == 2:
+            job.bad, job.cut = set(), {1, 2}
+        answer(node, message)
+
+    job._answer = answer_better  # type: ignore[method-assign]
+    job.break_down()
+    (told,) = job.told()
+    assert (told.level, told.where) == (WARN, "node2 to node1")
+    job.run_until_idle()
     assert len(job.ranks()) == 4
 
 
