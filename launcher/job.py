@@ -295,7 +295,7 @@ class Job:
             self._not_before_s = 0.0 if now_s >= self._not_before_s else self._not_before_s
             if self._pairs is not None:
                 self._pairs.tick(now_s)
-                self._go_on_testing(self._pairs)
+                self._go_on_testing(self._pairs, now_s)
             self._try_start(now_s)
             since_s = self._gather_since_s
             if self._phase is Phase.GATHERING and since_s is not None and now_s >= self._gather_by_s(since_s):
@@ -630,7 +630,7 @@ class Job:
             case PairPort() | PairResult():
                 if self._pairs is not None and self._phase is Phase.GATHERING:
                     self._pairs.receive(number, message, now_s)
-                    self._go_on_testing(self._pairs)
+                    self._go_on_testing(self._pairs, now_s)
                     self._try_start(now_s)
             case ClockSays():
                 self._on_clock(number, message)
@@ -744,7 +744,7 @@ class Job:
             self._clocks.lost(number)
         if self._pairs is not None:
             self._pairs.lost(number, now_s)
-            self._go_on_testing(self._pairs)
+            self._go_on_testing(self._pairs, now_s)
         took_part = node.part is not Part.WAITING
         if took_part:
             self._lost.append(_Loss(node.join.host, f"{node.name}: {reason}", heard_s, now_s))
@@ -855,7 +855,8 @@ class Job:
             after = f" after {self._restarts.count} restart(s)" if self._restarts.used else ""
             self._finish(1, f"{self._stood_still or 'ranks failed'}{after}")
             return
-        if self._rules.excludes_nodes and self._rules.max_nodes > 1:
+        self._begin_pairs(now_s, self._is_networks())
+        if self._pairs is None:
             self._consider_machines(now_s)
         self._not_before_s = now_s + delay_s if delay_s else 0.0
         early = self._restarts.early_in_a_row
@@ -866,7 +867,6 @@ class Job:
         self._decided(
             f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}", "--max-restarts", delay_s
         )
-        self._begin_pairs(now_s, self._is_networks())
         self._gather_again(now_s)
 
     def _describe_first(self) -> str:
@@ -881,11 +881,17 @@ class Job:
         ordered = self._order_failures()
         return [each for each in ordered.failures if each.rank in ordered.unsure] or list(ordered.failures[:1])
 
-    def _consider_machines(self, now_s: float) -> None:
-        """Leaves nodes out whose machines are to blame."""
-        from launcher.ranks.failure_class import machine_fault
+    def _consider_machines(self, now_s: float, *, is_network_known: bool = False) -> None:
+        """Leaves nodes out whose machines are to blame. Args: is_network_known: a test has said whose is."""
+        if not self._rules.excludes_nodes or self._rules.max_nodes == 1:
+            return
+        from launcher.ranks.failure_class import FailureClass, classify_failure, machine_fault
 
-        first = [(failure, machine_fault(failure)) for failure in self._first_failures()]
+        first = [
+            (failure, machine_fault(failure))
+            for failure in self._first_failures()
+            if not (is_network_known and classify_failure(failure).kind is FailureClass.NETWORK)
+        ]
         if self._exclusion is None:
             if not any(fault for _, fault in first):
                 return
@@ -937,9 +943,9 @@ class Job:
         from launcher.pair_test import PairTest
 
         self._pairs = PairTest(2 * self._attempt, hosts, self._limits(), now_s)
-        self._go_on_testing(self._pairs)
+        self._go_on_testing(self._pairs, now_s)
 
-    def _go_on_testing(self, test: PairTest) -> None:
+    def _go_on_testing(self, test: PairTest, now_s: float) -> None:
         for ask in test.take():
             self._send(ask.node, ask.message)
         if not test.is_over or self._pairs is None:
@@ -953,6 +959,7 @@ class Job:
         for number, found in test.named.items():
             if number in self._nodes and self._rules.excludes_nodes:
                 self._exclude_tested(self._nodes[number].join.host, found)
+        self._consider_machines(now_s, is_network_known=bool(test.named))
 
     def _exclude_tested(self, host: str, found: CheckFinding) -> None:
         if self._exclusion is None:

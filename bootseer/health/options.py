@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shutil
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -100,6 +99,8 @@ def _path(flag: str, text: str) -> str:
 
 
 def _executable(flag: str, text: str) -> str:
+    import shutil  # dear, and most name none
+
     found = shutil.which(text)
     if found is None:
         raise UsageError(f"{flag} {text!r}: there is no such executable; give its path and chmod +x it")

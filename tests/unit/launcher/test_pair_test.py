@@ -64,9 +64,9 @@ class Network(Sim):
     def asked(self) -> int:
         return sum(isinstance(message, WantPairs) for message in self.inbox[1])
 
-    def break_down(self, node: int = 2) -> None:
+    def break_down(self, node: int = 2, said: str = BROKEN) -> None:
         self.now_s += 100
-        self.fail(node, traceback=BROKEN, status=1)
+        self.fail(node, traceback=said, status=1)
 
 
 def test_after_a_failure_of_the_network_all_measure_before_they_start_again() -> None:
@@ -116,6 +116,19 @@ def test_a_node_with_a_bad_network_is_named_and_left_out_where_others_suffice() 
     assert job.ranks() == {1: 0, 2: 1, 4: 2}
     assert any("node3 is left out" in note.text for note in job.inbox[1] if isinstance(note, Note))
     assert any("pairs node3" in line for line in job.pages()[0]["checks"])
+
+
+def test_who_is_named_is_to_blame_and_not_whose_ranks_failed() -> None:
+    """Twice at node 2 would be its machine's matter, but for node 3."""
+    for bad, left_out in ((set(), 2), ({3}, 3)):
+        job = Network(4, min_nodes=3)
+        job.break_down(said="OSError: [Errno 113] No route to host")
+        job.run_until_idle()
+        assert len(job.ranks()) == 4
+        job.bad = bad
+        job.break_down(said="OSError: [Errno 113] No route to host")
+        job.run_until_idle()
+        assert set(job.ranks()) == {1, 2, 3, 4} - {left_out}
 
 
 @pytest.mark.parametrize("changes", [{}, {"min_nodes": 3, "excludes_nodes": False}])
