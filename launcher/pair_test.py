@@ -112,9 +112,11 @@ class PairTest:
 
     def _able(self) -> list[int]:
         """Those that can take part. A loopback address is only reached by who has one, too."""
-        ports = {node: port for node in self._hosts if (port := self._ports.get(node)) is not None and port.port}
-        near = {node for node, port in ports.items() if _is_loopback(port.address)}
-        return [node for node in ports if node not in near or len(near) == len(ports)]
+        known = [(node, self._ports[node]) for node in self._hosts if node in self._ports]
+        near = {
+            node: found for node, port in known if port.port and (found := _is_loopback(port.address)) is not None
+        }
+        return [node for node in near if not near[node] or all(near.values())]
 
     def _end(self, now_s: float) -> None:
         order = [node for group in self._groups for node in group]
@@ -143,11 +145,12 @@ class PairTest:
         return results
 
 
-def _is_loopback(address: str) -> bool:
+def _is_loopback(address: str) -> bool | None:
+    """None for what is no IP address."""
     try:
         return ip_address(address).is_loopback
     except ValueError:
-        return False
+        return None
 
 
 def _tell_apart(hosts: Mapping[int, str]) -> dict[int, str]:

@@ -193,6 +193,11 @@ def test_a_node_known_by_a_loopback_address_is_not_measured_by_others() -> None:
     for node, address in ((1, "127.0.1.1"), (2, "10.0.0.2"), (3, "10.0.0.3")):
         test.receive(node, PairPort(0, address, 7), 0.0)
     assert [ask.node for ask in test.take()] == [2, 3]
+    strange = PairTest(0, {1: "a", 2: "b", 3: "c"}, Limits(), 0.0)
+    strange.take()
+    for node, address in ((1, "nowhere"), (2, "10.0.0.2"), (3, "10.0.0.3")):
+        strange.receive(node, PairPort(0, address, 7), 0.0)
+    assert [ask.node for ask in strange.take()] == [2, 3], "nor one without an address"
     near = PairTest(0, {1: "a", 2: "b"}, Limits(), 0.0)
     near.take()
     for node in (1, 2):
