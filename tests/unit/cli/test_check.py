@@ -12,6 +12,7 @@ from bootseer.cli import check
 from bootseer.health.checks import CHECKS
 from bootseer.health.door import Door
 from bootseer.health.finding import BAD, LEVELS, Finding
+from bootseer.health.host_facts import read_descriptors
 
 pytestmark = [
     pytest.mark.leaks,
@@ -48,6 +49,8 @@ def test_facts_of_this_host_agree_with_the_system(tmp_path: Path) -> None:
     assert door.number("proc/sys/kernel/pid_max") == int(Path("/proc/sys/kernel/pid_max").read_text())
     clock = door.clock()
     assert clock is None or 0 <= clock.error_s < 100
+    own = next(each for each in read_descriptors(door, os.getpid()) if each.pid == os.getpid())
+    assert own.limit == door.file_limit() and 3 <= own.used <= own.limit
     assert door.file_limit() >= -1 and door.cpus() == len(os.sched_getaffinity(0))
 
 
