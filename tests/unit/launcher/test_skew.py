@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.health.changes import CALM_LOOKS
@@ -54,6 +54,7 @@ def test_nothing_is_said_before_all_have_spoken_nor_of_the_lost() -> None:
     assert watch.look(hosts) == [] and watch.look({0: "a", 2: "c"}) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=9), st.floats(1, 1e6), st.booleans(), st.data())
 def test_one_of_many_is_named_whichever(offsets_s: list[float], skew_s: float, is_behind: bool, data) -> None:
     place = data.draw(st.integers(0, len(offsets_s)))

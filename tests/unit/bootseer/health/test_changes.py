@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.health.changes import CALM_LOOKS, MOST_KNOWN, MOST_RETURNS, Changes
@@ -77,6 +77,7 @@ FINDINGS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(FINDINGS, max_size=30))
 def test_lines_come_and_go_in_turn(looks: list[list[Finding]]) -> None:
     """Of one thing: never twice the same without its end between, never an end of what was not told."""

@@ -17,7 +17,7 @@ RATE, LATENCY_S = 1e9, 1e-4
 Results = dict[int, list[Measured]]
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 60))
 def test_each_measures_with_each_other_once_and_one_at_a_time(nodes: int) -> None:
     met = []
@@ -71,14 +71,14 @@ def judge(results: Results, nodes: int):
     return judge_pairs(results, [f"node{number}" for number in range(nodes)], Limits())
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 24), st.integers(0, 10**6))
 def test_a_healthy_network_is_in_order(nodes: int, seed: int) -> None:
     findings, named = judge(measure(nodes, seed, lambda _number, _partner, found: found), nodes)
     assert [found.level for found in findings] == [OK] and named == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(3, 18),
     st.integers(0, 10**6),
@@ -97,7 +97,7 @@ def test_a_bad_node_is_named_and_nobody_else(nodes: int, seed: int, how, data) -
     assert words in findings[0].what and findings[0].way_out
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(3, 18), st.integers(0, 10**6), st.booleans(), st.data())
 def test_a_node_that_is_bad_in_one_direction(nodes: int, seed: int, sends: bool, data) -> None:
     bad = data.draw(st.integers(0, nodes - 1))
@@ -109,7 +109,7 @@ def test_a_node_that_is_bad_in_one_direction(nodes: int, seed: int, sends: bool,
     assert ("in sending" if sends else "in receiving") in findings[0].what
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(3, 18), st.integers(0, 10**6), st.sampled_from([slow, late, dead, lost]), st.data())
 def test_a_bad_link_is_named_and_no_node(nodes: int, seed: int, spoil, data) -> None:
     first = data.draw(st.integers(0, nodes - 1))
@@ -125,7 +125,7 @@ def test_a_bad_link_is_named_and_no_node(nodes: int, seed: int, spoil, data) -> 
     assert findings[0].level == WARN and set(findings[0].where.split(" to ")) == {f"node{first}", f"node{second}"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(5, 18), st.integers(0, 10**6), st.data())
 def test_two_bad_nodes(nodes: int, seed: int, data) -> None:
     bad = set(data.draw(st.lists(st.integers(0, nodes - 1), min_size=2, max_size=2, unique=True)))
@@ -152,7 +152,7 @@ def test_without_measurements_nothing_is_known() -> None:
     assert named == [] and [found.level for found in findings] == [UNKNOWN]
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.dictionaries(
         st.integers(0, 5),
