@@ -247,7 +247,6 @@ class Job:
             if self._gather_since_s is not None:
                 moments.append(self._gather_by_s(self._gather_since_s))
             moments += [self._last_call_at_s, self._not_before_s or None]
-            moments.append(self._pairs.deadline_s if self._pairs is not None else None)
         elif self._phase is Phase.RUNNING:
             moments.append(self._regroup_at_s)
             if self._watch is not None:
@@ -260,6 +259,8 @@ class Job:
             moments.append(self._setup.deadline_s())
         if self._notes is not None and self._phase is not Phase.FINISHED:
             moments.append(self._notes.due_s)
+        if self._pairs is not None:
+            moments.append(self._pairs.deadline_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
     # ---- facts -----------------------------------------------------------------------------------------------
@@ -291,11 +292,11 @@ class Job:
             self._tell_pages(self._notes)
         if self._setup is not None and self._phase is not Phase.FINISHED:
             self._tell_setup(self._setup.tick(now_s))
+        if self._pairs is not None:
+            self._pairs.tick(now_s)
+            self._go_on_testing(self._pairs, now_s)
         if self._phase is Phase.GATHERING:
             self._not_before_s = 0.0 if now_s >= self._not_before_s else self._not_before_s
-            if self._pairs is not None:
-                self._pairs.tick(now_s)
-                self._go_on_testing(self._pairs, now_s)
             self._try_start(now_s)
             since_s = self._gather_since_s
             if self._phase is Phase.GATHERING and since_s is not None and now_s >= self._gather_by_s(since_s):
@@ -628,10 +629,11 @@ class Job:
                 if attempt == self._attempt and self._rule_watch is not None:
                     self._rule_watch.seen(rule, what, now_s)
             case PairPort() | PairResult():
-                if self._pairs is not None and self._phase is Phase.GATHERING:
+                if self._pairs is not None:
                     self._pairs.receive(number, message, now_s)
                     self._go_on_testing(self._pairs, now_s)
-                    self._try_start(now_s)
+                    if self._phase is Phase.GATHERING:
+                        self._try_start(now_s)
             case ClockSays():
                 self._on_clock(number, message)
             case SetupNews():
@@ -855,9 +857,7 @@ class Job:
             after = f" after {self._restarts.count} restart(s)" if self._restarts.used else ""
             self._finish(1, f"{self._stood_still or 'ranks failed'}{after}")
             return
-        self._begin_pairs(now_s, self._is_networks())
-        if self._pairs is None:
-            self._consider_machines(now_s)
+        self._consider_machines(now_s, of_network=False if self._will_measure(self._is_networks()) else None)
         self._not_before_s = now_s + delay_s if delay_s else 0.0
         early = self._restarts.early_in_a_row
         wait = f" in {delay_s:g} s (it failed early {early} times in a row)" if delay_s else ""
@@ -867,6 +867,7 @@ class Job:
         self._decided(
             f"restart {self._restarts.used} of {self._rules.max_restarts}{wait}", "--max-restarts", delay_s
         )
+        self._begin_pairs(now_s, self._is_networks())
         self._gather_again(now_s)
 
     def _describe_first(self) -> str:
@@ -881,16 +882,17 @@ class Job:
         ordered = self._order_failures()
         return [each for each in ordered.failures if each.rank in ordered.unsure] or list(ordered.failures[:1])
 
-    def _consider_machines(self, now_s: float, *, is_network_known: bool = False) -> None:
-        """Leaves nodes out whose machines are to blame. Args: is_network_known: a test has said whose is."""
+    def _consider_machines(self, now_s: float, of_network: bool | None = None) -> None:
+        """Leaves nodes out whose machines are to blame. Args: of_network: by failures of the network alone, or by
+        all others; None: by any."""
         if not self._rules.excludes_nodes or self._rules.max_nodes == 1:
             return
-        from launcher.ranks.failure_class import FailureClass, classify_failure, machine_fault
+        from launcher.ranks.failure_class import machine_fault
 
         first = [
             (failure, machine_fault(failure))
             for failure in self._first_failures()
-            if not (is_network_known and classify_failure(failure).kind is FailureClass.NETWORK)
+            if of_network in (None, _is_of_network(failure))
         ]
         if self._exclusion is None:
             if not any(fault for _, fault in first):
@@ -928,18 +930,19 @@ class Job:
 
     def _is_networks(self) -> bool:
         """Whether all that may have failed first says that it was the network."""
-        from launcher.ranks.failure_class import FailureClass, classify_failure
-
         first = self._first_failures()
-        return bool(first) and all(classify_failure(each).kind is FailureClass.NETWORK for each in first)
+        return bool(first) and all(_is_of_network(failure) for failure in first)
+
+    def _will_measure(self, is_network: bool) -> bool:
+        """Whether nodes measure the network between them before they start again."""
+        when = self._rules.check_pairs
+        is_asked = when == "always" or (when == "network" and is_network)
+        return is_asked and sum(node.place is not None for node in self._nodes.values()) > 1
 
     def _begin_pairs(self, now_s: float, is_network: bool) -> None:
-        """Before they start again the nodes measure the network between them, if that was asked for."""
-        if self._rules.check_pairs == "off" or (self._rules.check_pairs == "network" and not is_network):
+        if not self._will_measure(is_network):
             return
         hosts = {number: node.join.host for number, node in self._nodes.items() if node.place is not None}
-        if len(hosts) < 2:
-            return
         from launcher.pair_test import PairTest
 
         self._pairs = PairTest(2 * self._attempt, hosts, self._limits(), now_s)
@@ -959,7 +962,8 @@ class Job:
         for number, found in test.named.items():
             if number in self._nodes and self._rules.excludes_nodes:
                 self._exclude_tested(self._nodes[number].join.host, found)
-        self._consider_machines(now_s, is_network_known=bool(test.named))
+        if not test.named and not self._lost:
+            self._consider_machines(now_s, of_network=True)
 
     def _exclude_tested(self, host: str, found: CheckFinding) -> None:
         if self._exclusion is None:
@@ -1086,6 +1090,12 @@ class Job:
 def _claimed_rank(join: Join, static: bool) -> int:
     """The node rank a node claims for itself, -1 for none; static jobs have 0 as the default."""
     return max(0, join.node_rank) if static else join.node_rank
+
+
+def _is_of_network(failure: Failure) -> bool:
+    from launcher.ranks.failure_class import FailureClass, classify_failure
+
+    return classify_failure(failure).kind is FailureClass.NETWORK
 
 
 def signal_name(signum: int) -> str:

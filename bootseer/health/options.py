@@ -38,7 +38,7 @@ class Options(NamedTuple):
         argv = []
         for flag, values in (("--path", self.paths), ("--nic", self.nics), ("--own", self.own)):
             argv += [f"{flag}={value}" for value in values]
-        argv += [f"--limit={name}={value!r}" for name, value in self.limits]
+        argv += [f"--set-limit={name}={value!r}" for name, value in self.limits]
         for flag, number in (("--expect-gpus", self.expect_gpus), ("--timeout", self.timeout_s)):
             argv += [f"{flag}={number!r}"] if number is not None else []
         return argv
@@ -79,7 +79,7 @@ def split_path(text: str) -> tuple[str, bool]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What `to_argv` gives."""
-    for flag in ("--path", "--nic", "--own", "--limit"):
+    for flag in ("--path", "--nic", "--own", "--set-limit"):
         parser.add_argument(flag, action="append", default=[])
     parser.add_argument("--expect-gpus", type=int)
     parser.add_argument("--timeout", type=float)
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def from_arguments(args: argparse.Namespace) -> Options:
     """Raises: UsageError; not for an executable that has gone since: that is a finding."""
-    found = read_options("--", args.path, args.nic, args.expect_gpus, (), args.timeout, limits=args.limit)
+    found = read_options("--", args.path, args.nic, args.expect_gpus, (), args.timeout, limits=args.set_limit)
     return found._replace(own=tuple(args.own))
 
 

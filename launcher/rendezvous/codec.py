@@ -60,9 +60,9 @@ FROM_MEMBER = _kinds(
     (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + 128),
     (24, m.RuleFound, 16 * KIB),
     (25, m.RuleSeen, 2 * KIB),
-    (32, m.PairPort, 2 * KIB),
-    (33, m.PairResult, 16 * KIB),
-    (34, m.ClockSays, 32),
+    (40, m.PairPort, 2 * KIB),
+    (41, m.PairResult, 16 * KIB),
+    (42, m.ClockSays, 32),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -82,9 +82,9 @@ FROM_COORDINATOR = _kinds(
     (79, m.Standstill, 256 * KIB),
     (88, m.RuleTold, 16 * KIB),
     (80, m.FailurePage, MOST_EVENTS_BYTES + 128),
-    (96, m.WantPairs, 16),
-    (97, m.PairOrder, 64 * KIB),
-    (98, m.CheckTold, 16 * KIB),
+    (104, m.WantPairs, 16),
+    (105, m.PairOrder, 64 * KIB),
+    (106, m.CheckTold, 16 * KIB),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
