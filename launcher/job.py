@@ -740,13 +740,13 @@ class Job:
             del self._by_node_rank[claimed]
         if number in self._comparing:
             self._comparing = []
-        if self._setup is not None:
-            self._tell_setup(self._setup.lost(number, now_s))
         if self._clocks is not None:
             self._clocks.lost(number)
         if self._pairs is not None:
             self._pairs.lost(number, now_s)
             self._go_on_testing(self._pairs, now_s)
+        if self._setup is not None:
+            self._tell_setup(self._setup.lost(number, now_s))
         took_part = node.part is not Part.WAITING
         if took_part:
             self._lost.append(_Loss(node.join.host, f"{node.name}: {reason}", heard_s, now_s))
