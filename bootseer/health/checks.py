@@ -132,6 +132,8 @@ def _mounts(door: Door, request: Request) -> Iterable[_Part]:
         try:
             door.room(door.at(mount.point))
         except OSError as error:
+            if all(each.point != mount.point for each in facts.read_mounts(door)):
+                return [Finding("mounts", OK, f"{mount.kind} was unmounted meanwhile", mount.point)]
             if error.errno not in _ANSWERS:
                 what, way_out = f"{mount.kind}: {error.strerror}", "mount it anew, or look at what serves it"
                 return [Finding("mounts", FAIL, what, mount.point, way_out=way_out)]

@@ -297,6 +297,14 @@ def test_a_mount_that_answers_by_an_error(door: MadeDoor, answer: OSError, level
     assert (found.level, found.where) == (level, "/mnt/da ta")
 
 
+def test_a_mount_that_goes_meanwhile(door: MadeDoor) -> None:
+    """Of another job, mostly."""
+    door.rooms["/mnt/da ta"] = OSError(errno.ENOENT, "No such file or directory")
+    tasks = make_tasks(door, Request(), ["mounts"])
+    write_tree(Path(door.root), {"proc/self/mountinfo": "20 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"})
+    assert [found.level for task in tasks for found in task.run()] == [OK, OK]
+
+
 def test_of_very_many_mounts_some_are_asked(door: MadeDoor) -> None:
     lines = [f"{number} 1 0:{number} / /mnt/{number} rw - nfs server:/{number} rw\n" for number in range(100)]
     write_tree(Path(door.root), {"proc/self/mountinfo": "".join(lines)})
