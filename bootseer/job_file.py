@@ -8,6 +8,7 @@
     [peers]       use, upload
     [ranks]       fork, preload, preload_timeout_s
     [start]       strict
+    [check]       use, pairs, own, paths, nics, expect_gpus, every_s, timeout_s, limits (a table: name = number)
     [rules]       use; and [[rule]], any number of them: rules over what ranks print (docs/rules.md)
     [job]         folder, command, python: for `bootseer warm --jobs`, which is not told them by a command line
 
@@ -42,6 +43,7 @@ class Kind(Enum):
     NUMBER = "a whole number"
     SWITCH = "true or false"
     FOLDERS = 'a table of folders: name = "folder"'
+    NUMBERS = "a table of numbers: name = number"
 
 
 class Setting(NamedTuple):
@@ -115,6 +117,17 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
         "replay_timeout_s": Setting("--replay-timeout", Kind.SECONDS),
     },
     "rules": {"use": Setting("--log-rules", Kind.TEXT, choices=("all", "own", "off"))},
+    "check": {
+        "use": Setting("--check", Kind.TEXT, choices=("off", "report", "fail")),
+        "pairs": Setting("--check-pairs", Kind.TEXT, choices=("auto", "always", "off")),
+        "own": Setting("--check-own", Kind.TEXTS),
+        "paths": Setting("--check-path", Kind.TEXTS),
+        "nics": Setting("--check-nic", Kind.TEXTS),
+        "expect_gpus": Setting("--check-expect-gpus", Kind.NUMBER),
+        "every_s": Setting("--check-every", Kind.SECONDS),
+        "timeout_s": Setting("--check-timeout", Kind.SECONDS),
+        "limits": Setting("--check-limit", Kind.NUMBERS),
+    },
     "start": {"strict": Setting("--strict", Kind.SWITCH)},
     "job": {
         "folder": Setting(JOB_FOLDER, Kind.TEXT),
@@ -189,7 +202,7 @@ def _check(setting: Setting, value: Any, where: str) -> Any:
         return value
     if kind is Kind.TEXTS and isinstance(value, list) and all(isinstance(each, str) for each in value):
         return value
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = _is_number(value)
     if kind is Kind.SECONDS and is_number and math.isfinite(value):
         return float(value)
     if kind is Kind.NUMBER and is_number and isinstance(value, int):
@@ -198,7 +211,13 @@ def _check(setting: Setting, value: Any, where: str) -> Any:
         return value
     if kind is Kind.FOLDERS and isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
         return [f"{name}={folder}" for name, folder in value.items()]
+    if kind is Kind.NUMBERS and isinstance(value, dict) and all(_is_number(each) for each in value.values()):
+        return [f"{name}={number!r}" for name, number in value.items()]
     raise ConfigError(f"{where}: has to be {kind.value}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _at(shown: str, text: str, table: str, key: str = "") -> str:

@@ -19,6 +19,7 @@ from launcher.ranks.group import GroupEvents, Rank, RankGroup
 from launcher.ranks.port import HeldPort, is_listened_on
 from launcher.rendezvous.link import Link
 from launcher.rendezvous.messages import (
+    CheckTold,
     Examine,
     Examined,
     Failure,
@@ -87,6 +88,7 @@ class Surroundings(Protocol):
     def end_examination(self) -> None: ...
     def mend(self, order: Mend) -> None: ...  # between two attempts
     def note_step(self, step: StepTaken) -> None: ...  # of the restart ladder
+    def show_check(self, told: CheckTold) -> None: ...  # of several nodes
     def reached(self) -> tuple[int, int | None]: ...  # steps that the ranks here have made, number of the last
     def report(self, finish: Finish) -> None: ...
     def drain(self) -> None: ...
@@ -202,6 +204,8 @@ class Agent:
                 self._around.mend(message)
             case StepTaken():
                 self._around.note_step(message)
+            case CheckTold():
+                self._around.show_check(message)
             case Spare(nodes):
                 self._is_spare = True
                 self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")

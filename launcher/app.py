@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
+from bootseer.secret import find_secret
 from launcher.agent import Agent
 from launcher.cli import parse
 from launcher.guard import Pipes
@@ -22,7 +23,6 @@ from launcher.node import Node
 from launcher.ranks.console import Console
 from launcher.ranks.port import hold_any
 from launcher.rendezvous.messages import Join
-from launcher.rendezvous.secret import find_secret
 from launcher.service import has_left, wait_for_left
 from launcher.spec import LaunchSpec, build_spec
 

@@ -350,9 +350,57 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _ours(
         "--check",
-        "look beside the start of each attempt whether this node is fit, by its disks, network, accelerators and "
-        "memory: report what is not, fail (the node leaves the job), or off (default off)",
+        "look beside the start of each attempt, and while ranks run, whether this node is fit, by its disks, "
+        "network, accelerators and memory: report what is not, fail (a node that is not fit for a start leaves "
+        "the job), or off (default off)",
         choices=("off", "report", "fail"),
+    ),
+    _ours(
+        "--check-pairs",
+        "the network between nodes is measured, each with each, before another attempt: auto (after a failure of "
+        "the network), always (after any), or off (default auto)",
+        choices=("auto", "always", "off"),
+    ),
+    _ours(
+        "--check-own",
+        "a check of your own: JSON on stdout (docs/checks.md); with --check; can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="EXECUTABLE",
+        is_repeated=True,
+    ),
+    _ours(
+        "--check-path",
+        "PATH or PATH:ro; beside a start a small file is written there and read, or one is read; with --check; "
+        "can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="PATH",
+        is_repeated=True,
+    ),
+    _ours(
+        "--check-nic",
+        "that has to have a link, as ib0 or mlx5_0/1; with --check; can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="NAME",
+        is_repeated=True,
+    ),
+    _ours("--check-expect-gpus", "GPUs that have to work on each node; with --check", kind=int, metavar="N"),
+    _ours(
+        "--check-every",
+        "seconds between two looks while ranks run, 0 for none (default 30); with --check",
+        kind=float,
+        metavar="S",
+    ),
+    _ours("--check-timeout", "seconds for each check (default 60, 10 while ranks run)", kind=float, metavar="S"),
+    _ours(
+        "--check-limit",
+        "another limit, by its name in docs/checks.md; with --check; can be repeated",
+        kind=comma_list,
+        default=[],
+        metavar="NAME=NUMBER",
+        is_repeated=True,
     ),
     _ours(
         "--trace-collectives",

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from launcher.policy import NoProgress, RestartPolicy, SameError, StepLimits
 from launcher.rendezvous import ranks
 from launcher.rendezvous.messages import (
+    CheckTold,
+    ClockSays,
     Distributions,
     Environment,
     Examine,
@@ -36,6 +38,8 @@ from launcher.rendezvous.messages import (
     Mended,
     NodeStacks,
     Note,
+    PairPort,
+    PairResult,
     RankFailed,
     RankLooks,
     Refused,
@@ -56,9 +60,12 @@ from launcher.rendezvous.messages import (
 )
 
 if TYPE_CHECKING:
+    from bootseer.health.finding import Finding as CheckFinding
+    from bootseer.health.limits import Limits
     from launcher.exclusion import Exclusion
     from launcher.ladder import Fault
     from launcher.mending import Asked
+    from launcher.pair_test import PairTest
     from launcher.ranks.cause import LostNode, Ordered
     from launcher.recovery import Recovery
     from launcher.rules.job_watch import Finding as BrokenRule
@@ -66,6 +73,7 @@ if TYPE_CHECKING:
     from launcher.rules.rule import Rule
     from launcher.setup_policy import JobSetup
     from launcher.setup_policy import Order as SetupSend
+    from launcher.skew import ClockWatch
     from launcher.supervise.facts import RankFacts
     from launcher.supervise.failure_notes import FailureNotes
     from launcher.supervise.watch import HangWatch, Said
@@ -108,6 +116,8 @@ class JobRules(NamedTuple):
     excludes_nodes: bool = True
     stops_without_progress: bool = True
     give_up_status: int = 1  # when starting again cannot help
+    check_pairs: str = "off"  # the network between nodes: network (after failures of it) | always | off
+    check_limits: tuple[tuple[str, float], ...] = ()  # of health checks, where they are others
     allow_mixed: bool = False
     open_membership: bool = True
     frees_endpoint: bool = False  # rank 0 binds the coordinator's own port (static, several nodes)
@@ -228,6 +238,9 @@ class Job:
         self._port_was_taken = False
         self._comparing: list[int] = []  # nodes asked for their environment
         self._setup: JobSetup | None = None  # with --setup, from the first word about it on
+        self._pairs: PairTest | None = None  # while it is under way
+        self._clocks: ClockWatch | None = None  # from the first word about one on
+        self._skews: dict[str, str] = {}  # lines about clocks that differ now, by where
         self._orders: list[Order] = []
 
     # ---- what the shell asks ---------------------------------------------------------------------------------
@@ -270,6 +283,8 @@ class Job:
             moments.append(self._setup.deadline_s())
         if self._notes is not None and self._phase is not Phase.FINISHED:
             moments.append(self._notes.due_s)
+        if self._pairs is not None:
+            moments.append(self._pairs.deadline_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
     # ---- facts -----------------------------------------------------------------------------------------------
@@ -301,6 +316,9 @@ class Job:
             self._tell_pages(self._notes)
         if self._setup is not None and self._phase is not Phase.FINISHED:
             self._tell_setup(self._setup.tick(now_s))
+        if self._pairs is not None:
+            self._pairs.tick(now_s)
+            self._go_on_testing(self._pairs, now_s)
         if self._phase is Phase.GATHERING:
             self._not_before_s = 0.0 if now_s >= self._not_before_s else self._not_before_s
             self._try_start(now_s)
@@ -436,6 +454,8 @@ class Job:
                 return
             self._regather, self._last_call_at_s = True, None
         if now_s < self._not_before_s or (self._unidentified and self._attempt < 0):
+            return
+        if self._pairs is not None:
             return
         if self._environments_agree():
             self._start(now_s)
@@ -650,6 +670,14 @@ class Job:
                 if attempt == self._attempt and self._phase is Phase.MENDING and self._recovery is not None:
                     self._recovery.answered(number, message)
                     self._try_mend_on(now_s)
+            case PairPort() | PairResult():
+                if self._pairs is not None:
+                    self._pairs.receive(number, message, now_s)
+                    self._go_on_testing(self._pairs, now_s)
+                    if self._phase is Phase.GATHERING:
+                        self._try_start(now_s)
+            case ClockSays():
+                self._on_clock(number, message)
             case SetupNews():
                 self._on_setup(node, number, message, now_s)
             case Signalled(signum):
@@ -756,6 +784,11 @@ class Job:
             del self._by_node_rank[claimed]
         if number in self._comparing:
             self._comparing = []
+        if self._clocks is not None:
+            self._clocks.lost(number)
+        if self._pairs is not None:
+            self._pairs.lost(number, now_s)
+            self._go_on_testing(self._pairs, now_s)
         if self._setup is not None:
             self._tell_setup(self._setup.lost(number, now_s))
         took_part = node.part is not Part.WAITING
@@ -859,6 +892,7 @@ class Job:
             notes, is_stood = self._take_notes(), bool(self._stood_still)
             notes.ended(self._attempt, self._failures, self._lost_nodes(), is_stood, self._stop_began_s, now_s)
             notes.called_otherwise(self._mismatch)
+            notes.checked(self._skews.values())
         if self._signum:
             self._finish(128 + self._signum, f"stopped by {signal_name(self._signum)}")
         elif self._verdict is not None:
@@ -886,6 +920,7 @@ class Job:
             self._decided(
                 "the nodes that are left come together anew", "the loss of a node is no failure of ranks"
             )
+            self._begin_pairs(now_s, is_network=False)
             self._gather_again(now_s, changed=True)
 
     def _order_failures(self) -> Ordered:
@@ -915,7 +950,8 @@ class Job:
             self._finish(1, self._describe_end())
             return
         hopeless, is_last = self._find_hopeless(), not self._restarts.has_left(lived_s)
-        is_evicted = not (hopeless or is_last) and self._consider_machines(now_s)
+        of_network = False if self._will_measure(self._is_networks()) else None
+        is_evicted = not (hopeless or is_last) and self._consider_machines(now_s, of_network)
         fault = self._judge()._replace(is_evicted=is_evicted, hopeless=hopeless, is_last=is_last)
         recovery = self._take_recovery()
         decision = recovery.decide(self._attempt, fault, lived_s)
@@ -952,13 +988,20 @@ class Job:
         ordered = self._order_failures()
         return [each for each in ordered.failures if each.rank in ordered.unsure] or list(ordered.failures[:1])
 
-    def _consider_machines(self, now_s: float) -> bool:
-        """Leaves nodes out whose machines are to blame. Returns: whether there is one more."""
+    def _consider_machines(self, now_s: float, of_network: bool | None = None) -> bool:
+        """Leaves nodes out whose machines are to blame. Returns: whether there is one more.
+
+        Args: of_network: by failures of the network alone, or by all others; None: by any.
+        """
         from launcher.ranks.failure_class import machine_fault
 
         if not self._can_exclude:
             return False
-        first = [(failure, machine_fault(failure)) for failure in self._first_failures()]
+        first = [
+            (failure, machine_fault(failure))
+            for failure in self._first_failures()
+            if of_network in (None, _is_of_network(failure))
+        ]
         if self._exclusion is None and not any(fault for _, fault in first):
             return False
         hosts = {node.place: node.join.host for node in self._nodes.values() if node.place is not None}
@@ -1035,7 +1078,77 @@ class Job:
         if self._recovery is None or not self._recovery.go_on(now_s):
             self._phase = Phase.MENDING
             return
+        self._begin_pairs(now_s, self._is_networks())
         self._gather_again(now_s)
+
+    # ---- checks of more than one node ------------------------------------------------------------------------
+
+    def _is_networks(self) -> bool:
+        """Whether all that may have failed first says that it was the network."""
+        first = self._first_failures()
+        return bool(first) and all(_is_of_network(failure) for failure in first)
+
+    def _will_measure(self, is_network: bool) -> bool:
+        """Whether nodes measure the network between them before they start again."""
+        when = self._rules.check_pairs
+        is_asked = when == "always" or (when == "network" and is_network)
+        return is_asked and sum(node.place is not None for node in self._nodes.values()) > 1
+
+    def _begin_pairs(self, now_s: float, is_network: bool) -> None:
+        if not self._will_measure(is_network):
+            return
+        hosts = {number: node.join.host for number, node in self._nodes.items() if node.place is not None}
+        from launcher.pair_test import PairTest
+
+        self._pairs = PairTest(2 * self._attempt, hosts, self._limits(), now_s)
+        self._go_on_testing(self._pairs, now_s)
+
+    def _go_on_testing(self, test: PairTest, now_s: float) -> None:
+        for ask in test.take():
+            self._send(ask.node, ask.message)
+        if not test.is_over or self._pairs is None:
+            return
+        self._pairs = None
+        for found in test.findings:
+            own = next((node for node, each in test.named.items() if each is found), None)
+            self._tell_check(found, own)
+        if self._notes is not None:
+            self._notes.checked(found.line() for found in test.findings)
+        for number, found in test.named.items():
+            if number in self._nodes and self._rules.excludes_nodes:
+                self._exclude_tested(self._nodes[number].join.host, found)
+        if not test.named and not self._lost:
+            self._consider_machines(now_s, of_network=True)
+
+    def _exclude_tested(self, host: str, found: CheckFinding) -> None:
+        if self._take_exclusion().after_test(host, f"network: {found.what}"):
+            self._tell_all(f"{host} is left out of further attempts while others suffice: its network is bad")
+
+    def _on_clock(self, number: int, message: ClockSays) -> None:
+        """What a node's wall clock says."""
+        if self._clocks is None:
+            from launcher.skew import ClockWatch
+
+            self._clocks = ClockWatch(self._limits())
+        self._clocks.said(number, message.wall_ns, message.job_ns, message.error_ns)
+        hosts = {each: node.join.host for each, node in self._nodes.items() if node.place is not None}
+        for change in self._clocks.look(hosts):
+            found = change.finding
+            if change.is_over:
+                self._skews.pop(found.where, None)
+            else:
+                self._skews[found.where] = found.line()
+            self._tell_check(found, None, change.is_over)
+
+    def _limits(self) -> Limits:
+        from bootseer.health.limits import Limits
+
+        return Limits()._replace(**dict(self._rules.check_limits))
+
+    def _tell_check(self, found: CheckFinding, own: int | None, is_over: bool = False) -> None:
+        """To all nodes. Args: own: the one that it is about."""
+        for number in self._nodes:
+            self._send(number, CheckTold(number == own, is_over, *found))
 
     # ---- pages of failures -----------------------------------------------------------------------------------
 
@@ -1079,6 +1192,7 @@ class Job:
 
     def _finish(self, status: int, reason: str) -> None:
         self._phase = Phase.FINISHED
+        self._pairs = None
         failures: tuple[Failure, ...] = ()
         unsure: tuple[int, ...] = ()
         if self._failures and status:
@@ -1126,6 +1240,12 @@ class Job:
 def _claimed_rank(join: Join, static: bool) -> int:
     """The node rank a node claims for itself, -1 for none; static jobs have 0 as the default."""
     return max(0, join.node_rank) if static else join.node_rank
+
+
+def _is_of_network(failure: Failure) -> bool:
+    from launcher.ranks.failure_class import FailureClass, classify_failure
+
+    return classify_failure(failure).kind is FailureClass.NETWORK
 
 
 def signal_name(signum: int) -> str:

@@ -6,21 +6,24 @@ Imported only when there is an endpoint; a job on one node never loads msgspec o
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from bootseer.secret import SECRET_VARIABLES
 from launcher.agent import Agent
 from launcher.guard_client import GuardClient
 from launcher.head_start import HeadStart
 from launcher.image import LISTING
 from launcher.job import Job
-from launcher.loop import EventLoop
+from launcher.loop import Cancellable, EventLoop
 from launcher.ranks.console import Console
 from launcher.ranks.program import RankProgram
 from launcher.rendezvous.host import JobHost, Resolve
 from launcher.rendezvous.identity import IdentityProbe
 from launcher.rendezvous.member import Member, RendezvousSettings, open_link
 from launcher.rendezvous.messages import (
+    ClockSays,
     Environment,
     Finish,
     FromCoordinator,
@@ -29,6 +32,7 @@ from launcher.rendezvous.messages import (
     Leave,
     Listens,
     MasterListens,
+    PairOrder,
     PeerNodes,
     PeerServes,
     SetupOrder,
@@ -36,18 +40,23 @@ from launcher.rendezvous.messages import (
     Succeeded,
     WantEnvironment,
     WantEvents,
+    WantPairs,
     Welcome,
     World,
 )
-from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.rendezvous.serving import is_ip
 from launcher.spec import LaunchSpec
 
 if TYPE_CHECKING:
     from launcher.event_files import EventFile
     from launcher.event_shipping import Shipper
+    from launcher.pairs import NodePairs
     from launcher.peers import NodePeers
     from launcher.run_events import RunEvents
+
+
+CLOCK_AFTER_S, CLOCK_EVERY_S = 3.0, 60.0  # by then clocks have been compared well
+MOST_CLOCK_ERROR_NS = 10**9  # more says nothing
 
 
 class Networked:
@@ -79,6 +88,9 @@ class Networked:
         self._shipper: Shipper | None = None  # once the coordinator wants events
         self._run_events: RunEvents | None = None  # at the coordinator
         self._job: Job | None = None  # there, too
+        self._secret = secret
+        self._pairs: NodePairs | None = None  # from the first test of the network on
+        self._clock_timer: Cancellable | None = None  # with --check, once there are ranks
         settings = RendezvousSettings(
             host=spec.endpoint[0],
             port=spec.endpoint[1],
@@ -146,9 +158,18 @@ class Networked:
         elif isinstance(message, PeerNodes):
             if self._peers is not None:
                 self._peers.meet(message)
+        elif isinstance(message, WantPairs):
+            self._listen_for_pairs(message)
+        elif isinstance(message, PairOrder):
+            if self._pairs is not None:
+                self._pairs.measure(message)
         elif not isinstance(message, WantEnvironment):
             if isinstance(message, World):
                 self._ship_attempt(message)
+                if self._pairs is not None:
+                    self._pairs.close()
+                if self._clock_timer is None and self._spec.check != "off":
+                    self._clock_timer = self._loop.call_later(CLOCK_AFTER_S, self._tell_clock)
             elif isinstance(message, Welcome) and self._peers is not None:
                 self._peers.connect(self._tell_serving)
             self._agent.on_message(message)
@@ -158,6 +179,30 @@ class Networked:
                 self._when_program_known(self._identify)  # when that is done
         elif self._probe is not None and self._probe.found is not None:
             self._link.send(Environment(self._probe.found))
+
+    def _listen_for_pairs(self, message: WantPairs) -> None:
+        if self._pairs is None:
+            from launcher.pairs import NodePairs
+
+            given = self._spec.local_addr if is_ip(self._spec.local_addr) else ""
+            self._pairs = NodePairs(
+                self._loop,
+                self._rules.run_id,
+                self._secret,
+                SECRET_VARIABLES,
+                given,
+                self._spec.port_range,
+                lambda: given or self._link.own_ip,
+                self._link.send,
+            )
+        self._pairs.begin(message)
+
+    def _tell_clock(self) -> None:
+        """What this node's wall clock says, for the coordinator to compare."""
+        self._clock_timer = self._loop.call_later(CLOCK_EVERY_S, self._tell_clock)
+        job_ns, error_ns = self._link.to_job_clock(time.monotonic_ns())
+        if error_ns < MOST_CLOCK_ERROR_NS:
+            self._link.send(ClockSays(time.time_ns(), job_ns, error_ns))
 
     def _tell_serving(self, port: int) -> None:
         given = self._spec.local_addr
@@ -188,6 +233,10 @@ class Networked:
             self._console.say(line)
         if self._probe is not None:
             self._probe.close()
+        if self._pairs is not None:
+            self._pairs.close()
+        if self._clock_timer is not None:
+            self._clock_timer.cancel()
 
 
 class _AgentLink:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bootseer.errors import BootseerError, LaunchError
+from bootseer.secret import SECRET_VARIABLES
 from launcher.guard_client import Exited, GuardClient
 from launcher.loop import EventLoop
 from launcher.ranks import logs
@@ -23,6 +24,7 @@ from launcher.ranks.preloader import Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram
 from launcher.recorded_start import HelperSpan, RecordedStart
 from launcher.rendezvous.messages import (
+    CheckTold,
     Examine,
     Failure,
     FailurePage,
@@ -34,7 +36,6 @@ from launcher.rendezvous.messages import (
     StepTaken,
     World,
 )
-from launcher.rendezvous.secret import SECRET_VARIABLES
 from launcher.spec import LaunchSpec
 from launcher.supervise.page import NO_PAGE, Pages
 from launcher.workplace import Workplace, WorkplaceEvents
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from launcher.event_files import EventFile
     from launcher.head_start import HeadStart
     from launcher.health import NodeHealth
+    from launcher.health_watch import HealthWatch
     from launcher.node_steps import NodeSteps
     from launcher.peers import NodePeers
     from launcher.ranks.kernel_facts import KernelFacts
@@ -69,6 +71,7 @@ READY_AFTER_S = 0.2
 WATCH_AFTER_S = 1.5  # no hang is seen sooner
 RULES_AFTER_S = 1.0  # what ranks have printed before is read then
 STATUS_AFTER_S = 2.0  # nobody asks sooner
+CHECKS_AFTER_S = 3.0  # what was looked at beside the start is looked at again
 EXPECT_AFTER_S = 0.0005  # the ranks that go on have got their signal
 MOST_STEPS = 2**60  # a rank may have written anything
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
@@ -117,6 +120,7 @@ class Node:
         self._health: NodeHealth | None = None
         self._traces = b""  # of collectives, of the attempt that is over
         self._steps: NodeSteps | None = None  # from the first one on
+        self._health_watch: HealthWatch | None = None  # once ranks run
         self._numbers_fall = False  # of the heartbeats of the attempt that is over
         self._failure_files: FailureFiles | None = None  # from the first page on
         self.job_statistics: Callable[[], dict[str, int | str]] = dict  # where the coordinator is here
@@ -223,7 +227,7 @@ class Node:
 
     def _own_folders(self) -> list[str]:
         """Of the run."""
-        return [folder for folder in (self._run_dir, self._events_dir) if folder != logs.NO_LOG_DIR]
+        return [folder for folder in (self._run_dir, self._events_dir) if folder not in ("", logs.NO_LOG_DIR)]
 
     def _written_folders(self) -> list[str]:
         """That the job writes to."""
@@ -233,17 +237,48 @@ class Node:
         """Beside the start, which does not wait for them."""
         from launcher.health import NodeHealth
 
-        folders = self._written_folders()
-        failed = self.agent.on_unusable if self._spec.check == "fail" else None
-        self._health = NodeHealth(self._loop, folders, SECRET_VARIABLES, self.say, self._note_finding, failed)
+        folders, spec = self._written_folders(), self._spec
+        failed = self.agent.on_unusable if spec.check == "fail" else None
+        self._health = NodeHealth(
+            self._loop, folders, SECRET_VARIABLES, self.say, self._note_finding, failed, spec.check_options
+        )
         self._health.begin()
 
-    def _note_finding(self, found: Finding) -> None:
-        """Something of this node is not in order, as an event."""
+    def _watch_checks(self) -> None:
+        """From now on checks are made while ranks run."""
+        health, options = self._health, self._spec.check_options
+        if health is None or self._health_watch is not None or (options is not None and options.every_s == 0):
+            return
+        from launcher.health_watch import HealthWatch
+
+        def over(found: Finding) -> None:
+            self._note_finding(found, "check_over")
+            health.tell_over(found)
+
+        self._health_watch = HealthWatch(
+            self._loop, self._written_folders(), SECRET_VARIABLES, options, self.say, health.tell, over
+        )
+        self._health_watch.begin()
+
+    def show_check(self, told: CheckTold) -> None:
+        """What the coordinator has found of a node, or between nodes."""
+        from bootseer.health.finding import BAD, OK, Finding
+        from launcher.health import over_line
+
+        rest = told.measured, told.limit, told.unit, told.way_out
+        found = Finding(told.check, told.level, told.said, told.where, *rest)
+        self.say(over_line(found) if told.is_over else f"check: {found.line()}")
+        if self._group_rank == 0 and (found.level != OK or told.is_over):
+            self._note_finding(found, "check_over" if told.is_over else "check")
+        if told.is_own and not told.is_over and found.level in BAD and self._spec.check == "fail":
+            self.agent.on_unusable(f"this node is not fit for the job: {found.line()}")
+
+    def _note_finding(self, found: Finding, name: str = "check") -> None:
+        """Something of this node is not in order, or no longer so, as an event."""
         if self._events_dir:
             writer = self._events()
             writer.attempt = self._attempt
-            writer.instant(None, "check", error=found.line(), **found._asdict())
+            writer.instant(None, name, error=found.line() if name == "check" else None, **found._asdict())
 
     def _begin_peers(self, secret: bytes | None) -> None:
         """Nodes help each other where there are several, and strangers are kept out."""
@@ -351,6 +386,7 @@ class Node:
             self.agent.group_events(),
             ranks,
             lambda pid: self._kernel.of(pid) if self._kernel is not None else None,
+            lambda: self.checks,
         )
 
     def spawn(self, group: RankGroup) -> None:
@@ -557,6 +593,8 @@ class Node:
         self.preloader.attempt_started()
         self._loop.call_later(READY_AFTER_S, self._get_ready)
         self._loop.call_later(TIDY_AFTER_S, self._tidy)
+        if self._health is not None:
+            self._loop.call_later(CHECKS_AFTER_S, self._watch_checks)
         if self._spec.on_hang != "off":
             self._loop.call_later(WATCH_AFTER_S, self._begin_watch, group)
         if self._spec.has_rules:
@@ -724,6 +762,16 @@ class Node:
     def standstill(self) -> Told | None:
         """That was told last."""
         return self._standstill
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """What is known to be wrong with this node."""
+        if self._health is None:
+            return ()
+        from launcher.health import worst_lines
+
+        later = self._health_watch.found if self._health_watch is not None else {}
+        return worst_lines({**self._health.found, **later}.values())
 
     @property
     def waits_for(self) -> str:
@@ -926,6 +974,8 @@ class Node:
             self._health.close()
         if self._steps is not None:
             self._steps.close()
+        if self._health_watch is not None:
+            self._health_watch.close()
         if self._status is not None:
             self._status.close()
         self.workplace.close()

@@ -200,7 +200,9 @@ class NodeSteps:
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
         looked = partial(self._looked, order, now_ns)
         try:
-            self._checks = StopChecks(self._loop, self._folders, environ, hours, order.limit_s, looked)
+            self._checks = StopChecks(
+                self._loop, self._folders, environ, hours, order.limit_s, looked, self._spec.check_options
+            )
         except OSError as error:
             text = f"the checks cannot be run: {error.strerror}"
             self._events.answer(Mended(order.attempt, order.step, False, 0.0, text))

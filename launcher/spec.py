@@ -18,6 +18,7 @@ from launcher.ranks import logs
 from launcher.rendezvous import options
 
 if TYPE_CHECKING:
+    from bootseer.health.options import Options as CheckOptions
     from launcher.image_options import ImageOptions
     from launcher.job import JobRules
     from launcher.rules.rule import Rule
@@ -90,6 +91,8 @@ class LaunchSpec(NamedTuple):
     restart_backoff_s: float
     on_hang: str  # report | restart | off
     check: str  # off | report | fail
+    check_options: CheckOptions | None  # None: nothing was said of them
+    check_pairs: str  # auto | always | off
     hang_least_s: float
     log_rules: tuple[Rule, ...]  # of the user, over what ranks print
     known_rules: bool  # those that come with Bootseer, too
@@ -122,6 +125,11 @@ class LaunchSpec(NamedTuple):
         """Whether what ranks print is looked at."""
         return self.known_rules or bool(self.log_rules)
 
+    def _check_pairs_when(self) -> str:
+        if self.is_single or self.check_pairs != "auto":
+            return "off" if self.is_single else self.check_pairs
+        return "network" if self.check == "off" else "always"
+
     def job_rules(self) -> JobRules:
         """What the job's brain needs of it."""
         from launcher.job import JobRules
@@ -148,6 +156,8 @@ class LaunchSpec(NamedTuple):
             excludes_nodes=self.excludes_nodes,
             stops_without_progress=self.stops_without_progress,
             give_up_status=self.give_up_status,
+            check_pairs=self._check_pairs_when(),
+            check_limits=() if self.check_options is None else self.check_options.limits,
             allow_mixed=self.allow_mixed,
             frees_endpoint=static and not self.is_single,
             setup_s=0.0 if self.setup is None else self.setup.most_s,
@@ -231,6 +241,8 @@ def build_spec(
         restart_backoff_s=_not_negative(args.restart_backoff, "--restart-backoff") or 0.0,
         on_hang=args.on_hang or "report",
         check=args.check or "off",
+        check_options=_check_options(args),
+        check_pairs=args.check_pairs or "auto",
         hang_least_s=_hang_least_s(args.hang_least),
         log_rules=_log_rules(args),
         known_rules=args.log_rules in (None, "all"),
@@ -321,6 +333,19 @@ def _log_rules(args: argparse.Namespace) -> tuple[Rule, ...]:
 
     rules = read_rules(tables, args.config or "bootseer.toml")
     return () if args.log_rules == "off" else rules
+
+
+def _check_options(args: argparse.Namespace) -> CheckOptions | None:
+    """Of --check; broken ones are told also where they are not used."""
+    numbers = (args.check_expect_gpus, args.check_timeout, args.check_every)
+    lists = (args.check_path, args.check_nic, args.check_own, args.check_limit)
+    if not any(lists) and numbers == (None, None, None):
+        return None
+    from bootseer.health.options import read_options
+
+    gpus, timeout_s, every_s = numbers
+    paths, nics, own, limits = lists
+    return read_options("--check-", paths, nics, gpus, own, timeout_s, every_s, limits)
 
 
 def _give_up_status(given: int | None) -> int:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bootseer.health.finding import HUNG, MOST_FINDINGS, OK, Finding, from_json, one_line
 from launcher.loop import Alarm, EventLoop
 from launcher.service import ServiceProcess
+
+if TYPE_CHECKING:
+    from bootseer.health.options import Options
 
 OF_A_CHECK = 0.8  # of the whole time: a check that hangs is told by its name
 WAY_OUT = "run `bootseer check` there"
@@ -29,13 +32,15 @@ class StopChecks:
         log_hours: float,
         limit_s: float,
         then: Callable[[list[Finding]], object],
+        options: Options | None = None,
     ) -> None:
-        """Begins it. Args: log_hours: of the kernel's log; then: called once, not after `close`.
-        Raises: OSError."""
+        """Begins it. Args: log_hours: of the kernel's log; then: called once, not after `close`; options: of the
+        user. Raises: OSError."""
         self._then = then
         self._limit_s = limit_s
         self._found: list[Finding] = []
         argv = [sys.executable, "-P", "-m", "bootseer.health.beside", "--log-hours", f"{log_hours:.6f}"]
+        argv += options.to_argv() if options is not None else []
         argv += ["--timeout", f"{limit_s * OF_A_CHECK:.3f}", "--", *folders]
         self._process = ServiceProcess(loop, argv, environ, self._take, self._on_end)
         self._alarm = Alarm(loop)

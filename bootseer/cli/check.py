@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
 
 from bootseer.cli import running
+from bootseer.cli.check_pairs import measure, serve
 from bootseer.cli.image_words import Json, new_app
 from bootseer.errors import UsageError
 from bootseer.health.checks import CHECKS, OWN, Path, Request, choose, default_paths, make_tasks
 from bootseer.health.door import Door
 from bootseer.health.finding import BAD, OK, UNKNOWN, Finding, worst
+from bootseer.health.options import Options, read_options, split_path
 from bootseer.health.runner import run_tasks
+from bootseer.job_file import read_job_file
 
 FAILED_STATUS = 3
+TIMEOUT_S = 10.0
+KEYS = ("path", "nic", "expect-gpus", "own", "timeout", "limit")  # of flags, as bootrun has them
 HELP = """\
 Say whether this node is fit for a job: memory, disks, mounts, network, accelerators, the kernel's log.
 
@@ -32,7 +37,8 @@ Exit status 3 when something failed or hung, 0 when nothing did; warnings are al
 EPILOG = (
     "bootseer check --path /data:ro --path /checkpoints --expect-gpus 8\n\n"
     "bootseer check --only mounts --only storage --path /mnt/nfs --timeout 5 --json\n\n"
-    "bootseer check --own /etc/bootseer/checks/fabric.sh"
+    "bootseer check --own /etc/bootseer/checks/fabric.sh\n\n"
+    "bootseer check --pair-listen 29517 on one node, bootseer check --pair NODE on another"
 )
 
 app = new_app("check")
@@ -59,10 +65,16 @@ def check(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="NAME", help="this check alone; --list shows the names")
     ] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option("--limit", metavar="NAME=NUMBER", help="another limit (docs/checks.md)")
+    ] = None,
+    config: Annotated[
+        str,
+        typer.Option("--config", metavar="FILE", help="its [check] says the rest (default ./bootseer.toml)"),
+    ] = "",
     timeout: Annotated[
-        float,
-        typer.Option("--timeout", metavar="S", help="seconds for each check (default 10)", show_default=False),
-    ] = 10.0,
+        float | None, typer.Option("--timeout", metavar="S", help="seconds for each check (default 10)")
+    ] = None,
     interval: Annotated[
         float,
         typer.Option(
@@ -73,6 +85,16 @@ def check(
         float,
         typer.Option("--log-hours", metavar="H", help="of the kernel's log (default 24)", show_default=False),
     ] = 24.0,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pair", metavar="HOST[:PORT]", help="measure the network to a node with --pair-listen, alone"
+        ),
+    ] = None,
+    pair_listen: Annotated[
+        int | None,
+        typer.Option("--pair-listen", metavar="PORT", min=0, max=65535, help="let others measure with this node"),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="what cannot be seen counts as failed")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no lines of what is in order")] = False,
     show_list: Annotated[bool, typer.Option("--list", help="name the checks")] = False,
@@ -82,35 +104,46 @@ def check(
     if show_list:
         _show_list(as_json)
         return
-    _positive("--timeout", timeout)
     _positive("--log-hours", log_hours)
-    if not 0 <= interval < timeout:
-        raise UsageError(f"--interval {interval:g}: give seconds from 0 to less than --timeout ({timeout:g})")
+    options = _options(config, path, nic, expect_gpus, own, timeout, limit)
+    limit_s = options.timeout_s or TIMEOUT_S
+    if not 0 <= interval < limit_s:
+        raise UsageError(f"--interval {interval:g}: give seconds from 0 to less than --timeout ({limit_s:g})")
+    if pair_listen is not None:
+        serve(pair_listen, typer.echo)
+        return
+    if pair:
+        _tell([measure(pair, limit_s, options.all_limits())], strict, quiet, as_json)
+        return
     names = choose(only or ())
-    paths = tuple(_path(text) for text in path or ())
     temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  looked at, not written to
     request = Request(
-        paths or default_paths(os.getcwd(), temporary),
-        tuple(nic or ()),
-        expect_gpus,
-        tuple(_executable(text) for text in own or ()),
+        tuple(Path(*split_path(text), True) for text in options.paths) or default_paths(os.getcwd(), temporary),
+        options.nics,
+        options.expect_gpus,
+        options.own,
         log_hours=log_hours,
         interval_s=interval,
+        limits=options.all_limits(),
     )
     tasks = make_tasks(Door(), request, names)
     if not tasks:
         raise UsageError(f"nothing to check: --only {' --only '.join(names)} needs --path or --own")
+    _tell(run_tasks(tasks, limit_s), strict, quiet, as_json)
+
+
+def _tell(found: Iterable[list[Finding]], strict: bool, quiet: bool, as_json: bool) -> None:
+    """Findings as they come, and the exit status."""
     began_s = time.monotonic()
     findings: list[Finding] = []
-    for found in run_tasks(tasks, timeout):
-        findings += found
-        for each in () if as_json else found:
+    for some in found:
+        findings += some
+        for each in () if as_json else some:
             if not (quiet and each.level == OK):
                 typer.echo(each.line())
     if as_json:
         _show_json(findings, time.monotonic() - began_s)
-    is_bad = any(each.level in BAD or (strict and each.level == UNKNOWN) for each in findings)
-    if is_bad:
+    if any(each.level in BAD or (strict and each.level == UNKNOWN) for each in findings):
         raise typer.Exit(FAILED_STATUS)
 
 
@@ -139,18 +172,36 @@ def _positive(flag: str, value: float) -> None:
         raise UsageError(f"{flag} {value:g}: give a number above 0")
 
 
-def _path(text: str) -> Path:
-    path, is_read_only = (text[:-3], True) if text.endswith(":ro") else (text, False)
-    if not path:
-        raise UsageError(f"--path {text!r}: name a folder or a file")
-    return Path(os.path.abspath(path), not is_read_only, True)
-
-
-def _executable(text: str) -> str:
-    found = shutil.which(text)
-    if found is None:
-        raise UsageError(f"--own {text!r}: there is no such executable; give its path and chmod +x it")
-    return os.path.abspath(found)
+def _options(
+    config: str,
+    path: list[str] | None,
+    nic: list[str] | None,
+    expect_gpus: int | None,
+    own: list[str] | None,
+    timeout: float | None,
+    limit: list[str] | None,
+) -> Options:
+    """The command line's, and what it does not say of the file's. Raises: UsageError, ConfigError."""
+    given = read_options("--", path or (), nic or (), expect_gpus, own or (), timeout, limits=limit or ())
+    file: dict[str, Any] = read_job_file(config, os.getcwd()) or {}
+    values = {name: value for name in KEYS if (value := file.get(f"--check-{name}")) is not None}
+    found = read_options(
+        "--check-",
+        values.get("path", ()),
+        values.get("nic", ()),
+        values.get("expect-gpus"),
+        values.get("own", ()),
+        values.get("timeout"),
+        limits=values.get("limit", ()),
+    )
+    return Options(
+        given.paths or found.paths,
+        given.nics or found.nics,
+        found.expect_gpus if given.expect_gpus is None else given.expect_gpus,
+        given.own or found.own,
+        given.timeout_s or found.timeout_s,
+        limits=found.limits + given.limits,
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -43,7 +43,7 @@ class Request(NamedTuple):
     nics: tuple[str, ...] = ()
     expect_gpus: int | None = None
     own: tuple[str, ...] = ()
-    ancestor: int = 0  # the process whose descendants may compute on accelerators; 0 for none
+    ancestor: int = 0  # whose descendants are the job's: they may compute on accelerators; 0 for none
     log_hours: float = 24.0
     interval_s: float = 1.0  # over which counters of NICs are looked at
     limits: Limits = Limits()
@@ -73,7 +73,7 @@ def _cgroup(door: Door, request: Request) -> list[Finding]:
 
 
 def _files(door: Door, request: Request) -> list[Finding]:
-    return host.judge_files(facts.read_files(door), request.limits)
+    return host.judge_files(facts.read_files(door), facts.read_descriptors(door, request.ancestor), request.limits)
 
 
 def _clock(door: Door, request: Request) -> list[Finding]:
@@ -132,6 +132,8 @@ def _mounts(door: Door, request: Request) -> Iterable[_Part]:
         try:
             door.room(door.at(mount.point))
         except OSError as error:
+            if all(each.point != mount.point for each in facts.read_mounts(door)):
+                return [Finding("mounts", OK, f"{mount.kind} was unmounted meanwhile", mount.point)]
             if error.errno not in _ANSWERS:
                 what, way_out = f"{mount.kind}: {error.strerror}", "mount it anew, or look at what serves it"
                 return [Finding("mounts", FAIL, what, mount.point, way_out=way_out)]

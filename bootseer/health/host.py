@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, if_below
+from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, if_below, one_line
 from bootseer.health.limits import Limits
 
 if TYPE_CHECKING:
     from bootseer.health.door import ClockState, Room
-    from bootseer.health.host_facts import CgroupLevel, DiskFact, FileFacts, Mount
+    from bootseer.health.host_facts import CgroupLevel, DescriptorFact, DiskFact, FileFacts, Mount
     from bootseer.storage.memory_limits import Memory
 
 _LOCKED_ENOUGH_BYTES = 64 << 30  # an InfiniBand library pins what it sends
+_MOST_PROCESSES_TOLD = 8
 _WELL = {"running", "live"}  # states of SCSI disks and of NVMe controllers
 _PASSING = {"new", "created", "resetting", "connecting", "blocked", "quiesce"}
 
@@ -89,9 +90,21 @@ def _cgroup_words(found: list[CgroupLevel]) -> str:
     return "no limit is near" if found else "the cgroup's files cannot be seen"
 
 
-def judge_files(facts: FileFacts, limits: Limits) -> list[Finding]:
-    """Descriptors, and memory that may be locked."""
-    findings = []
+def judge_files(facts: FileFacts, processes: list[DescriptorFact], limits: Limits) -> list[Finding]:
+    """Descriptors, and memory that may be locked. Args: processes: of the job, if there is one."""
+    findings = [
+        Finding(
+            "files",
+            FAIL if each.used >= each.limit else WARN,
+            "descriptors of the process are at its limit",
+            f"{one_line(each.name)[:32]} ({each.pid})",
+            each.used,
+            each.limit,
+            way_out="close what is no longer needed, have fewer loader workers, or raise ulimit -n",
+        )
+        for each in sorted(processes, key=lambda each: each.limit - each.used)[:_MOST_PROCESSES_TOLD]
+        if each.used >= limits.files_warn_share * each.limit
+    ]
     if facts.soft_limit >= 0:  # RLIM_INFINITY is -1
         level, limit = if_below(facts.soft_limit, limits.files_fail_soft, limits.files_warn_soft)
         findings.append(

@@ -10,6 +10,8 @@ from bootseer.health.door import Door
 from bootseer.storage.memory_limits import levels
 
 _MOST_ANCESTORS = 64
+_MOST_PROCESSES = 512  # of a job, that are looked at
+_OPEN_FILES = re.compile(r"^Max open files\s+(\d+)", re.MULTILINE)
 
 
 class CgroupLevel(NamedTuple):
@@ -29,6 +31,15 @@ class FileFacts(NamedTuple):
     most: int | None
     locked_bytes: int | None  # that may be locked; None for no limit
     has_rdma: bool
+
+
+class DescriptorFact(NamedTuple):
+    """A process with its descriptors."""
+
+    pid: int
+    name: str
+    used: int
+    limit: int
 
 
 class DiskFact(NamedTuple):
@@ -101,6 +112,23 @@ def read_files(door: Door) -> FileFacts:
         door.locked_limit_bytes(),
         bool(door.names("sys/class/infiniband")),
     )
+
+
+def read_descriptors(door: Door, ancestor: int) -> list[DescriptorFact]:
+    """Of the processes below one; those that the first threads of their parents have started."""
+    found = []
+    waiting = [ancestor] if ancestor else []
+    for _ in range(_MOST_PROCESSES):
+        if not waiting:
+            break
+        pid = waiting.pop()
+        children = door.text(f"proc/{pid}/task/{pid}/children").split()
+        waiting += [int(child) for child in children if child.isdecimal()]
+        limit = _OPEN_FILES.search(door.text(f"proc/{pid}/limits"))
+        used = len(door.names(f"proc/{pid}/fd"))
+        if limit is not None and used:
+            found.append(DescriptorFact(pid, door.text(f"proc/{pid}/comm"), used, int(limit[1])))
+    return found
 
 
 def read_disks(door: Door) -> list[DiskFact]:

@@ -10,17 +10,17 @@ class Limits(NamedTuple):
 
     memory_warn_share: float = 0.10  # available
     memory_fail_share: float = 0.02
-    memory_fail_bytes: int = 256 << 20
+    memory_fail_bytes: float = 256 << 20
     cgroup_warn_share: float = 0.90  # of pids.max used
     throttled_warn_share: float = 0.25  # of the cgroup's periods
-    files_warn_soft: int = 4096  # descriptors a process may have
-    files_fail_soft: int = 256
+    files_warn_soft: float = 4096  # descriptors a process may have
+    files_fail_soft: float = 256
     files_warn_share: float = 0.90  # of the system's
     space_warn_share: float = 0.05  # free
-    space_fail_bytes: int = 100 << 20
+    space_fail_bytes: float = 100 << 20
     inodes_warn_share: float = 0.05
     inodes_fail_share: float = 0.005
-    shared_memory_warn_bytes: int = 1 << 30  # size of /dev/shm
+    shared_memory_warn_bytes: float = 1 << 30  # size of /dev/shm
     clock_warn_s: float = 0.1  # by which it may be wrong
     clock_fail_s: float = 1.0  # by which it is wrong
     errors_warn_per_s: float = 1.0  # of a NIC
@@ -29,3 +29,9 @@ class Limits(NamedTuple):
     storage_warn_s: float = 1.0  # for a small write that has to reach the disk
     mount_warn_s: float = 1.0
     accelerator_margin_c: float = 3.0  # below the temperature at which it slows down
+    pair_slow_share: float = 0.2  # of what other nodes get from each other
+    pair_enough_bytes_per_s: float = 250e6  # more by one connection tells of processors, not of the network
+    pair_late_s: float = 0.002  # longer there and back than others, at least
+    pair_lost_share: float = 0.02  # of segments, at least
+    skew_warn_s: float = 0.5  # by which a node's clock differs from the others'
+    skew_fail_s: float = 60.0

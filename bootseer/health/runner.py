@@ -84,8 +84,15 @@ class _Child:
             pass  # nobody is left in it
 
 
-def run_tasks(tasks: Iterable[Task], limit_s: float) -> Iterator[list[Finding]]:
-    """The findings of each task, in order, as soon as they and those before are there."""
+def run_tasks(
+    tasks: Iterable[Task], limit_s: float, left: dict[tuple[str, str], int] | None = None
+) -> Iterator[list[Finding]]:
+    """The findings of each task, in order, as soon as they and those before are there.
+
+    Args: left: processes that could not be ended, by check and place. For who looks again and again: what still
+    waits there is not joined by another one.
+    """
+    left = {} if left is None else left
     waiting = list(enumerate(tasks))
     waiting.reverse()
     done: dict[int, list[Finding]] = {}
@@ -97,6 +104,9 @@ def run_tasks(tasks: Iterable[Task], limit_s: float) -> Iterator[list[Finding]]:
             while waiting or running:
                 while waiting and len(running) < MOST_AT_ONCE:
                     number, task = waiting.pop()
+                    if _is_left(task, left):
+                        done[number] = [Finding(task.check, HUNG, "it still does not answer", task.where)]
+                        continue
                     try:
                         child = _Child(number, task, limit_s)
                     except OSError as error:
@@ -112,7 +122,7 @@ def run_tasks(tasks: Iterable[Task], limit_s: float) -> Iterator[list[Finding]]:
                 for child in over + _late(running, over):
                     selector.unregister(child.fd)
                     running.discard(child)
-                    done[child.number] = _collect(child, limit_s)
+                    done[child.number] = _collect(child, limit_s, left)
                 while next_out in done:
                     yield done.pop(next_out)
                     next_out += 1
@@ -143,11 +153,13 @@ def _late(running: Iterable[_Child], over: list[_Child]) -> list[_Child]:
     return [child for child in running if child.end_s <= now_s and child not in over]
 
 
-def _collect(child: _Child, limit_s: float) -> list[Finding]:
+def _collect(child: _Child, limit_s: float, left: dict[tuple[str, str], int]) -> list[Finding]:
     task = child.task
     is_late = not child.is_over
     doing = _waits_for(child.pid) if is_late else ""
     status = child.end(is_over=not is_late)
+    if status is None:
+        left[task.check, task.where] = child.pid
     if is_late:
         what = f"no answer in {limit_s:g} s"
         what += f", it waits in {doing}" if doing else ""
@@ -161,6 +173,20 @@ def _collect(child: _Child, limit_s: float) -> list[Finding]:
     except (ValueError, RecursionError):
         how = f"was ended by signal {-status}" if status is not None and status < 0 else "ended without a result"
         return [_unknown(task, f"the process of the check {how}")]
+
+
+def _is_left(task: Task, left: dict[tuple[str, str], int]) -> bool:
+    """Whether the process of an earlier look still waits there."""
+    pid = left.get((task.check, task.where))
+    if pid is None:
+        return False
+    try:
+        is_over = bool(os.waitpid(pid, os.WNOHANG)[0])
+    except ChildProcessError:
+        is_over = True  # reaped by somebody else
+    if is_over:
+        del left[task.check, task.where]
+    return not is_over
 
 
 def _waits_for(pid: int) -> str:

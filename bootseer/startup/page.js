@@ -854,6 +854,7 @@
       ...report.failed.map((each) => span(each, each.error || "failed")),
       ...report.fallbacks.map((line) => "fell back to the ordinary way: " + line),
       ...report.rules,
+      ...report.checks.map((line) => "health check: " + line),
     ], "troubles", "troubles-section");
     lines(report.notes, "notes", "notes-section");
     const amount = (each, value) => {

@@ -90,6 +90,7 @@ def _data(found: Analysis, report: Report, title: str) -> dict[str, Any]:
             "failed": record["failed"][:MOST_LIST],
             "fallbacks": [each.line for each in report.fallbacks[:MOST_LIST]],
             "rules": [each.line for each in report.rules[:MOST_LIST]],
+            "checks": [each.line for each in report.checks[:MOST_LIST]],
             "facts": record["facts"][:MOST_LIST],
             "ways": record["ways"][:MOST_LIST],
             "notes": notes[:MOST_LIST],

@@ -15,6 +15,7 @@ from bootseer.startup.analysis import Analysis, Job
 from bootseer.startup.broken_rules import find_broken_rules, is_broken_rule
 from bootseer.startup.facts import gather
 from bootseer.startup.fallbacks import fallback_line, find_fallbacks, is_fallback
+from bootseer.startup.found_checks import find_checks, is_check
 from bootseer.startup.measures import StageMeasures
 from bootseer.startup.pieces import LABELS, node_times
 from bootseer.startup.slow_words import find_unfinished, slow_lines
@@ -114,6 +115,13 @@ class RuleRow(Record):
     line: str
 
 
+class CheckRow(Record):
+    check: str
+    level: str
+    nodes: list[str]
+    line: str
+
+
 class FactRow(Record):
     stage: str
     name: str
@@ -175,6 +183,7 @@ class Report(Record):
     failed: list[SpanRow]
     fallbacks: list[FallbackRow]
     rules: list[RuleRow]
+    checks: list[CheckRow]
     facts: list[FactRow]
     ways: list[WayRow]
     notes: list[str]
@@ -257,6 +266,10 @@ def make_report(job: Job, attempt: int) -> Report:
             )
             for each in find_broken_rules(start)
         ],
+        checks=[
+            CheckRow(check=each.check, level=each.level, nodes=list(each.nodes), line=each.line)
+            for each in find_checks(start)
+        ],
         facts=[
             FactRow(
                 stage=each.stage,
@@ -330,7 +343,7 @@ def make_notes(found: Analysis) -> list[str]:
         notes.append(f"no events of the agent: {_some(silent)}")
     seen: dict[str, int] = {}
     for event in start.instants:
-        if is_fallback(event) or is_broken_rule(event):
+        if is_fallback(event) or is_broken_rule(event) or is_check(event):
             continue
         line = f"{event.name}: {event.error}"
         if line in seen or len(seen) < MOST_SLOWEST:

@@ -34,6 +34,7 @@ def report_text(report: Report) -> str:
         _section("Failed", _spans(report, is_open=False)) if report.failed else "",
         _section("Fell back to the ordinary way", _fallbacks(report)) if report.fallbacks else "",
         _section("Rules that were broken", _rules(report)) if report.rules else "",
+        _section("Health checks", _checks(report)) if report.checks else "",
         _section("Reported by the nodes", _facts(report)) if report.facts or report.ways else "",
         _section("Not observed, left out", report.notes[:MOST_LINES]) if report.notes else "",
     ]
@@ -225,6 +226,12 @@ def _fallbacks(report: Report) -> list[str]:
 def _rules(report: Report) -> list[str]:
     lines = [each.line for each in report.rules[:MOST_LINES]]
     more = len(report.rules) - MOST_LINES
+    return [*lines, f"and {more:,} more"] if more > 0 else lines
+
+
+def _checks(report: Report) -> list[str]:
+    lines = [each.line for each in report.checks[:MOST_LINES]]
+    more = len(report.checks) - MOST_LINES
     return [*lines, f"and {more:,} more"] if more > 0 else lines
 
 

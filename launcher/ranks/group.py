@@ -92,6 +92,7 @@ class RankGroup:
         events: GroupEvents,
         ranks: list[Rank],
         kernel_word: Callable[[int], KernelWord | None] = lambda _pid: None,
+        checks: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self._spec = spec
         self.world = world
@@ -100,6 +101,7 @@ class RankGroup:
         self._to_job_clock = to_job_clock
         self._events = events
         self._kernel_word = kernel_word
+        self._checks = checks
         self.ranks = ranks
         self._by_key = {world.attempt << 20 | rank.local_rank: rank for rank in ranks}
         self.failures: list[Failure] = []
@@ -278,4 +280,5 @@ class RankGroup:
             stderr_tail=tail,
             oom=word.oom if word is not None else "",
             kernel=word.lines if word is not None else (),
+            checks=() if by_us else self._checks(),
         )

@@ -60,8 +60,11 @@ FROM_MEMBER = _kinds(
     (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + 128),
     (24, m.RuleFound, 16 * KIB),
     (25, m.RuleSeen, 2 * KIB),
-    (40, m.Examined, 16 * KIB),
-    (41, m.Mended, 256 * KIB),
+    (40, m.PairPort, 2 * KIB),
+    (41, m.PairResult, 16 * KIB),
+    (42, m.ClockSays, 32),
+    (48, m.Examined, 16 * KIB),
+    (49, m.Mended, 256 * KIB),
 )
 FROM_COORDINATOR = _kinds(
     (65, m.Welcome, 32),
@@ -81,9 +84,12 @@ FROM_COORDINATOR = _kinds(
     (79, m.Standstill, 256 * KIB),
     (88, m.RuleTold, 16 * KIB),
     (80, m.FailurePage, MOST_EVENTS_BYTES + 128),
-    (104, m.Examine, 32),
-    (105, m.Mend, MOST_PAYLOAD_BYTES),
-    (106, m.StepTaken, 16 * KIB),
+    (104, m.WantPairs, 16),
+    (105, m.PairOrder, 64 * KIB),
+    (106, m.CheckTold, 16 * KIB),
+    (112, m.Examine, 32),
+    (113, m.Mend, MOST_PAYLOAD_BYTES),
+    (114, m.StepTaken, 16 * KIB),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
@@ -111,6 +117,8 @@ _ITEMS = {
     "names": 20_000,
     "stderr_tail": 64,
     "kernel": 16,
+    "checks": 16,
+    "measured": 64,
     "failures": 4096,
     "unsure": 4096,
     "nodes": 256,
@@ -136,6 +144,8 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "seconds": (0, 2**31),
     "wall_s": (-_HUGE, _HUGE),
     "error_ns": (0, _HUGE),
+    "wall_ns": (-_HUGE, _HUGE),
+    **dict.fromkeys(("measured", "limit"), (-_HUGE, _HUGE)),
     "raw_bytes": (0, MOST_RAW_EVENTS_BYTES),
     "lines": (0, MOST_EVENT_LINES),
     "step": (-_HUGE, _HUGE),

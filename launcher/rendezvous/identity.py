@@ -12,10 +12,10 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
+from bootseer.secret import SECRET_VARIABLES
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous.list_distributions import MARK
 from launcher.rendezvous.messages import Distributions, Identity
-from launcher.rendezvous.secret import SECRET_VARIABLES
 
 PATIENCE_S = 10.0
 IMAGE = "(image)"  # no name that a distribution can have

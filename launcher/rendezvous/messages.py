@@ -33,6 +33,7 @@ class Failure(NamedTuple):
     stderr_tail: tuple[str, ...]  # last lines of its stderr log, () when it went to the console
     oom: str = ""  # killed for want of memory: yes, maybe, no, "" where that cannot be known
     kernel: tuple[str, ...] = ()  # lines of the kernel's log about it, or about accelerators
+    checks: tuple[str, ...] = ()  # what health checks have found wrong with its node by then
 
 
 class Distributions(NamedTuple):
@@ -164,6 +165,39 @@ class RuleSeen(NamedTuple):
     attempt: int
     rule: str
     what: str  # a line with start, match, stop; watch: it sees what its ranks print; blind: no longer
+
+
+class PairPort(NamedTuple):
+    """Answer to WantPairs: others may measure their network to this node here."""
+
+    number: int  # of the test
+    address: str  # an IP address
+    port: int  # 0: it cannot take part
+
+
+class PairMeasured(NamedTuple):
+    """What a node has measured with another of its group (bootseer/health/pairs.py)."""
+
+    partner: int
+    error: str
+    latency_s: float | None
+    bytes_per_s: float | None
+    lost_share: float | None
+
+
+class PairResult(NamedTuple):
+    """Answer to PairOrder."""
+
+    number: int
+    measured: tuple[PairMeasured, ...]
+
+
+class ClockSays(NamedTuple):
+    """With --check: the node's wall clock, and by the coordinator's monotonic one when that was."""
+
+    wall_ns: int
+    job_ns: int
+    error_ns: int
 
 
 class RankFailed(NamedTuple):
@@ -379,6 +413,42 @@ class RuleTold(NamedTuple):
     text: str  # for people
 
 
+class WantPairs(NamedTuple):
+    """Listen: nodes are about to measure the network between each other."""
+
+    number: int
+
+
+class PairNode(NamedTuple):
+    """Where a node listens for that."""
+
+    address: str
+    port: int
+
+
+class PairOrder(NamedTuple):
+    """Measure, in rounds, each node of this group with each other."""
+
+    number: int
+    own: int  # which of `nodes` this one is
+    nodes: tuple[PairNode, ...]
+
+
+class CheckTold(NamedTuple):
+    """What the coordinator has found of a node, or between nodes, to all: a Finding (bootseer/health)."""
+
+    is_own: bool  # it is about the node that this is sent to
+    is_over: bool
+    check: str
+    level: str
+    said: str
+    where: str
+    measured: float | None
+    limit: float | None
+    unit: str
+    way_out: str
+
+
 class FailurePage(NamedTuple):
     """How an attempt failed, and what was done: to the node with rank 0, which keeps it."""
 
@@ -429,6 +499,9 @@ FromMember = (
     | RuleSeen
     | Examined
     | Mended
+    | PairPort
+    | PairResult
+    | ClockSays
 )
 FromCoordinator = (
     Welcome
@@ -451,4 +524,7 @@ FromCoordinator = (
     | Examine
     | Mend
     | StepTaken
+    | WantPairs
+    | PairOrder
+    | CheckTold
 )

@@ -51,6 +51,8 @@ class Around(Protocol):
     @property
     def standstill(self) -> Told | None: ...
     @property
+    def checks(self) -> tuple[str, ...]: ...
+    @property
     def waits_for(self) -> str: ...
     @property
     def step(self) -> str: ...
@@ -114,6 +116,7 @@ class NodeStatus:
             "last_end": None if stop is None else {"attempt": stop.attempt, "reason": stop.reason},
             "last_page": around.last_page or None,
             "standstill": _standstill(around.standstill, group, rates.values()),
+            "checks": list(around.checks),
             "coordinator": statistics or None,
             "logs": around.run_dir or None,
             "ranks": ranks[:MOST_RANKS],

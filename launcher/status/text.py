@@ -33,6 +33,8 @@ def format_status(status: Mapping[str, Any]) -> list[str]:
     if isinstance(last, Mapping):
         page = f" ({text('last_page')})" if status.get("last_page") else ""
         lines.append(f"  last end    attempt {last.get('attempt')}: {clean(str(last.get('reason')))}{page}")
+    checks = status.get("checks")
+    lines += [f"  check       {clean(str(line))}" for line in (checks if isinstance(checks, list) else ())]
     if status.get("standstill"):
         lines.append(f"  STANDSTILL  {text('standstill')}")
     if status.get("logs"):

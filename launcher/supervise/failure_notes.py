@@ -6,7 +6,7 @@ job ends. Times are those of the coordinator's clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.rendezvous.messages import Failure, FailurePage
@@ -20,6 +20,7 @@ TELL_AFTER_S = 1.0  # ranks that have just started want the CPU
 MOST_PAGES = 1000  # of a job
 MOST_HEARD = 64  # failures of an attempt, whose moment is kept
 MOST_DONE = 64  # lines of a page about steps
+MOST_CHECKS = 16  # lines of one failure
 MOST_WAITING = 16  # attempts that end one after the other before their ranks run
 
 
@@ -56,6 +57,7 @@ class _Ended:
         self.done: list[str] = []  # what came of the steps
         self.step_stages: dict[str, float] = {}  # how long they took
         self.mended_s = now_s  # the last one was over
+        self.checks: list[str] = []  # what checks of several nodes have found
         self.is_last = False
         self.sent_s: float | None = None  # the nodes were told of the next attempt
         self.running_s: float | None = None  # all its ranks have started
@@ -140,6 +142,12 @@ class FailureNotes:
         """The page of the last end of an attempt with what is known by now; it comes again when all is."""
         return self._of_attempt(self._waiting[-1]) if self._waiting else None
 
+    def checked(self, lines: Iterable[str]) -> None:
+        """What checks of several nodes have found, about the last end of an attempt."""
+        if self._waiting:
+            last = self._waiting[-1]
+            last.checks = [*last.checks, *lines][:MOST_CHECKS]
+
     def began(self, now_s: float) -> None:
         """The nodes were told of the next attempt."""
         self._heard.clear()
@@ -192,6 +200,8 @@ class FailureNotes:
             "first_step_s": None,  # the node that keeps the page adds it
         }
         stages |= ended.step_stages
+        if ended.checks:
+            found = {**found, "checks": [*found.get("checks", ()), *ended.checks]}
         following = None if ended.is_last else ended.attempt + 1
         if ended.mismatch:
             found["collectives"] = ended.mismatch

@@ -77,6 +77,7 @@ def describe_failures(ordered: Ordered) -> dict[str, Any]:
         "since_wall_s": first.wall_s,
         "oom": first.oom,
         "kernel": list(first.kernel),
+        "checks": list(first.checks),
         "traceback": first.traceback,
         "stderr": list(first.stderr_tail),
         **_describe_rest(ordered, told[1:]),
@@ -245,6 +246,7 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
     if text("how"):
         lines.append(f"how        {text('how')}")
     lines += [f"kernel     {clean(str(line))}" for line in _list(record, "kernel")]
+    lines += [f"check      {clean(str(line))}" for line in _list(record, "checks")]
     rule = f" ({text('rule')})" if text("rule") else ""
     lines.append(f"done       {text('action') or NOT_OBSERVED}{rule}")
     if text("step"):

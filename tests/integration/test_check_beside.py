@@ -54,6 +54,37 @@ def test_findings_are_told_once_and_written_for_each_attempt(bootrun, script, tm
     assert not [event for event in found if event["attrs"]["level"] == "ok"]
 
 
+# Takes nearly all descriptors that it may have, until that was seen; then fails.
+FILLS = """
+import os, resource, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+held = [os.open("/dev/null", os.O_RDONLY) for _ in range(116)]
+end_s = time.monotonic() + 60
+def read(name):
+    with open(os.path.join(sys.argv[1], name)) as file:
+        return file.read()
+while not any('"descriptors of the process' in read(name) for name in os.listdir(sys.argv[1])):
+    assert time.monotonic() < end_s
+    time.sleep(0.05)
+sys.exit(1)
+"""
+
+
+def test_what_is_found_while_ranks_run_is_told_and_is_on_the_page_of_a_failure(
+    bootrun, script, tmp_path: Path
+) -> None:
+    events, logs = tmp_path / "events", tmp_path / "logs"
+    run = bootrun(
+        *("--standalone", "--check", "report", "--check-every", 1, "--events-dir", events, "--log-dir", logs),
+        *(script(FILLS), events),
+    )
+    assert run.status == 1
+    told = [line for line in run.stderr.splitlines() if "descriptors of the process" in line]
+    assert len(told) == 1 and "check: warn    files " in told[0], run.stderr
+    (page,) = logs.rglob("failure-*.txt")
+    assert "check      warn    files" in page.read_text()
+
+
 def test_a_node_that_is_not_fit_leaves_when_that_is_asked_for(bootrun, script) -> None:
     run = bootrun(
         *("--standalone", "--check", "fail", "--max-restarts", 3, script("import time\ntime.sleep(600)")),

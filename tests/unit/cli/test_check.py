@@ -12,6 +12,7 @@ from bootseer.cli import check
 from bootseer.health.checks import CHECKS
 from bootseer.health.door import Door
 from bootseer.health.finding import BAD, LEVELS, Finding
+from bootseer.health.host_facts import read_descriptors
 
 pytestmark = [
     pytest.mark.leaks,
@@ -48,6 +49,8 @@ def test_facts_of_this_host_agree_with_the_system(tmp_path: Path) -> None:
     assert door.number("proc/sys/kernel/pid_max") == int(Path("/proc/sys/kernel/pid_max").read_text())
     clock = door.clock()
     assert clock is None or 0 <= clock.error_s < 100
+    own = next(each for each in read_descriptors(door, os.getpid()) if each.pid == os.getpid())
+    assert own.limit == door.file_limit() and 3 <= own.used <= own.limit
     assert door.file_limit() >= -1 and door.cpus() == len(os.sched_getaffinity(0))
 
 
@@ -79,9 +82,29 @@ def test_gpus_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "limit 999 GPUs" in capsys.readouterr().out
 
 
+def test_what_the_file_says_counts_where_the_command_line_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = script(tmp_path / "good", "exit 0")
+    bad = script(tmp_path / "bad", "exit 1")
+    named = tmp_path / "job.toml"
+    named.write_text(f"[check]\nown = ['{bad}']\nexpect_gpus = 999\nlimits = {{memory_warn_share = 1.0}}\n")
+    assert check.main(["--config", "job.toml", "--only", "own"]) == 3
+    assert check.main(["--config", "job.toml", "--only", "own", "--own", good]) == 0
+    assert check.main(["--config", "job.toml", "--only", "accelerators"]) == 3
+    capsys.readouterr()
+    assert check.main(["--config", "job.toml", "--only", "memory"]) == 0
+    assert capsys.readouterr().out.startswith("warn    memory: available")
+    assert check.main(["--config", "job.toml", "--only", "memory", "--limit", "memory_warn_share=0"]) == 0
+    assert capsys.readouterr().out.startswith("ok      memory: available")
+    assert check.main(["--config", "none.toml"]) == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        (["--limit", "speed=3"], "--limit 'speed=3': there are memory_warn_share"),
         (["--only", "memroy"], "--only 'memroy': there are memory,"),
         (["--own", "/no/such/check"], "--own '/no/such/check': there is no such executable"),
         (["--timeout", "0"], "--timeout 0: give a number above 0"),

@@ -759,9 +759,13 @@ class AnyJob(RuleBasedStateMachine):
         restarts=st.integers(0, 3),
         limits=st.sampled_from([StepLimits(), StepLimits(5.0, 5.0, True, 5.0, 5.0), StepLimits(0.0, 5.0)]),
         deaf=st.sets(st.tuples(st.integers(1, 6), st.sampled_from(["stop-time-checks", "rollback", "replay"]))),
+        pairs=st.sampled_from(("off", "always")),
     )
-    def begin(self, low: int, extra: int, restarts: int, limits: StepLimits, deaf: set[tuple[int, str]]) -> None:
-        self.sim = elastic(low, low + extra, max_restarts=restarts, backoff_s=1.0, steps=limits)
+    def begin(
+        self, low: int, extra: int, restarts: int, limits: StepLimits, deaf: set[tuple[int, str]], pairs: str
+    ) -> None:
+        changes = {"max_restarts": restarts, "backoff_s": 1.0, "steps": limits, "check_pairs": pairs}
+        self.sim = elastic(low, low + extra, **changes)
         self.sim.mended = dict.fromkeys(deaf)
         self.count = 0
 

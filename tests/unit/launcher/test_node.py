@@ -13,14 +13,14 @@ from launcher.node import MOST_STEPS, Node
 from launcher.ranks.console import Console
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.logs import RankLogs
-from launcher.rendezvous.messages import World
+from launcher.rendezvous.messages import CheckTold, World
 from launcher.spec import build_spec
 from launcher.supervise.page import Page
 
 
-def make_node(loop: Loop) -> Node:
+def make_node(loop: Loop, *flags: str) -> Node:
     environ = {"OMP_NUM_THREADS": "1"}
-    spec = build_spec(parse(["--fork-ranks", "off", __file__], environ), environ)
+    spec = build_spec(parse(["--fork-ranks", "off", *flags, __file__], environ), environ)
     return Node(loop, Console(loop), cast(GuardClient, None), spec, time.monotonic_ns())
 
 
@@ -91,4 +91,36 @@ def test_ranks_that_cannot_be_started_after_a_load_are_the_agents_business() -> 
     assert group.why == []
     checkpoint.then({})  # type: ignore[operator]
     assert group.why == ["--numa-binding: there is no such node"]
+    loop.close()
+
+
+class Agent:
+    def __init__(self) -> None:
+        self.why: list[str] = []
+
+    def on_unusable(self, why: str) -> None:
+        self.why.append(why)
+
+
+def told(level: str, is_own: bool = False, is_over: bool = False) -> CheckTold:
+    return CheckTold(is_own, is_over, "pairs", level, "slow with 3 of 3 nodes", "node3", 1e6, 2e8, "bytes", "look")
+
+
+def test_what_the_coordinator_has_found_is_said_and_its_own_fault_makes_a_node_leave_where_asked_for() -> None:
+    loop = Loop()
+    for check, leaves in (("report", 0), ("fail", 1)):
+        node, said, noted = make_node(loop, "--check", check), [], []
+        node.agent = agent = Agent()  # type: ignore[assignment]
+        node.say = said.append  # type: ignore[method-assign]
+        node._note_finding = lambda found, name, noted=noted: noted.append((name, found.level))  # type: ignore[misc]
+        for each in (told("ok"), told("fail"), told("warn", True), told("fail", True), told("fail", True, True)):
+            node.show_check(each)
+        assert said[0] == "check: ok      pairs node3: slow with 3 of 3 nodes (1 MB, limit 200 MB)"
+        assert said[1] == "check: fail    pairs node3: slow with 3 of 3 nodes (1 MB, limit 200 MB); look"
+        assert said[4] == "check: over    pairs node3: slow with 3 of 3 nodes"
+        assert noted == [("check", "fail"), ("check", "warn"), ("check", "fail"), ("check_over", "fail")]
+        assert len(agent.why) == leaves and all("not fit for the job: fail    pairs" in why for why in agent.why)
+        node._group_rank = 1
+        node.show_check(told("fail"))
+        assert len(noted) == 4, "only the node with rank 0 keeps it"
     loop.close()

@@ -240,6 +240,11 @@ def test_another_file(here: Path) -> None:
         ("[caches]\nkeep = 'yes'\n", "true or false"),
         ("[caches]\ndirs = ['a']\n", "a table of folders"),
         ("[ranks]\nfork = 'maybe'\n", "bootseer.toml:2: [ranks] fork: 'maybe': there are auto"),
+        (
+            "[check]\nlimits = {clock_warn_s = 'a'}\n",
+            "bootseer.toml:2: [check] limits: has to be a table of numbers",
+        ),
+        ("[check]\nuse = 'on'\n", "bootseer.toml:2: [check] use: 'on': there are off, report, fail"),
         ("[setup\n", "is no TOML"),
         ("\xff", "is no TOML"),
     ],
@@ -251,6 +256,25 @@ def test_wrong_files(here: Path, text: str, says: str) -> None:
     assert says in str(raised.value)
     assert "bootseer.toml" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_checks_of_the_file(here: Path) -> None:
+    (here / "bootseer.toml").write_text(
+        "[check]\nuse = 'report'\npairs = 'off'\nown = ['sh']\npaths = ['data:ro']\nnics = ['ib0']\n"
+        "expect_gpus = 0\n"
+        "every_s = 5\ntimeout_s = 3\nlimits = {clock_warn_s = 0.5, errors_warn_per_s = 2}\n"
+    )
+    found = spec()
+    assert (found.check, found.check_pairs) == ("report", "off")
+    options = found.check_options
+    assert options is not None and os.path.basename(options.own[0]) == "sh"
+    assert options.paths == (f"{here}/data:ro",)
+    assert (options.nics, options.expect_gpus, options.every_s, options.timeout_s) == (("ib0",), 0, 5.0, 3.0)
+    assert options.limits == (("clock_warn_s", 0.5), ("errors_warn_per_s", 2.0))
+    other = spec("--check", "fail", "--check-every", "9", "--check-limit", "clock_warn_s=1").check_options
+    assert other is not None and (other.every_s, other.limits) == (9.0, (("clock_warn_s", 1.0),))
+    with pytest.raises(UsageError, match="--check-own '/no/such': there is no such executable"):
+        spec("--check-own", "/no/such")
 
 
 def test_a_file_that_is_named_has_to_be_there() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import UsageError
-from bootseer.health import checks
+from bootseer.health import checks, kernel_lines
 from bootseer.health.checks import CHECKS, Request, choose, make_tasks
 from bootseer.health.door import ClockState, Room
 from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
+from bootseer.health.limits import Limits
 from bootseer.health.runner import run_tasks
 from tests.unit.bootseer.health.machines import (
     GOOD_CLOCK,
@@ -128,6 +130,18 @@ def test_a_line_of_the_kernel(door: MadeDoor, line: str, level: str, words: str,
     assert (found.level, found.where, found.measured) == (level, where, 2) and words in found.what, found
 
 
+def test_every_rule_over_the_log_has_a_line_here() -> None:
+    rules = (*(rule.pattern for rule in kernel_lines._RULES), kernel_lines._XID, kernel_lines._LINK_DOWN)
+    assert [rule.pattern for rule in rules if not any(rule.search(line) for line, *_ in LINES)] == []
+
+
+@pytest.mark.parametrize("number", sorted(kernel_lines._FATAL_XIDS))
+def test_every_fatal_xid(door: MadeDoor, number: int) -> None:
+    write_tree(Path(door.root), {"dev/kmsg": f"4,2,{NOW},-;NVRM: Xid (PCI:0000:3b:00): {number}, pid=1, x\n"})
+    (found,) = run(door, "kernel-log")
+    assert found.level == FAIL and found.what.startswith(f"Xid {number}, {kernel_lines._FATAL_XIDS[number]}")
+
+
 HARMLESS = [
     "IPv6: ADDRCONF(NETDEV_UP): eth0: link is not ready",
     "EXT4-fs (sda1): mounted filesystem with ordered data mode",
@@ -170,6 +184,42 @@ def test_a_log_that_may_not_be_read(door: MadeDoor) -> None:
     os.unlink(door.at("dev/kmsg"))
     (found,) = run(door, "kernel-log")
     assert found.level == UNKNOWN and "root" in found.way_out
+
+
+# ---- cgroups -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("used", "level"), [(930 << 20, WARN), (1000 << 20, FAIL), (100 << 20, OK)])
+def test_memory_of_the_cgroup(door: MadeDoor, used: int, level: str) -> None:
+    """16 GB of the machine are free, and 1 GiB is all that the cgroup may have."""
+    job = "sys/fs/cgroup/job"
+    write_tree(Path(door.root), {f"{job}/memory.max": str(1 << 30), f"{job}/memory.current": str(used)})
+    write_tree(Path(door.root), {f"{job}/memory.stat": "inactive_file 0"})
+    (found,) = run(door, "memory", limits=Limits(memory_fail_bytes=50 << 20))
+    assert (found.level, found.measured) == (level, (1 << 30) - used) and "/job has it" in found.what
+
+
+def test_cgroups_of_the_first_version(door: MadeDoor) -> None:
+    write_tree(
+        Path(door.root),
+        {
+            "proc/self/cgroup": "5:cpu,cpuacct:/job\n4:pids:/job\n3:memory:/job\n2:freezer:/\n",
+            "sys/fs/cgroup/pids/job/pids.current": "99",
+            "sys/fs/cgroup/pids/job/pids.max": "100",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "20000",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": str(1 << 30),
+            "sys/fs/cgroup/memory/job/memory.usage_in_bytes": str(1 << 30),
+        },
+    )
+    found = {each.where: (each.level, each.measured) for each in run(door, "cgroup")}
+    assert found == {
+        "/sys/fs/cgroup/pids/job": (WARN, 99),
+        "/sys/fs/cgroup/cpu,cpuacct/job": (WARN, 0.2),
+    }
+    assert [each.level for each in run(door, "memory")] == [FAIL]
+    write_tree(Path(door.root), {"proc/self/cgroup": ""})
+    assert [each.level for each in run(door, "cgroup")] == [UNKNOWN]
 
 
 # ---- what is no file -----------------------------------------------------------------------------------------
@@ -247,6 +297,27 @@ def test_a_mount_that_answers_by_an_error(door: MadeDoor, answer: OSError, level
     assert (found.level, found.where) == (level, "/mnt/da ta")
 
 
+def test_a_mount_that_goes_meanwhile(door: MadeDoor) -> None:
+    """Of another job, mostly."""
+    door.rooms["/mnt/da ta"] = OSError(errno.ENOENT, "No such file or directory")
+    tasks = make_tasks(door, Request(), ["mounts"])
+    write_tree(Path(door.root), {"proc/self/mountinfo": "20 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"})
+    assert [found.level for task in tasks for found in task.run()] == [OK, OK]
+
+
+def test_of_very_many_mounts_some_are_asked(door: MadeDoor) -> None:
+    lines = [f"{number} 1 0:{number} / /mnt/{number} rw - nfs server:/{number} rw\n" for number in range(100)]
+    write_tree(Path(door.root), {"proc/self/mountinfo": "".join(lines)})
+    found = run(door, "mounts")
+    assert len(found) == 1 + checks.MOST_MOUNTS and found[0].what == "only 64 of 100 mounts of servers are asked"
+
+
+def test_where_no_disk_is_to_be_seen(door: MadeDoor) -> None:
+    for folder in ("block", "class/nvme", "fs"):
+        shutil.rmtree(door.at(f"sys/{folder}"))
+    assert [found.level for found in run(door, "disks")] == [UNKNOWN]
+
+
 def test_a_mount_that_answers_late(door: MadeDoor, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter((0.0, 5.0))
     monkeypatch.setattr(door, "now_s", lambda: next(ticks))
@@ -257,6 +328,32 @@ def test_a_mount_that_answers_late(door: MadeDoor, monkeypatch: pytest.MonkeyPat
 def test_what_was_mounted_read_only_is_in_order(door: MadeDoor) -> None:
     write_tree(Path(door.root), {"proc/self/mountinfo": "20 1 8:1 / / ro,relatime - ext4 /dev/sda1 ro\n"})
     assert [found.level for found in run(door, "mounts")] == [OK]
+
+
+def test_a_process_of_the_job_without_descriptors(door: MadeDoor) -> None:
+    processes = {
+        7: ("50", 3, "bootrun"),
+        50: ("60 61", 3, "guard"),
+        60: ("", 96, "pt_main"),
+        61: ("", 100, "pt_main"),
+    }
+    for pid, (children, used, name) in processes.items():
+        files = {f"proc/{pid}/fd/{number}": "" for number in range(used)}
+        limits = (
+            "Limit Soft Hard Units\nMax open files            100                  4096                 files\n"
+        )
+        more = {
+            f"proc/{pid}/task/{pid}/children": children,
+            f"proc/{pid}/limits": limits,
+            f"proc/{pid}/comm": name,
+        }
+        write_tree(Path(door.root), {**files, **more})
+    found = [each for each in run(door, "files", ancestor=7) if each.level != OK]
+    assert [(each.level, each.where, each.measured, each.limit) for each in found] == [
+        (FAIL, "pt_main (61)", 100, 100),
+        (WARN, "pt_main (60)", 96, 100),
+    ]
+    assert [each.level for each in run(door, "files")] == [OK]
 
 
 # ---- counters ------------------------------------------------------------------------------------------------
@@ -480,3 +577,22 @@ def test_storage_that_gives_other_bytes(door: MadeDoor, tmp_path: Path, monkeypa
 def test_unknown_names_are_told() -> None:
     with pytest.raises(UsageError, match="--only 'memroy': there are memory, cgroup"):
         choose(["memory", "memroy"])
+
+
+# ---- the document --------------------------------------------------------------------------------------------
+
+
+def test_the_document_says_how_each_check_was_made_to_fail() -> None:
+    """Each check and each limit is in docs/checks.md, and the tests that it names are there."""
+    top = Path(__file__).parents[4]
+    text = (top / "docs/checks.md").read_text()
+    table = text.partition("## Made to fail")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([\w-]+)[:\w]*` \|(.*)\|$", table, re.MULTILINE))
+    assert set(rows) == {*CHECKS, "pairs", "clock-skew", "own"}
+    for check, row in rows.items():
+        tests = re.findall(r"`(test_\w+)`", row)
+        files = [top / name for name in re.findall(r"`([\w/]+\.py)`", row)] or [Path(__file__)]
+        assert tests, check
+        for test in tests:
+            assert any(f"def {test}(" in file.read_text() for file in files), f"{check}: {test}"
+    assert [name for name in Limits._fields if f"`{name}`" not in text] == []

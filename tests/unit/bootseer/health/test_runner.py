@@ -278,3 +278,21 @@ def test_own_check_that_cannot_be_run(own: Callable[..., list[Finding]], tmp_pat
     tasks = make_tasks(MadeDoor(os.fspath(tmp_path)), Request(own=(os.fspath(path),)), ["own"])
     (found,) = next(run_tasks(tasks, 20.0))
     assert found.level == UNKNOWN and "cannot be run" in found.what
+
+
+def test_what_still_waits_from_an_earlier_look_is_not_joined_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner._Child, "_kill", lambda _: None)  # as one that waits in the kernel
+    left: dict[tuple[str, str], int] = {}
+    (hung,) = next(run_tasks([Task("made", "there", hang)], 0.1, left))
+    assert hung.level == HUNG and "its process cannot be ended" in hung.what
+    ((place, pid),) = left.items()
+    assert place == ("made", "there")
+    again = list(run_tasks([Task("made", "there", good), Task("made", "here", good)], 20.0, left))
+    assert again == [
+        [Finding("made", HUNG, "it still does not answer", "there")],
+        [Finding("made", OK, "in order")],
+    ]
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert list(run_tasks([Task("made", "there", good)], 20.0, left)) == [[Finding("made", OK, "in order")]]
+    assert left == {}

@@ -141,6 +141,22 @@ def test_rules_that_were_broken() -> None:
     assert [each.rank for each in report.rank_rows] == [0], "it is no event of that rank"
 
 
+def test_what_health_checks_found() -> None:
+    events = [*started(0, 0.0, 1.0, 2.0, node="a"), *started(1, 0.0, 1.0, 2.0, node="b")]
+    for at_s, node, level, where, free in (
+        (0.5, "a", "warn", "/data", 9), (0.6, "b", "warn", "/data", 8), (1.5, "a", "fail", "/", 0),
+        (1.6, "b", "unknown", "", 0),
+    ):  # fmt: skip
+        attrs = {"check": "space", "level": level, "where": where, "what": "free"}
+        line = f"{level:<7} space {where}: free ({free} B)"
+        events.append(event(at_s, None, "instant", "check", node=node, error=line, attrs=attrs))
+    report = make_report(analyse_job(in_order(sorted(events, key=lambda each: each.mono_ns))), 0)
+    assert [(each.level, each.nodes) for each in report.checks] == [("fail", ["a"]), ("warn", ["a", "b"])]
+    text = report_text(report)
+    assert "Health checks" in text and "  fail    space /: free (0 B) (a)" in text
+    assert not any("check" in note for note in report.notes)
+
+
 def test_what_fell_back_and_what_it_cost() -> None:
     events = []
     for number, node in enumerate("abc"):

@@ -14,6 +14,8 @@ from launcher.rendezvous import codec
 from launcher.rendezvous.codec import FROM_COORDINATOR, FROM_MEMBER, CodecError, Kind, Message
 from launcher.rendezvous.messages import (
     BadFinding,
+    CheckTold,
+    ClockSays,
     Distributions,
     Environment,
     EventBatch,
@@ -30,6 +32,11 @@ from launcher.rendezvous.messages import (
     Leave,
     Mend,
     Mended,
+    PairMeasured,
+    PairNode,
+    PairOrder,
+    PairPort,
+    PairResult,
     Ping,
     Pinned,
     RankFailed,
@@ -95,7 +102,11 @@ failures = st.builds(
     st.lists(text, max_size=5).map(tuple),
     st.sampled_from(("", "yes", "maybe", "no")),
     st.lists(text, max_size=4).map(tuple),
+    st.lists(text, max_size=4).map(tuple),
 )
+floats = st.floats(0, 1e12)
+pair_nodes = st.builds(PairNode, text, st.integers(0, 65535))
+pairs_measured = st.builds(PairMeasured, numbers, text, *[st.none() | floats] * 3)
 worlds = st.builds(
     World,
     *[numbers] * 3,
@@ -121,6 +132,11 @@ worlds = st.builds(
             st.integers(-1, 2**60),
             st.none() | st.integers(-(2**60), 2**60),
         ),
+        st.builds(PairPort, numbers, text, st.integers(0, 65535)),
+        st.builds(PairOrder, numbers, numbers, st.lists(pair_nodes, max_size=64).map(tuple)),
+        st.builds(PairResult, numbers, st.lists(pairs_measured, max_size=15).map(tuple)),
+        st.builds(ClockSays, st.integers(-(2**61), 2**61), st.integers(0, 2**61), st.integers(0, 2**61)),
+        st.builds(CheckTold, st.booleans(), st.booleans(), *[text] * 4, *[st.none() | floats] * 2, text, text),
         st.builds(FailurePage, numbers, st.binary(max_size=9000)),
         st.builds(Examine, numbers, st.floats(0, 86400), st.booleans()),
         st.builds(Examined, numbers, st.floats(0, 86400), text),

@@ -68,6 +68,7 @@ STATUS = {
     "waits_for": "",
     "last_end": {"attempt": 0, "reason": "rank 1 on h was ended by SIGKILL"},
     "last_page": "/logs/failure-0.txt",
+    "checks": ["fail    space /data: free (0 B, limit 105 MB); delete what is no longer needed"],
     "standstill": None,
     "ranks": [
         {"rank": 0, "pid": 20, "state": "running", "process": "T", "steps": 9, "step": 108, "steps_per_s": 1.25,
@@ -84,6 +85,7 @@ def test_a_status_as_text() -> None:
         "  nodes       2, of which this is node rank 0; 4 ranks",
         "  restarts    1 (--max-restarts 3)",
         "  last end    attempt 0: rank 1 on h was ended by SIGKILL (/logs/failure-0.txt)",
+        "  check       fail    space /data: free (0 B, limit 105 MB); delete what is no longer needed",
         "  rank  pid  state             steps  step  steps/s  last step  cores  memory",
         "  0     20   running, stopped  9      108   1.25     0.5 s ago  0.98   1.50 GiB",
         "  1     -    starting          -      -     -        -          -      -",
@@ -106,7 +108,7 @@ def test_any_answer_is_shown_in_lines_that_do_a_terminal_no_harm(status: dict[st
 
 def test_many_ranks_are_cut() -> None:
     lines = format_status({**STATUS, "ranks": [{"rank": rank, "state": "running"} for rank in range(5000)]})
-    assert len(lines) == 5 + 1 + MOST_RANKS + 1
+    assert len(lines) == 6 + 1 + MOST_RANKS + 1
     assert lines[-1] == f"  and {5000 - MOST_RANKS} more ranks here: --json has all"
 
 

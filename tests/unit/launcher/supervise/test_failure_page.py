@@ -38,6 +38,7 @@ FAILURES = st.lists(
             node=texts[2],
             stderr_tail=tuple(tail),
             kernel=tuple(tail),
+            checks=tuple(tail),
             time_ns=at_ns,
             stopped_by_us=by_us,
             oom=oom,
@@ -89,6 +90,13 @@ def test_text_is_made_of_any_record(record: dict[str, Any]) -> None:
 def test_what_is_no_page_is_none(data: bytes) -> None:
     assert unpack(data) is None
     assert unpack(zlib.compress(data)) is None
+
+
+def test_what_checks_had_found_on_the_node_is_on_its_page() -> None:
+    found = "fail    space /data: free (0 B, limit 105 MB); delete what is no longer needed"
+    record = describe_failures(order_failures([make_failure(3, checks=(found,))], []))
+    assert record["checks"] == [found]
+    assert f"check      {found}" in format_page(record).splitlines()
 
 
 def test_long_texts_are_cut_to_what_the_wire_takes() -> None:

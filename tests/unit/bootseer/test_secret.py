@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import ConfigError
-from launcher.rendezvous.secret import find_secret
+from bootseer.secret import find_secret
 
 GOOD = "correct horse battery staple"
 

@@ -1,0 +1,65 @@
+"""The process that looks again and again: what comes and goes is said once, and it ends with who started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.health.finding import FAIL
+
+pytestmark = pytest.mark.leaks
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start(*argv: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "bootseer.health.watching", "--every", "0.1", *argv]
+        # Not buffered: select has to see all that was not read.
+        made.append(subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.kill()
+        each.__exit__(None, None, None)
+
+
+def next_about(popen: subprocess.Popen[bytes], where: str) -> dict:
+    assert popen.stdout is not None
+    while True:
+        assert select.select([popen.stdout], [], [], 30)[0]
+        found = json.loads(popen.stdout.readline())
+        if found["where"] == where:
+            return found
+
+
+def test_what_comes_and_goes(start, tmp_path: Path) -> None:
+    folder = os.fspath(tmp_path / "data")
+    popen = start("--timeout", "20", "--", folder)
+    found = next_about(popen, folder)
+    assert (found["check"], found["level"], found["is_over"]) == ("space", FAIL, False)
+    os.mkdir(folder)
+    assert next_about(popen, folder)["is_over"] is True
+    os.rmdir(folder)
+    assert next_about(popen, folder)["is_over"] is False
+    assert popen.stdin is not None
+    popen.stdin.close()
+    assert popen.wait(20) == 0
+
+
+def test_it_ends_when_nobody_listens(start, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    popen = start("--timeout", "20", "--", os.fspath(folder))
+    next_about(popen, os.fspath(folder))
+    popen.stdout.close()
+    folder.mkdir()  # there is something to say
+    assert popen.wait(20) == 0
