@@ -817,7 +817,8 @@ class Node:
             return
         from launcher.ranks.report import format_report
 
-        self._console.show(format_report(self._spec.entry.target, finish.failures, finish.unsure, self._attempt))
+        target, attempt = self._spec.entry.target, self._attempt
+        self._console.show(format_report(target, finish.failures, finish.unsure, attempt, finish.lost))
         own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if own_file:
             self._write_own_error_file(own_file, first)
