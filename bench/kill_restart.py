@@ -15,7 +15,8 @@ import tempfile
 from collections.abc import Sequence
 
 from bench.kill_restart_job import Came, try_kill
-from bench.kill_restart_plan import ENDED, TARGETS as KILLED, UNCLEAR, WENT_ON, draw
+from bench.kill_restart_plan import ENDED, UNCLEAR, WENT_ON, draw
+from bench.kill_restart_plan import TARGETS as KILLED
 from bench.record import BenchError, Figures, Target, note
 
 ROUNDS = 50
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def table(came: Sequence[Came]) -> list[str]:
     """A row for each target: how many times what came of it."""
-    rows = [("killed", "times", WENT_ON, ENDED, UNCLEAR, "left something", "slowest s")]
+    rows: list[tuple[str, ...]] = [("killed", "times", WENT_ON, ENDED, UNCLEAR, "left something", "slowest s")]
     for target in KILLED:
         some = [each for each in came if each.kill.target == target]
         if some:

@@ -1,4 +1,4 @@
-"""A job of `bench kill_restart`: two nodes on this host, one process killed in a restart, all that is left looked for.
+"""A job of `bench kill_restart`: two nodes on this host, one process killed in a restart, what is left looked for.
 
 Each job has folders of its own for everything that can be left: logs, temporary and runtime files. Processes are
 found by a mark in their environment.
@@ -38,7 +38,7 @@ BOUND_S = 30.0  # from the kill until the job goes on, or all launchers have end
 START_S = 60.0  # until the moment of the kill
 END_S = 20.0  # of a job that goes on and is told that it is enough
 GONE_S = 10.0  # for all that is left, after the last launcher has ended
-JOIN_S = 4.0  # a job that cannot go on waits so long for another node
+JOIN_S = 6.0  # a job that cannot go on waits so long for another node
 STEP_S = {"torch": 0.02, "bare": 0.005}
 TELL_AFTER_S = 0.1  # a rank is told to fail so long after a kill that comes before that
 
@@ -152,7 +152,7 @@ class _Job:
         kill, last = self._kill, self._kill.restart - 1
         self._wait(lambda: self._have_made(last, 1), "all ranks make steps", START_S)
         if kill.stage == "before":
-            self._sleep(kill.after_s)
+            time.sleep(kill.after_s)
             return
         self._fail(last)
         self._has_told = True
@@ -166,7 +166,7 @@ class _Job:
             self._wait(lambda: self._has_begun(kill.restart), "a rank of the next attempt runs", START_S)
         elif kill.stage == "after":
             self._wait(lambda: self._have_made(kill.restart, 1), "all ranks make steps again", START_S)
-        self._sleep(kill.after_s)
+        time.sleep(kill.after_s)
 
     def _have_made(self, restart: int, count: int) -> bool:
         ranks = self._ranks()
@@ -183,9 +183,6 @@ class _Job:
             if time.monotonic() > end_s or any(program.poll() is not None for _, program in self._programs):
                 raise BenchError(f"it was waited for in vain until {what}")
             time.sleep(0.001)
-
-    def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
     def kill(self) -> int:
         """Kills the process; returns the moment of it, monotonic ns."""

@@ -1,8 +1,8 @@
 """PURE: which process of `bench kill_restart` is killed when, drawn by a seed; and what came of it, judged.
 
-A job of two nodes restarts; one process is killed at a moment of that restart, of the time before or after. Moments
-are drawn from the stages, so that short ones get their share, and from time. What counts is what ranks have done
-afterwards, and what the launchers that are left have said at their end.
+A job of two nodes restarts; one process is killed at a moment of that restart, of the time before or after.
+Moments are drawn from the stages, so that short ones get their share, and from time. What counts is what ranks
+have done afterwards, and what the launchers that are left have said at their end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Kill(NamedTuple):
 
     def __str__(self) -> str:
         name = self.target if self.target[-1] in "01" else f"{self.target} (node {self.node})"
-        return f"{self.number}: {name}, {self.mode}, {self.stage} + {self.after_s * 1000:.0f} ms of restart {self.restart}"
+        when = f"{self.stage} + {self.after_s * 1000:.0f} ms of restart {self.restart}"
+        return f"{self.number}: {name}, {self.mode}, {when}"
 
 
 def draw(seed: int, count: int, targets: Sequence[str] = TARGETS) -> list[Kill]:

@@ -2,10 +2,10 @@
 
     python kill_restart_train.py FOLDER KIND STEP_S SLOW_S
 
-KIND `torch` is a model on gloo, `bare` the standard library over sockets. It knows no launcher. In FOLDER:
-`kept` the steps that are done, `fail-N` makes the rank that it names fail in restart N, `enough` ends the training;
-progress-RANK has a line a step: monotonic ns, pid, restart, world, step (-1: begun). SLOW_S is what a rank takes to
-heed SIGTERM.
+KIND `torch` is a model on gloo, `bare` the standard library over sockets. It knows no launcher. In FOLDER: `kept`
+the steps that are done, `fail-N` makes the rank that it names fail in restart N, `enough` ends the training;
+progress-RANK has a line a step: monotonic ns, pid, restart, world, step (-1: begun). A rank takes SLOW_S to end
+when it gets SIGTERM.
 """
 
 from __future__ import annotations

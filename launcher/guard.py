@@ -100,6 +100,7 @@ def _be_sentinel(requests_fd: int, events_fd: int) -> NoReturn:
         os.close(requests_fd)
         os.close(events_fd)
         _release_console()
+        cgroup.remove_left(group)
         status = _await_guard(guard_pid)
         _kill_descendants()
         cgroup.remove(group)

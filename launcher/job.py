@@ -940,7 +940,9 @@ class Job:
             return
         left_s = self._gather_by_s(since_s) - now_s
         nodes = "node" if missing == 1 else "nodes"
-        self._tell_all(f"waiting up to {left_s:.0f} s (join_timeout) for {missing} more {nodes}{self._describe_lost()}")
+        self._tell_all(
+            f"waiting up to {left_s:.0f} s (join_timeout) for {missing} more {nodes}{self._describe_lost()}"
+        )
 
     def _finish(self, status: int, reason: str) -> None:
         self._phase = Phase.FINISHED

@@ -261,7 +261,9 @@ def test_a_node_lost_before_the_first_attempt_is_named() -> None:
     sim.join(1)
     sim.join(2)
     sim.lose(2, "closed the connection")
-    assert notes_of(sim, 1)[-1].startswith("waiting up to 600 s (join_timeout) for 2 more nodes; lost: node2 (pid 102)")
+    assert notes_of(sim, 1)[-1].startswith(
+        "waiting up to 600 s (join_timeout) for 2 more nodes; lost: node2 (pid 102)"
+    )
     sim.advance(600.0)
     finish = sim.finish(1)
     assert finish is not None
