@@ -62,7 +62,7 @@ def try_kill(kill: Kill, kind: str, folder: str, cache: str) -> Came:
         killed_ns = job.kill()
         went_on_ns, ended_ns = job.follow(killed_ns)
         ends = job.ends()
-        unclear = find_unclear(kill, [end for end in ends if end.status], job.agent_pid, job.endpoint)
+        unclear = find_unclear(kill, ends, job.agent_pid, job.endpoint)
         verdict, wrong = judge(kill, went_on_ns is not None, ends, unclear)
         if went_on_ns is not None and not job.is_ended:
             wrong = wrong or f"it did not end within {END_S:g} s"

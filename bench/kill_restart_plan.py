@@ -148,14 +148,19 @@ class End(NamedTuple):
 
 
 def find_unclear(kill: Kill, ends: Sequence[End], agent_pid: int, endpoint: str) -> str:
-    """What is wrong with the last words of launchers that ended with an error; "" where each names what died.
+    """What is wrong with what launchers have said; "" where each names what died.
+
+    Those that ended with an error do so in an error; those that went on without a node in any line.
 
     Args: agent_pid: of the bootrun on the node of what was killed.
     """
     for end in ends:
-        errors = [line for line in end.text.splitlines() if line.startswith("bootrun: error: ")]
-        if not any(_names(kill, end.node, line, agent_pid, endpoint) for line in errors):
-            said = errors[-1] if errors else "no error"
+        begin = "bootrun: error: " if end.status else "bootrun: "
+        if not end.status and (kill.target == "preloaded" or end.node == kill.node):
+            continue  # nothing else has died, or this one has taken its place
+        lines = [line for line in end.text.splitlines() if line.startswith(begin)]
+        if not any(_names(kill, end.node, line, agent_pid, endpoint) for line in lines):
+            said = lines[-1] if lines else "no error"
             return f"node {end.node} ended with status {end.status} and says: {said}"
     return ""
 

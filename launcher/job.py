@@ -718,17 +718,19 @@ class Job:
             self._comparing = []
         if self._setup is not None:
             self._tell_setup(self._setup.lost(number, now_s))
-        took_part = node.part is not Part.WAITING
+        took_part, what = node.part is not Part.WAITING, f"{node.name}: {reason}"
         if took_part:
-            self._lost.append(_Loss(node.join.host, f"{node.name}: {reason}", heard_s, now_s))
+            self._lost.append(_Loss(node.join.host, what, heard_s, now_s))
             self._count_change(node.join.host)
         elif node.place is not None or self._attempt < 0:
-            self._gone = [*self._gone, f"{node.name}: {reason}"][-MOST_GONE:]
+            self._gone = [*self._gone, what][-MOST_GONE:]
+        if self._phase is not Phase.RUNNING and (took_part or what in self._gone):
+            self._tell_all(f"lost node {what}")
         if self._phase is Phase.GATHERING:
             self._try_start(now_s)
             self._tell_waiting(now_s)
         elif self._phase is Phase.RUNNING and took_part:
-            self._stop(f"lost node {node.name}: {reason}", signal.SIGTERM, now_s)
+            self._stop(f"lost node {what}", signal.SIGTERM, now_s)
         elif self._phase is Phase.STOPPING:
             self._try_go_on(now_s)
 
@@ -940,9 +942,7 @@ class Job:
             return
         left_s = self._gather_by_s(since_s) - now_s
         nodes = "node" if missing == 1 else "nodes"
-        self._tell_all(
-            f"waiting up to {left_s:.0f} s (join_timeout) for {missing} more {nodes}{self._describe_lost()}"
-        )
+        self._tell_all(f"waiting up to {left_s:.0f} s (join_timeout) for {missing} more {nodes}")
 
     def _finish(self, status: int, reason: str) -> None:
         self._phase = Phase.FINISHED

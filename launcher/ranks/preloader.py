@@ -322,7 +322,8 @@ class Preloader:
             why, self._why_timeout = self._why_timeout, ""
             module = module or "what is to be preloaded"
         text = f"{module} {why}" if module else why
-        self._why = text if was_loading else f"the preloaded process has ended: {why}"
+        is_unnamed = not was_loading or text.startswith("it ")
+        self._why = f"the preloaded process has ended: {why}" if is_unnamed else text
         if was_loading:
             self._note_span(0, text)
             # A framework that is slow on a cold node is not at fault.

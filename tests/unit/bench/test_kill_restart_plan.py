@@ -137,6 +137,14 @@ def test_an_end_is_clear_if_it_names_what_died_and_where(kill: Kill, node: int, 
     assert find_unclear(other, [End(0, 1, f"bootrun: error: {line}\n")], PID + 1, "127.0.0.1:1")
 
 
+def test_who_goes_on_without_a_node_says_so_too() -> None:
+    lost = f"bootrun: lost node vm (pid {PID}, node rank 1): closed the connection\n"
+    assert find_unclear(KILL, [End(0, 0, lost)], PID, ENDPOINT) == ""
+    assert "ranks failed" in find_unclear(KILL, [End(0, 0, NEITHER)], PID, ENDPOINT)
+    assert find_unclear(KILL, [End(1, 0, "")], PID, ENDPOINT) == "", "this one has come later"
+    assert find_unclear(KILL._replace(target="preloaded"), [End(0, 0, "")], PID, ENDPOINT) == ""
+
+
 def test_the_verdict() -> None:
     ended, well = End(0, 1, ""), End(0, 0, "")
     fixed = KILL._replace(mode="fixed")

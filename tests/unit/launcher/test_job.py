@@ -247,7 +247,8 @@ def test_a_node_lost_between_attempts_is_named_when_it_is_waited_for_and_at_the_
         sim.silent = set()
         sim.say(1, Stopped(1, (), sim.new_port(), False))
     told = notes_of(sim, 1)[before:]
-    assert told[-1] == f"waiting up to 600 s (join_timeout) for 1 more node; lost: {what}"
+    assert f"lost node {what}" in told
+    assert told[-1] == "waiting up to 600 s (join_timeout) for 1 more node"
     sim.advance(10.0)
     assert notes_of(sim, 1)[before:] == told, "once"
     sim.advance(600.0)
@@ -261,13 +262,23 @@ def test_a_node_lost_before_the_first_attempt_is_named() -> None:
     sim.join(1)
     sim.join(2)
     sim.lose(2, "closed the connection")
-    assert notes_of(sim, 1)[-1].startswith(
-        "waiting up to 600 s (join_timeout) for 2 more nodes; lost: node2 (pid 102)"
-    )
+    what = "node2 (pid 102): closed the connection"
+    assert notes_of(sim, 1) == [f"lost node {what}", "waiting up to 600 s (join_timeout) for 2 more nodes"]
     sim.advance(600.0)
     finish = sim.finish(1)
     assert finish is not None
-    assert finish.reason.endswith("node1; lost: node2 (pid 102): closed the connection")
+    assert finish.reason.endswith(f"node1; lost: {what}")
+
+
+def test_a_node_lost_while_others_stop_is_told_where_the_job_goes_on_without_it() -> None:
+    sim = elastic(1, 2, max_restarts=1)
+    sim.join(1)
+    sim.join(2)
+    sim.silent = {2}
+    sim.fail(1)
+    sim.lose(2, "closed the connection")
+    assert sim.ranks() == {1: 0}
+    assert "lost node node2 (pid 102, node rank 1): closed the connection" in notes_of(sim, 1)
 
 
 def test_many_nodes_that_come_and_go_before_the_start_are_not_all_named() -> None:

@@ -437,6 +437,18 @@ def test_what_the_user_names_is_tried_each_time(start: Callable[..., Start]) -> 
         assert job.said == [f"noisy {CULPRIT}"]
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_what_has_ended_is_named_also_while_it_imports_nothing(
+    start: Callable[..., Start], is_ready: bool
+) -> None:
+    job = start("--fork-ranks", "on")
+    if is_ready:
+        job.ready(2)
+    job.end("", "it was ended by SIGKILL", is_its_fault=False)
+    assert job.settle() == [False]
+    assert job.said == ["the preloaded process has ended: it was ended by SIGKILL"]
+
+
 def test_a_framework_is_not_held_at_fault_for_a_killed_process(start: Callable[..., Start]) -> None:
     """Out of memory once, or kill -9, must not cost a week of preloading."""
     job = start("--fork-ranks", "on")
