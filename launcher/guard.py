@@ -563,6 +563,8 @@ class _Guard:
         for process in descendants.list_descendants(os.getpid()):
             if process.session in self._services or process.session in self._helpers:
                 continue
+            if process.pid in self._by_pid:
+                continue  # a rank that it has let go, and that has had no time yet for a session of its own
             if process.session == session or not self._ranks:
                 descendants.send(process, signal.SIGKILL)
 
