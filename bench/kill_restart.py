@@ -25,6 +25,7 @@ TARGETS = {
     "kill_restart.unclear": Target(at_most=0),
     "kill_restart.ended_needlessly": Target(at_most=0),
     "kill_restart.left": Target(at_most=0),
+    "kill_restart.broken": Target(at_most=0),
 }
 
 
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> Figures:
     note(f"seed {seed}")
     kind = "bare" if args.bare else "torch"
     came: list[Came] = []
+    broken = 0
     kills = [k for k in draw(seed, args.rounds, args.only or KILLED) if args.number in (None, k.number)]
     if not kills:
         raise BenchError(f"--number {args.number}: there are kills 0 to {args.rounds - 1}")
@@ -65,9 +67,15 @@ def run(args: argparse.Namespace) -> Figures:
             folder = tempfile.mkdtemp(prefix="bench-kill-")
             try:
                 came.append(try_kill(kill, kind, folder, cache))
+            except BenchError as error:
+                broken += 1
+                note(f"no figure can be made of it: {error}")
+                continue
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             tell(came[-1], args.keep)
+    if not came:
+        raise BenchError("none of these kills came to its moment")
     print("\n".join(table(came)))
     print(f"seed {seed}")
     figures = Figures()
@@ -77,6 +85,7 @@ def run(args: argparse.Namespace) -> Figures:
     needless = sum(each.verdict == ENDED and each.kill.must_go_on for each in came)
     figures.add("kill_restart.ended_needlessly", "kills", [needless])
     figures.add("kill_restart.left", "kills after which something was left", [sum(bool(c.left) for c in came)])
+    figures.add("kill_restart.broken", "kills that did not come to their moment", [broken])
     for name, verdict in (("goes_on_s", WENT_ON), ("ends_s", ENDED)):
         if seconds := [each.seconds for each in came if each.verdict == verdict]:
             figures.add(f"kill_restart.{name}", "s", seconds)
@@ -91,5 +100,6 @@ def tell(came: Came, keep: str | None) -> None:
     note(f"{came.kill}: {came.verdict} after {came.seconds:.1f} s{wrong}{left}")
     if keep:
         os.makedirs(keep, exist_ok=True)
-        with open(os.path.join(keep, f"{came.kill.number}{'' if is_right else '-wrong'}.txt"), "w") as file:
+        path = os.path.join(keep, f"{came.kill.number}{'' if is_right else '-wrong'}.txt")
+        with open(path, "w", encoding="utf-8") as file:
             file.write(f"{came.kill}\n{came.verdict} {wrong}{left}\n{came.text}")

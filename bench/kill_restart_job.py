@@ -285,7 +285,7 @@ class _Job:
         for name in ("tmp", "run"):
             for above, _, files in os.walk(f"{self._folder}/{name}"):
                 found += [os.path.join(above, file) for file in files]
-        found += _find_cgroups(self._sentinels)
+        found += find_cgroups(self._sentinels)
         for what in ("/proc/net/unix", "/proc/self/mounts"):
             with open(what, encoding="utf-8", errors="replace") as file:
                 found += [f"{what}: {line.strip()}" for line in file if self._folder in line]
@@ -318,7 +318,7 @@ def _name(pid: int) -> str:
         return "gone"
 
 
-def _find_cgroups(sentinels: set[int]) -> list[str]:
+def find_cgroups(sentinels: set[int]) -> list[str]:
     """Those that these sentinels have made, in the hierarchy of version 2."""
     with open("/proc/self/mounts", encoding="utf-8") as file:
         tops = [line.split()[1] for line in file if line.split()[2] == "cgroup2"]

@@ -40,6 +40,12 @@ def enter(path: str | None) -> bool:
     return path is not None and _write(f"{path}/cgroup.procs", b"0")
 
 
+def leave(path: str | None) -> None:
+    """Takes this process, which has entered it, out and removes the cgroup with what else is inside."""
+    if path is not None and _write(f"{os.path.dirname(path)}/cgroup.procs", b"0"):
+        remove(path)
+
+
 def remove(path: str | None) -> None:
     """Kills what is still inside and removes the cgroup."""
     if path is None:

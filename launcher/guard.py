@@ -144,11 +144,14 @@ def _be_guard(requests_fd: int, events_fd: int, group: str | None, hangup_ignore
     try:
         from launcher import cgroup, descendants
 
+        sentinel_pid = os.getppid()
         descendants.become_subreaper()
         descendants.set_name(b"bootrun-guard")
         cgroup.enter(group)
         _Guard(requests_fd, events_fd, hangup_ignored).run()
         status = 0
+        if os.getppid() != sentinel_pid:
+            cgroup.leave(group)  # the sentinel was killed
     except BaseException as error:
         os.write(2, f"bootrun: the guard failed: {error!r}\n".encode())
         if not isinstance(error, Exception):
