@@ -72,10 +72,10 @@ MOST_PORT_RETRIES = 10
 MOST_FAILURES_TOLD = 64
 # Of join_s: for all nodes to have the kept environment. What is left suffices to run set-up after it.
 USE_SHARE = 0.5
-# How long before its connection broke, or it said that it leaves, a node may have failed, where the shell does not
-# know better.
-UNHEARD_S = 5.0
-MOST_GONE = 8  # that are named
+# How long before its connection broke a node may have failed, where the shell does not know better; and before it
+# said that it leaves.
+UNHEARD_S, LEFT_S = 5.0, 1.0
+MOST_LOST_TOLD = 8  # nodes of an attempt; each is told to all others
 # A rank that somebody ends by one of these says nothing of whether the job gets on.
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -207,6 +207,8 @@ class Job:
         self._digest = ""  # of the environment of the nodes at work
         self._lost: list[_Loss] = []  # nodes that this attempt has lost
         self._gone: list[str] = []  # nodes, and why, that were lost while nothing ran on them
+        self._lost_told = 0
+        self._is_waiting_told = False
         self._signum = 0
         self._port_was_taken = False
         self._comparing: list[int] = []  # nodes asked for their environment
@@ -507,6 +509,7 @@ class Job:
         self._gather_since_s = self._last_call_at_s = self._regroup_at_s = None
         self._regather = False
         self._failures, self._lost, self._gone = [], [], []
+        self._lost_told, self._is_waiting_told = 0, False
         self._known_failures.clear()
         self._succeeded.clear()
         self._digest = next((d for d in (self._nodes[m.node].digest for m in members) if d), "")
@@ -617,7 +620,7 @@ class Job:
                 self._on_signal(number, signum, now_s)
             case Leave(reason):
                 # Its ranks have ended before it said so.
-                self._drop(number, reason, now_s, now_s - UNHEARD_S)
+                self._drop(number, reason, now_s, now_s - LEFT_S)
 
     # ---- standstill ------------------------------------------------------------------------------------------
 
@@ -723,8 +726,10 @@ class Job:
             self._lost.append(_Loss(node.join.host, what, heard_s, now_s))
             self._count_change(node.join.host)
         elif node.place is not None or self._attempt < 0:
-            self._gone = [*self._gone, what][-MOST_GONE:]
-        if self._phase is not Phase.RUNNING and (took_part or what in self._gone):
+            self._gone = [*self._gone, what][-MOST_LOST_TOLD:]
+        is_news = took_part or what in self._gone
+        if is_news and self._phase is not Phase.RUNNING and self._lost_told < MOST_LOST_TOLD:
+            self._lost_told += 1
             self._tell_all(f"lost node {what}")
         if self._phase is Phase.GATHERING:
             self._try_start(now_s)
@@ -936,10 +941,11 @@ class Job:
         self._tell_waiting(now_s)
 
     def _tell_waiting(self, now_s: float) -> None:
-        """There are not enough nodes any more, which may last."""
+        """There are not enough nodes any more, which may last; told once before each attempt."""
         missing, since_s = self._rules.min_nodes - len(self._nodes), self._gather_since_s
-        if self._phase is not Phase.GATHERING or missing <= 0 or since_s is None:
+        if self._phase is not Phase.GATHERING or missing <= 0 or since_s is None or self._is_waiting_told:
             return
+        self._is_waiting_told = True
         left_s = self._gather_by_s(since_s) - now_s
         nodes = "node" if missing == 1 else "nodes"
         self._tell_all(f"waiting up to {left_s:.0f} s (join_timeout) for {missing} more {nodes}")
@@ -980,7 +986,7 @@ class Job:
         return f"no word about their Python environment from {', '.join(silent[:16])} within {waited_s:.0f} s"
 
     def _describe_lost(self) -> str:
-        lost = [*(loss.what for loss in self._lost[:MOST_GONE]), *self._gone]
+        lost = [*(loss.what for loss in self._lost[:MOST_LOST_TOLD]), *self._gone]
         return "; lost: " + "; ".join(lost) if lost else ""
 
     def _tell_all(self, text: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from launcher.job import JOIN_SETTLE_S, MOST_PORT_RETRIES, Phase
+from launcher.job import JOIN_SETTLE_S, MOST_LOST_TOLD, MOST_PORT_RETRIES, Phase
 from launcher.rendezvous.messages import (
     Distributions,
     Environment,
@@ -282,14 +282,28 @@ def test_a_node_lost_while_others_stop_is_told_where_the_job_goes_on_without_it(
 
 
 def test_many_nodes_that_come_and_go_before_the_start_are_not_all_named() -> None:
-    sim = fixed(2)
+    sim = fixed(3)
     sim.join(1)
     for node in range(2, 100):
         sim.join(node)
         sim.say(node, Leave("no more"))
-        if sim.ranks():
-            break
-    assert len(sim.job._gone) <= 8
+    sim.advance(600.0)
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.reason.count("no more") == MOST_LOST_TOLD
+    assert sum(text.startswith("lost node") for text in notes_of(sim, 1)) == MOST_LOST_TOLD
+    assert sum(text.startswith("waiting") for text in notes_of(sim, 1)) == 1
+
+
+def test_the_loss_of_many_nodes_at_once_is_not_told_for_each_to_all() -> None:
+    sim = elastic(1, 40, max_restarts=1)
+    for node in range(1, 41):
+        sim.join(node)
+    sim.silent = set(range(2, 41))
+    sim.fail(1)
+    for node in range(2, 40):
+        sim.lose(node)
+    assert sum(text.startswith("lost node") for text in notes_of(sim, 1)) == MOST_LOST_TOLD
 
 
 def test_the_report_knows_which_nodes_were_lost() -> None:
