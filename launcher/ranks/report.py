@@ -44,7 +44,9 @@ def format_report(
         notes.append(f"  stopped by bootrun after that: rank{plural} {format_ranks(stopped)}")
     root = [_format_failure(0, told[0], attempt, FIRST_LINES)] if told else ["  <NONE: bootrun stopped all ranks>"]
     doubts = []
-    if unsure:
+    if len(unsure) == 1:
+        doubts.append(f"  cannot tell whether rank {unsure[0]} was first")
+    elif unsure:
         doubts.append(f"  cannot tell which of ranks {format_ranks(unsure)} was first")
     if lost_nodes:
         doubts.append(
