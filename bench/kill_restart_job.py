@@ -107,7 +107,8 @@ class _Job:
             "BOOTSEER_RUNTIME": f"{folder}/run",
             "TMPDIR": f"{folder}/tmp",
         }
-        conf = f"is_host={int(node == kill.host)},join_timeout={JOIN_S:g},last_call_timeout=3"
+        join_s = JOIN_S if kill.mode == "fixed" else START_S
+        conf = f"is_host={int(node == kill.host)},join_timeout={join_s:g},last_call_timeout=30"
         argv = [sys.executable, "-m", "launcher", "--nproc-per-node", str(RANKS_OF_NODE), "--rdzv-backend", "c10d"]
         argv += ["--nnodes", "1:2" if kill.mode == "elastic" else "2", "--node-rank", str(node)]
         argv += ["--rdzv-endpoint", self.endpoint, "--rdzv-id", "kill", "--rdzv-conf", conf]
