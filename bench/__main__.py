@@ -21,6 +21,7 @@ BENCHES = {
     "launch": "start and restart of a job: torchrun, bootrun and a five-line stdlib launcher",
     "rendezvous": "thousands of simulated nodes at one coordinator",
     "kill": "SIGKILL of bootrun, its guard and both at random moments: what is left",
+    "kill_restart": "SIGKILL of agents, guards, coordinator, preloaded process in restarts: goes on, or says why",
     "hang_healthy": "the hang detector on a virtual clock: false alarms in healthy jobs, delay of injected hangs",
     "hosts": "two hosts: one killed, cut off, or with another clock (root)",
     "faults": "faults in a real job of two nodes: who is blamed, how soon, beside torchrun; healthy jobs (root)",

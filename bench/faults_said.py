@@ -35,7 +35,9 @@ _CLASS = re.compile(r"class ([a-z]+)")
 _ODD = re.compile(r"apart from the rest: (.*)")
 _BOX_BEGINS = "Root Cause (first observed failure):"
 _FIELD = re.compile(r"^  (host|rank|class|kind) +: (.*)$")
-_UNSURE = re.compile(r"^  (?:cannot tell which of )?ranks (.*?) (?:was first|failed alike: all there are)$")
+_UNSURE = re.compile(
+    r"^  (?:cannot tell (?:which of |whether ))?ranks? (.*?) (?:was first|failed alike: all there are)$"
+)
 _TORCHRUN = re.compile(
     r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)|Worker group .{0,40}FAILED|Root Cause"
     r"|RendezvousConnectionError|SignalException|Sending process \d+ closing signal"

@@ -581,6 +581,13 @@ CASES = [
         "import time; open('importing', 'w').close(); time.sleep(100)",
         act=kill_while_importing,
     ),
+    _culprit(
+        "kill -9 while rank 0 has its head start",
+        "",
+        "import os, time; own, sleep = os.getpid(), time.sleep\n"
+        "time.sleep = lambda seconds: os.kill(own, 9) if os.getpid() == own else sleep(seconds)",
+        how=("fork",),
+    ),
     _command(
         "kill -9 before the first start",
         "the preloaded process has ended: it was ended by SIGKILL",

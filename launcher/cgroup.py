@@ -11,6 +11,9 @@ import os
 import time
 
 EMPTY_S = 0.5  # for the killed to be gone
+NAME = "bootseer-"
+OLD_S = 60.0  # a guard has entered its own by then
+MOST_LEFT = 64  # that one job removes
 
 
 def make() -> str | None:
@@ -22,7 +25,7 @@ def make() -> str | None:
         if path is None:
             return None
         # Our number alone is no name: in another PID namespace another job has it too, at the same time.
-        path = f"{path}/bootseer-{os.getpid()}-{os.urandom(4).hex()}"
+        path = f"{path}/{NAME}{os.getpid()}-{os.urandom(4).hex()}"
         os.mkdir(path)
     except (OSError, ValueError):
         return None
@@ -35,6 +38,12 @@ def make() -> str | None:
 def enter(path: str | None) -> bool:
     """Moves this process in; False when the kernel does not allow it."""
     return path is not None and _write(f"{path}/cgroup.procs", b"0")
+
+
+def leave(path: str | None) -> None:
+    """Takes this process, which has entered it, out and removes the cgroup with what else is inside."""
+    if path is not None and _write(f"{os.path.dirname(path)}/cgroup.procs", b"0"):
+        remove(path)
 
 
 def remove(path: str | None) -> None:
@@ -52,6 +61,27 @@ def remove(path: str | None) -> None:
                 time.sleep(0.005)
                 continue
         return
+
+
+def remove_left(path: str | None) -> None:
+    """Removes empty ones beside `path`: of jobs that were killed together with their sentinel."""
+    if path is None:
+        return
+    now_s, count = time.time(), 0
+    try:
+        with os.scandir(os.path.dirname(path)) as found:
+            for each in found:
+                if not each.name.startswith(NAME) or each.path == path or count >= MOST_LEFT:
+                    continue
+                # Counted from when it was first looked at: no kernel tells when it was made.
+                if now_s - each.stat(follow_symlinks=False).st_mtime > OLD_S:
+                    try:
+                        os.rmdir(each.path)
+                        count += 1
+                    except OSError:
+                        pass  # its job runs
+    except OSError:
+        pass  # another job does the same
 
 
 def _own_cgroup() -> str | None:

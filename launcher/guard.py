@@ -100,6 +100,7 @@ def _be_sentinel(requests_fd: int, events_fd: int) -> NoReturn:
         os.close(requests_fd)
         os.close(events_fd)
         _release_console()
+        cgroup.remove_left(group)
         status = _await_guard(guard_pid)
         _kill_descendants()
         cgroup.remove(group)
@@ -143,11 +144,14 @@ def _be_guard(requests_fd: int, events_fd: int, group: str | None, hangup_ignore
     try:
         from launcher import cgroup, descendants
 
+        sentinel_pid = os.getppid()
         descendants.become_subreaper()
         descendants.set_name(b"bootrun-guard")
         cgroup.enter(group)
         _Guard(requests_fd, events_fd, hangup_ignored).run()
         status = 0
+        if os.getppid() != sentinel_pid:
+            cgroup.leave(group)  # the sentinel was killed
     except BaseException as error:
         os.write(2, f"bootrun: the guard failed: {error!r}\n".encode())
         if not isinstance(error, Exception):
@@ -562,6 +566,8 @@ class _Guard:
         for process in descendants.list_descendants(os.getpid()):
             if process.session in self._services or process.session in self._helpers:
                 continue
+            if process.pid in self._by_pid:
+                continue  # a rank that it has let go, and that has had no time yet for a session of its own
             if process.session == session or not self._ranks:
                 descendants.send(process, signal.SIGKILL)
 

@@ -87,8 +87,10 @@ MOST_PORT_RETRIES = 10
 MOST_FAILURES_TOLD = 64
 # Of join_s: for all nodes to have the kept environment. What is left suffices to run set-up after it.
 USE_SHARE = 0.5
-# How long before its connection broke a node may have failed, where the shell does not know better.
-UNHEARD_S = 5.0
+# How long before its connection broke a node may have failed, where the shell does not know better; and before it
+# said that it leaves.
+UNHEARD_S, LEFT_S = 5.0, 1.0
+MOST_LOST_TOLD = 8  # nodes of an attempt; each is told to all others
 # A rank that somebody ends by one of these says nothing of whether the job gets on.
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -234,6 +236,9 @@ class Job:
         self._succeeded: set[int] = set()  # nodes that have said so in this attempt
         self._digest = ""  # of the environment of the nodes at work
         self._lost: list[_Loss] = []  # nodes that this attempt has lost
+        self._gone: list[str] = []  # nodes, and why, that were lost while nothing ran on them
+        self._lost_told = 0
+        self._is_waiting_told = False
         self._signum = 0
         self._port_was_taken = False
         self._comparing: list[int] = []  # nodes asked for their environment
@@ -551,7 +556,8 @@ class Job:
         self._running_since_s = now_s
         self._gather_since_s = self._last_call_at_s = self._regroup_at_s = None
         self._regather = False
-        self._failures, self._lost = [], []
+        self._failures, self._lost, self._gone = [], [], []
+        self._lost_told, self._is_waiting_told = 0, False
         self._known_failures.clear()
         self._succeeded.clear()
         self._digest = next((d for d in (self._nodes[m.node].digest for m in members) if d), "")
@@ -683,7 +689,8 @@ class Job:
             case Signalled(signum):
                 self._on_signal(number, signum, now_s)
             case Leave(reason):
-                self._drop(number, reason, now_s, now_s)
+                # Its ranks have ended before it said so.
+                self._drop(number, reason, now_s, now_s - LEFT_S)
 
     # ---- standstill ------------------------------------------------------------------------------------------
 
@@ -791,22 +798,29 @@ class Job:
             self._go_on_testing(self._pairs, now_s)
         if self._setup is not None:
             self._tell_setup(self._setup.lost(number, now_s))
-        took_part = node.part is not Part.WAITING
+        took_part, what = node.part is not Part.WAITING, f"{node.name}: {reason}"
         if took_part:
-            self._lost.append(_Loss(node.join.host, f"{node.name}: {reason}", heard_s, now_s))
+            self._lost.append(_Loss(node.join.host, what, heard_s, now_s))
             self._count_change(node.join.host)
+        elif node.place is not None or self._attempt < 0:
+            self._gone = [*self._gone, what][-MOST_LOST_TOLD:]
+        is_news = took_part or what in self._gone
+        if is_news and self._phase is not Phase.RUNNING and self._lost_told < MOST_LOST_TOLD:
+            self._lost_told += 1
+            self._tell_all(f"lost node {what}")
         if self._examining is not None:
             self._examining.lost(number)
         if self._recovery is not None:
             self._recovery.lost(number)
         if self._phase is Phase.GATHERING:
             self._try_start(now_s)
+            self._tell_waiting(now_s)
         elif self._phase is Phase.EXAMINING:
             self._try_stop(now_s)
         elif self._phase is Phase.MENDING:
             self._try_mend_on(now_s)
         elif self._phase is Phase.RUNNING and took_part:
-            self._stop(f"lost node {node.name}: {reason}", signal.SIGTERM, now_s)
+            self._stop(f"lost node {what}", signal.SIGTERM, now_s)
         elif self._phase is Phase.STOPPING:
             self._try_go_on(now_s)
 
@@ -1189,20 +1203,33 @@ class Job:
         self._regather = True
         self._gather_since_s = now_s
         self._try_start(now_s)
+        self._tell_waiting(now_s)
+
+    def _tell_waiting(self, now_s: float) -> None:
+        """There are not enough nodes any more, which may last; told once before each attempt."""
+        missing, since_s = self._rules.min_nodes - len(self._nodes), self._gather_since_s
+        if self._phase is not Phase.GATHERING or missing <= 0 or since_s is None or self._is_waiting_told:
+            return
+        self._is_waiting_told = True
+        left_s = self._gather_by_s(since_s) - now_s
+        nodes = "node" if missing == 1 else "nodes"
+        self._tell_all(f"waiting up to {left_s:.0f} s (join_timeout) for {missing} more {nodes}")
 
     def _finish(self, status: int, reason: str) -> None:
         self._phase = Phase.FINISHED
         self._pairs = None
         failures: tuple[Failure, ...] = ()
         unsure: tuple[int, ...] = ()
+        lost: tuple[str, ...] = ()
         if self._failures and status:
             ordered = self._order_failures()
             failures, unsure = ordered.failures[:MOST_FAILURES_TOLD], ordered.unsure
+            lost = ordered.nodes[:MOST_FAILURES_TOLD]
         if self._notes is not None:
             self._notes.finished(reason)
             self._tell_pages(self._notes)
         for number in self._nodes:
-            self._send(number, Finish(status, reason, failures, unsure))
+            self._send(number, Finish(status, reason, failures, unsure, lost))
 
     # ---- words -----------------------------------------------------------------------------------------------
 
@@ -1213,10 +1240,9 @@ class Job:
     def _describe_missing(self, waited_s: float) -> str:
         here = ", ".join(sorted((n.join.host for n in self._nodes.values()), key=ranks.natural_key)[:16])
         if len(self._nodes) < self._rules.min_nodes:
-            lost = "; lost: " + "; ".join(loss.what for loss in self._lost) if self._lost else ""
             return (
                 f"only {len(self._nodes)} of {self._rules.min_nodes} nodes joined within {waited_s:.0f} s "
-                f"(join_timeout): {here or 'none'}{lost}"
+                f"(join_timeout): {here or 'none'}{self._describe_lost()}"
             )
         silent = [n.join.host for n in self._nodes.values() if n.digest is None] or [
             self._nodes[number].join.host
@@ -1224,6 +1250,10 @@ class Job:
             if number in self._nodes and self._nodes[number].environment is None
         ]
         return f"no word about their Python environment from {', '.join(silent[:16])} within {waited_s:.0f} s"
+
+    def _describe_lost(self) -> str:
+        lost = [*(loss.what for loss in self._lost[:MOST_LOST_TOLD]), *self._gone]
+        return "; lost: " + "; ".join(lost) if lost else ""
 
     def _tell_all(self, text: str) -> None:
         for number in self._nodes:

@@ -125,6 +125,7 @@ class Node:
         self._failure_files: FailureFiles | None = None  # from the first page on
         self.job_statistics: Callable[[], dict[str, int | str]] = dict  # where the coordinator is here
         self._status: StatusServer | None = None
+        self._status_paths: list[str] = []
         self._standstill: Told | None = None
         self._first_step_s: float | None = None  # of the attempt's ranks here, after they had started
         self._kernel: KernelFacts | None = None  # from the moment on when ranks run
@@ -370,9 +371,7 @@ class Node:
             ring = NEW_RING
         pages = [NO_PAGE] * spec.nproc
         if has_hooks:
-            pages = self._pages.renew(spec.nproc, self.workplace.has_image, ring)
-        if self._pages.names:
-            self._remove_at_end()
+            pages = self._pages.renew(spec.nproc, self.workplace.has_image, ring, self._remove_at_end)
         ranks = [
             Rank(world.first_rank + local_rank, local_rank, each, self._rank_events_file(world, local_rank), page)
             for local_rank, (each, page) in enumerate(zip(plan, pages, strict=True))
@@ -734,15 +733,17 @@ class Node:
             NodeStatus(self._loop, self._spec, self.agent, self, self._began_ns).answer(then)
 
         try:
-            self._status = StatusServer(self._loop, os.environ, answer)
+            self._status = StatusServer(self._loop, os.environ, answer, self._on_status_named)
         except (BootseerError, OSError) as error:
             self.say(f"bootseer status does not see this job: {error}")
-            return
+
+    def _on_status_named(self, paths: list[str]) -> None:
+        self._status_paths = paths
         self._remove_at_end()
 
     def _remove_at_end(self) -> None:
-        """Names that would be left if bootrun were killed."""
-        self._guard.remove_at_end(self._pages.names + ([self._status.path] if self._status is not None else []))
+        """Names that would be left if bootrun were killed: told before there are such files."""
+        self._guard.remove_at_end(self._pages.names + self._status_paths)
 
     @property
     def watch(self) -> NodeWatch | None:
@@ -935,7 +936,8 @@ class Node:
             return
         from launcher.ranks.report import format_report
 
-        self._console.show(format_report(self._spec.entry.target, finish.failures, finish.unsure, self._attempt))
+        target, attempt = self._spec.entry.target, self._attempt
+        self._console.show(format_report(target, finish.failures, finish.unsure, attempt, finish.lost))
         own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if own_file:
             self._write_own_error_file(own_file, first)

@@ -702,7 +702,7 @@ class _Preloaded:
         try:
             fields = self.receive()
         except _GuardGone:
-            os._exit(137)  # not needed; or the preloaded process was killed after it had told of this rank
+            os._exit(137)  # not needed; or the preloaded process was killed right after it had told of this rank
         count = int(fields[1])
         environ = _to_environ(fields[2 : 2 + count])
         rank = _Rank(fields[2 + count :], self.template["__file__"])
@@ -730,8 +730,7 @@ class _Preloaded:
         except Exception:
             pass  # what it is will show: it is exec'd
         call = self._become(rank) if is_prepared else None
-        if not os.read(fd, 1):
-            os._exit(137)
+        os.read(fd, 1)  # its end, too: the guard knows of this rank, and who lets it go was killed meanwhile
         os.close(fd)
         if call is None:
             os.execve(rank.argv[0], rank.argv, environ)

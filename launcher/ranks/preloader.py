@@ -23,6 +23,7 @@ from launcher.spec import LaunchSpec
 DEFAULT_MODULES = ("torch", "torch.distributed")
 # A process for restarts alone is started after the first step of all ranks, or so long after their start.
 LATER_S = 30.0
+AGAIN_S = 3.0  # after one that was ready was killed
 # One that fails is started again without what failed, so often.
 MOST_STARTS = 5
 MOST_SCRIPT_BYTES = 1 << 20
@@ -244,6 +245,7 @@ class Preloader:
             return
         if wanted and self._state is State.ENDED:
             self._say_exec(self._why)
+            self._cancel_later()  # ranks that are exec'd have enough to import: after their first step
         then(wanted and self._state is State.READY)
 
     def expect_fork(self) -> None:
@@ -275,9 +277,7 @@ class Preloader:
 
     def _load_for_restarts(self) -> None:
         """Starts the process for restarts, or again with what the first step has shown to be needed."""
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
+        self._cancel_later()
         spec = self._spec
         if self._state is State.LOADING or self._starts >= MOST_STARTS:
             return
@@ -322,7 +322,8 @@ class Preloader:
             why, self._why_timeout = self._why_timeout, ""
             module = module or "what is to be preloaded"
         text = f"{module} {why}" if module else why
-        self._why = text if was_loading else f"the preloaded process has ended: {why}"
+        is_unnamed = not was_loading or text.startswith("it ")
+        self._why = f"the preloaded process has ended: {why}" if is_unnamed else text
         if was_loading:
             self._note_span(0, text)
             # A framework that is slow on a cold node is not at fault.
@@ -333,6 +334,14 @@ class Preloader:
         if self._waiting is not None:
             self._say_exec(self._why)
             self._go(False)
+        elif (
+            not (was_loading or is_its_fault)
+            and self._has_attempt
+            and self._plan.restarts
+            and self._spec.can_restart
+        ):
+            self._cancel_later()
+            self._later = self._loop.call_later(AGAIN_S, self._load_for_restarts)
 
     def on_exec_instead(self, why: str) -> None:
         """Ranks were to be forked, and are exec'd: another process is needed for the next attempt."""
@@ -352,6 +361,11 @@ class Preloader:
     def _note_span(self, modules: int, error: str) -> None:
         first = self._plan.at_once and not self._has_attempt
         self._note(PreloadSpan(self._began_ns, time.monotonic_ns(), modules, error, first))
+
+    def _cancel_later(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

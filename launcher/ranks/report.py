@@ -47,6 +47,8 @@ def format_report(
     doubts = []
     if alike := find_alike(failures):
         doubts.append(f"  ranks {format_ranks(alike)} failed alike: all there are")
+    elif len(unsure) == 1:
+        doubts.append(f"  cannot tell whether rank {unsure[0]} was first")
     elif unsure:
         doubts.append(f"  cannot tell which of ranks {format_ranks(unsure)} was first")
     if lost_nodes:

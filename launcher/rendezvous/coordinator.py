@@ -37,6 +37,9 @@ from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Event, Re
 
 SPARE_FILES = 256
 REFUSAL_S = 1.0  # for who was turned away to close
+# A connection that is closed was so, at most, that long before it is seen: this loop may have been busy, and a
+# network lose a packet.
+CLOSED_S = 1.0
 _READ_BYTES = 64 * 1024
 _SHARE_BYTES = 2048  # from this size on, a payload for many nodes is queued by reference
 _REPORT_S = 10.0  # one line about strange connections in this time
@@ -194,7 +197,7 @@ class Coordinator:
             if not (data and peer.is_finished):
                 return
         self._bytes_in += len(data)
-        peer.heard_s = received_ns / 1e9
+        peer.heard_s = received_ns / 1e9 if data else max(peer.heard_s, received_ns / 1e9 - CLOSED_S)
         for event in peer.wire.receive(data) if data else peer.wire.end():
             self._on_event(peer, event, received_ns)
 

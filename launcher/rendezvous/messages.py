@@ -469,6 +469,7 @@ class Finish(NamedTuple):
     reason: str  # "" when all went well
     failures: tuple[Failure, ...]  # first failure first; at most 64
     unsure: tuple[int, ...]  # ranks of which none can be told to be the first; () when it is known
+    lost: tuple[str, ...] = ()  # hosts of lost nodes that may have failed before these ranks; at most 64
 
 
 class Refused(NamedTuple):

@@ -32,14 +32,24 @@ Answer = Callable[[Callable[[dict[str, Any] | Exception], object]], object]
 class StatusServer:
     """Of one job on this node, until `close`."""
 
-    def __init__(self, loop: EventLoop, environ: Mapping[str, str], answer: Answer) -> None:
-        """Listens from here on. Raises: ConfigError, StorageError, OSError."""
+    def __init__(
+        self,
+        loop: EventLoop,
+        environ: Mapping[str, str],
+        answer: Answer,
+        on_named: Callable[[list[str]], object] = lambda _paths: None,
+    ) -> None:
+        """Listens from here on. Args: on_named: is told the names that it will have, before it has them.
+
+        Raises: ConfigError, StorageError, OSError.
+        """
         self._loop, self._answer = loop, answer
         self._clients: set[_Client] = set()
         self._again = Alarm(loop)
         folder = prepare(environ)
         name = f"{os.getpid()}-{os.urandom(4).hex()}"
         self.path = os.path.join(folder, name)
+        on_named([self.path, os.path.join(folder, UNFINISHED + name)])
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 MAGIC = b"BOOTRANK"
@@ -66,15 +67,21 @@ class Pages:
         self._fds: list[int] = []
         self._named: list[str] = []
 
-    def renew(self, count: int, is_named: bool, ring: bytes = b"") -> list[PageFile]:
+    def renew(
+        self, count: int, is_named: bool, ring: bytes = b"", on_named: Callable[[], object] = lambda: None
+    ) -> list[PageFile]:
         """New ones; NO_PAGE where there can be none.
 
-        Args: is_named: for ranks that may not follow /proc; ring: what stands behind each page (ring.py).
+        Args: is_named: for ranks that may not follow /proc; ring: what stands behind each page (ring.py);
+            on_named: called when `names` are known, before there are files of these names.
         """
         self.close()
-        if is_named:
-            _remove_left()
-        return [self._make(is_named, ring) for _ in range(count)]
+        if not is_named:
+            return [self._make("", ring) for _ in range(count)]
+        _remove_left()
+        self._named = [f"{NAMED_FOLDER}/{_NAME}{os.urandom(8).hex()}" for _ in range(count)]
+        on_named()
+        return [self._make(name, ring) for name in self.names]
 
     def read(self) -> list[Page | None]:
         """What each says; None where no rank has opened it."""
@@ -82,7 +89,7 @@ class Pages:
 
     @property
     def names(self) -> list[str]:
-        """Paths of those that have one, until their rank takes it away."""
+        """Paths of those that have one, before they are made, and until their rank takes it away."""
         return self._named[:]
 
     def close(self) -> None:
@@ -96,13 +103,10 @@ class Pages:
                 pass  # its rank has done so
         self._fds, self._named = [], []
 
-    def _make(self, is_named: bool, ring: bytes) -> PageFile:
-        name = ""
+    def _make(self, name: str, ring: bytes) -> PageFile:
         try:
-            if is_named:
-                name = f"{NAMED_FOLDER}/{_NAME}{os.urandom(8).hex()}"
+            if name:
                 fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                self._named.append(name)
             else:
                 fd = os.memfd_create("bootseer-page", os.MFD_CLOEXEC)
             self._fds.append(fd)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from bench import kill
+from bench.fork import children_of
+from bench.kill_restart_job import find_cgroups
+from tests import support
 
 SEED = int(os.environ.get("KILL_SEED", "20261121"))
 
@@ -20,3 +26,23 @@ def test_nothing_of_the_job_is_left(victim: str, tmp_path: os.PathLike[str]) -> 
         os.mkdir(folder)
         left, _ = kill.kill_once(victim, chance.uniform(0.0, 0.5), folder)
         assert left == 0
+
+
+@pytest.mark.leaks
+def test_a_job_goes_on_without_its_sentinel_and_nothing_is_left(
+    bootrun: support.Programs, script: Callable[..., str], tmp_path: Path
+) -> None:
+    source = """
+import os, time
+open(f"ready-{os.environ['RANK']}", "w").close()
+while not os.path.exists("go"): time.sleep(0.005)
+"""
+    job = bootrun.start("--standalone", "--nproc-per-node", 2, "--log-dir", "logs", script(source))
+    ready = [os.path.join(bootrun.dir, f"ready-{rank}") for rank in range(2)]
+    support.wait_until(lambda: all(map(os.path.exists, ready)), 20, "the ranks run")
+    [sentinel] = children_of(job.pid)
+    os.kill(sentinel, signal.SIGKILL)
+    Path(bootrun.dir, "go").touch()
+    run = job.wait()
+    assert run.status == 0, run.stderr
+    support.wait_until(lambda: not find_cgroups({sentinel}), 20, "its cgroup is gone")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -228,6 +229,22 @@ def test_a_killed_node_is_noticed_at_once(bed: Bed) -> None:
     began_s = bed.loop.time()
     bed.until(lambda: node.last(World).attempt == 1)
     assert bed.loop.time() - began_s < 0.5
+
+
+def test_a_closed_connection_does_not_tell_when_its_node_failed(bed: Bed) -> None:
+    """Only that it was there when it was heard of: what failed shortly before may be its victim."""
+    server = Server(bed)
+    lost: list[float | None] = []
+    server.host.lost = lambda _node, _reason, heard_s=None: lost.append(heard_s)  # type: ignore[method-assign]
+    with raw(server.port) as sock:
+        join_by_hand(bed, sock, join=make_join(1))
+        bed.until(lambda: server.count("members") == 1)
+        joined_s = bed.loop.time()
+        time.sleep(0.05)  # this process was at something else
+        sock.shutdown(socket.SHUT_WR)
+        bed.until(lambda: lost)
+    assert lost[0] is not None
+    assert lost[0] <= joined_s
 
 
 def test_a_node_that_never_reads_does_not_hold_up_the_others(bed: Bed) -> None:

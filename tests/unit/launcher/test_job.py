@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bootseer.diagnose.calls import Call, Group
-from launcher.job import JOIN_SETTLE_S, MOST_PORT_RETRIES, Phase
+from launcher.job import JOIN_SETTLE_S, MOST_LOST_TOLD, MOST_PORT_RETRIES, Phase
 from launcher.policy import StepLimits
 from launcher.rendezvous.messages import (
     Distributions,
@@ -41,6 +41,10 @@ def fixed(nodes: int, **changes: object) -> Sim:
 
 def elastic(low: int, high: int, **changes: object) -> Sim:
     return Sim(make_rules(min_nodes=low, max_nodes=high, **changes))
+
+
+def notes_of(sim: Sim, node: int) -> list[str]:
+    return [message.text for message in sim.inbox[node] if isinstance(message, Note)]
 
 
 # ---- start ---------------------------------------------------------------------------------------------------
@@ -214,6 +218,109 @@ def test_consequences_of_a_lost_node_do_not_touch_the_budget() -> None:
     sim.lose(2, "no heartbeat")
     assert not sim.finish(1)
     assert sim.ranks() == {1: 0}
+
+
+def test_a_node_that_leaves_may_have_failed_before_it_said_so() -> None:
+    """Its ranks had ended before, by its dead guard or by its own order: those of others are their victims."""
+    sim = elastic(1, 2, max_restarts=0)
+    sim.join(1)
+    sim.join(2)
+    sim.silent = {2}
+    sim.fail(1, message="ConnectionError: a rank is gone")
+    sim.advance(0.05)
+    sim.say(2, Leave("its guard process was killed"))
+    assert not sim.finish(1)
+    assert sim.ranks() == {1: 0}
+
+
+@pytest.mark.parametrize("when", ["stopped", "in the pause"])
+def test_a_node_lost_between_attempts_is_named_when_it_is_waited_for_and_at_the_end(when: str) -> None:
+    sim = fixed(2, max_restarts=5, backoff_s=10.0)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(1)  # started again at once
+    if when == "stopped":
+        sim.silent = {1}
+    sim.fail(1)
+    assert sim.world(1).attempt == 1
+    what = "node2 (pid 102, node rank 1): no heartbeat"
+    before = len(notes_of(sim, 1))
+    sim.lose(2, "no heartbeat")
+    if when == "stopped":
+        sim.silent = set()
+        sim.say(1, Stopped(1, (), sim.new_port(), False))
+    told = notes_of(sim, 1)[before:]
+    assert f"lost node {what}" in told
+    assert told[-1] == "waiting up to 600 s (join_timeout) for 1 more node"
+    sim.advance(10.0)
+    assert notes_of(sim, 1)[before:] == told, "once"
+    sim.advance(600.0)
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.reason == f"only 1 of 2 nodes joined within 600 s (join_timeout): node1; lost: {what}"
+
+
+def test_a_node_lost_before_the_first_attempt_is_named() -> None:
+    sim = fixed(3)
+    sim.join(1)
+    sim.join(2)
+    sim.lose(2, "closed the connection")
+    what = "node2 (pid 102): closed the connection"
+    assert notes_of(sim, 1) == [f"lost node {what}", "waiting up to 600 s (join_timeout) for 2 more nodes"]
+    sim.advance(600.0)
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.reason.endswith(f"node1; lost: {what}")
+
+
+def test_a_node_lost_while_others_stop_is_told_where_the_job_goes_on_without_it() -> None:
+    sim = elastic(1, 2, max_restarts=1)
+    sim.join(1)
+    sim.join(2)
+    sim.silent = {2}
+    sim.fail(1)
+    sim.lose(2, "closed the connection")
+    assert sim.ranks() == {1: 0}
+    assert "lost node node2 (pid 102, node rank 1): closed the connection" in notes_of(sim, 1)
+
+
+def test_many_nodes_that_come_and_go_before_the_start_are_not_all_named() -> None:
+    sim = fixed(3)
+    sim.join(1)
+    for node in range(2, 100):
+        sim.join(node)
+        sim.say(node, Leave("no more"))
+    sim.advance(600.0)
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.reason.count("no more") == MOST_LOST_TOLD
+    assert sum(text.startswith("lost node") for text in notes_of(sim, 1)) == MOST_LOST_TOLD
+    assert sum(text.startswith("waiting") for text in notes_of(sim, 1)) == 1
+
+
+def test_the_loss_of_many_nodes_at_once_is_not_told_for_each_to_all() -> None:
+    sim = elastic(1, 40, max_restarts=1)
+    for node in range(1, 41):
+        sim.join(node)
+    sim.silent = set(range(2, 41))
+    sim.fail(1)
+    for node in range(2, 40):
+        sim.lose(node)
+    assert sum(text.startswith("lost node") for text in notes_of(sim, 1)) == MOST_LOST_TOLD
+
+
+def test_the_report_knows_which_nodes_were_lost() -> None:
+    sim = fixed(2, max_restarts=3)
+    sim.join(1)
+    sim.join(2)
+    sim.silent = {2}
+    sim.fail(1, message="ConnectionError: a rank is gone")
+    sim.lose(2, "closed the connection")
+    sim.advance(600.0)
+    finish = sim.finish(1)
+    assert finish is not None
+    assert [failure.rank for failure in finish.failures] == [0]
+    assert finish.lost == ("node2",)
 
 
 def test_flapping_node_ends_the_job_and_is_named() -> None:

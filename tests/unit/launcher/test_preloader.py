@@ -12,7 +12,7 @@ import pytest
 from launcher.cli import parse
 from launcher.guard_client import GuardClient
 from launcher.loop import Loop
-from launcher.ranks import hot_imports
+from launcher.ranks import hot_imports, preloader
 from launcher.ranks.preloader import MORE, MOST_STARTS, Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram, own_program
 from launcher.spec import build_spec
@@ -437,12 +437,56 @@ def test_what_the_user_names_is_tried_each_time(start: Callable[..., Start]) -> 
         assert job.said == [f"noisy {CULPRIT}"]
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_what_has_ended_is_named_also_while_it_imports_nothing(
+    start: Callable[..., Start], is_ready: bool
+) -> None:
+    job = start("--fork-ranks", "on")
+    if is_ready:
+        job.ready(2)
+    job.end("", "it was ended by SIGKILL", is_its_fault=False)
+    assert job.settle() == [False]
+    assert job.said == ["the preloaded process has ended: it was ended by SIGKILL"]
+
+
 def test_a_framework_is_not_held_at_fault_for_a_killed_process(start: Callable[..., Start]) -> None:
     """Out of memory once, or kill -9, must not cost a week of preloading."""
     job = start("--fork-ranks", "on")
     job.settle()
     job.end("torch", "was being imported when the process was ended by SIGKILL", False)
     assert start("--fork-ranks", "on").guard.loaded == [TORCH]
+
+
+@pytest.mark.parametrize("is_its_fault", [False, True])
+def test_one_that_was_killed_while_ranks_run_is_there_again_for_a_restart(
+    start: Callable[..., Start], monkeypatch: pytest.MonkeyPatch, is_its_fault: bool
+) -> None:
+    monkeypatch.setattr(preloader, "AGAIN_S", 0.0)
+    job = start("--fork-ranks", "on", "--max-restarts", "3")
+    job.ready(900)
+    job.preloader.attempt_started()
+    job.end("", "it was ended by SIGKILL", is_its_fault)
+    assert len(job.guard.loaded) == 1, "not at once"
+    job.loop.run_once(0.01)
+    assert len(job.guard.loaded) == (1 if is_its_fault else 2)
+    if not is_its_fault:
+        job.ready(900)
+    assert job.settle(is_first=False) == [not is_its_fault]
+
+
+def test_one_that_was_killed_before_a_restart_leaves_the_ranks_alone(
+    start: Callable[..., Start], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preloader, "AGAIN_S", 0.0)
+    job = start("--fork-ranks", "on", "--max-restarts", "3")
+    job.ready(900)
+    job.preloader.attempt_started()
+    job.end("", "it was ended by SIGKILL", is_its_fault=False)
+    assert job.settle(is_first=False) == [False]
+    job.loop.run_once(0.01)
+    assert len(job.guard.loaded) == 1
+    job.first_step(library("hot"))
+    assert len(job.guard.loaded) == 2
 
 
 def test_nothing_is_loaded_for_restarts_that_cannot_be(start: Callable[..., Start]) -> None:

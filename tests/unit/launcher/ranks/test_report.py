@@ -100,6 +100,11 @@ def test_doubts_are_said():
     assert "(its order among nodes is known to 4 ms)" in text
 
 
+def test_a_rank_that_may_have_failed_after_a_node_was_lost() -> None:
+    text = format_report("t", [make_failure(7)], (7,), lost_nodes=("host9",))
+    assert "  cannot tell whether rank 7 was first\n  lost node that may have failed first: host9\n" in text
+
+
 def test_only_stopped_ranks():
     text = format_report("t", [make_failure(1, stopped_by_us=True)])
     assert "Root Cause (first observed failure):\n  <NONE: bootrun stopped all ranks>\n" in text

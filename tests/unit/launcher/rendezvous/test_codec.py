@@ -161,7 +161,14 @@ worlds = st.builds(
             st.lists(text, max_size=9).map(tuple),
         ),
         st.builds(StepTaken, numbers, STEPS, text, text),
-        st.builds(Finish, numbers, text, st.lists(failures, max_size=3).map(tuple), st.just((1, 2))),
+        st.builds(
+            Finish,
+            numbers,
+            text,
+            st.lists(failures, max_size=3).map(tuple),
+            st.just((1, 2)),
+            st.lists(text, max_size=3).map(tuple),
+        ),
         worlds,
         st.builds(Environment, st.builds(Distributions, text, st.lists(text, max_size=9).map(tuple))),
         st.builds(

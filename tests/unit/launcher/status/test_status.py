@@ -246,6 +246,27 @@ def connect(path: str) -> socket.socket:
     return connection
 
 
+def test_its_names_are_told_before_it_has_them(environ: dict[str, str]) -> None:
+    """Else a job that is killed between the two would leave them."""
+    os.mkdir(os.path.dirname(environ["BOOTSEER_RUNTIME"]), 0o700)
+    told: list[tuple[list[str], list[str]]] = []
+    folder = os.path.join(environ["BOOTSEER_RUNTIME"], "jobs")
+    loop = Loop()
+    try:
+        server = StatusServer(
+            loop, environ, lambda _then: None, lambda paths: told.append((paths, os.listdir(folder)))
+        )
+        [(paths, there)] = told
+        assert (there, paths[0]) == ([], server.path)
+        assert {os.path.join(folder, name) for name in os.listdir(folder)} <= set(paths)
+        # While it is made it has the other name.
+        assert os.path.basename(paths[1]) == f".{os.path.basename(server.path)}"
+        server.close()
+        assert os.listdir(folder) == []
+    finally:
+        loop.close()
+
+
 @pytest.mark.leaks
 def test_clients_of_all_sorts_cost_only_themselves(served: Served, environ: dict[str, str]) -> None:
     (found,) = ask_all(environ)

@@ -271,6 +271,17 @@ def test_names_that_a_killed_job_has_left_go_with_the_next(
     assert made.names == [file.given]
 
 
+def test_names_are_told_before_there_are_such_files(
+    monkeypatch: pytest.MonkeyPatch, made: Pages, tmp_path: Path
+) -> None:
+    """Else a job that is killed between the two would leave them."""
+    monkeypatch.setattr(pages, "NAMED_FOLDER", os.fspath(tmp_path))
+    told: list[tuple[list[str], list[Path]]] = []
+    files = made.renew(2, True, on_named=lambda: told.append((made.names, list(tmp_path.iterdir()))))
+    assert told == [([file.given for file in files], [])]
+    assert sorted(tmp_path.iterdir()) == sorted(Path(file.given) for file in files)
+
+
 @pytest.mark.parametrize("what", ["nothing", "folder", "empty", "other", "fifo", "device", "memory"])
 def test_what_is_no_page_is_left_alone(tmp_path: Path, what: str) -> None:
     path = tmp_path / what
