@@ -53,8 +53,8 @@ class Tried(NamedTuple):
     """An injection, and what came of it under each launcher that was tried."""
 
     injection: Injection
-    ours: Verdict
-    outcome: Outcome
+    ours: Verdict | None
+    outcome: Outcome  # of ours
     torchruns: Verdict | None
 
 
@@ -71,7 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--held-out", action="store_true", help="only those")
     which.add_argument("--not-held-out", action="store_true", help="without those")
-    parser.add_argument("--no-torchrun", action="store_true", help="without torchrun's column")
+    column = parser.add_mutually_exclusive_group()
+    column.add_argument("--no-torchrun", action="store_true", help="without torchrun's column")
+    column.add_argument("--only-torchrun", action="store_true", help="only torchrun's column")
     parser.add_argument("--no-faults", action="store_true", help="only what --healthy adds")
     parser.add_argument(
         "--healthy", type=float, nargs="?", const=HEALTHY_MINUTES, metavar="MINUTES", help="of real jobs"
@@ -109,7 +111,9 @@ def run(args: argparse.Namespace) -> Figures:
             tried: list[Tried] = []
             for number in range(args.rounds):
                 note(f"seed {args.seed + number}")
-                tried += trial.run_all(choose(draw(faults, args.seed + number), args), not args.no_torchrun)
+                launchers = ("torchrun",) if args.only_torchrun else ("bootrun", "torchrun")
+                plan = choose(draw(faults, args.seed + number), args)
+                tried += trial.run_all(plan, launchers[:1] if args.no_torchrun else launchers)
             print("\n".join(table(tried)))
             add_figures(figures, tried)
             figures.add("faults.broken", "faults without a figure", [trial.broken])
@@ -129,7 +133,7 @@ class Trial:
         self._clock = ""
         self._known_flags = _known_flags()
 
-    def run_all(self, plan: Sequence[Injection], with_torchrun: bool) -> Iterator[Tried]:
+    def run_all(self, plan: Sequence[Injection], launchers: Sequence[str]) -> Iterator[Tried]:
         """Those that can be had here."""
         for number, injection in enumerate(plan, 1):
             reason = why_not(injection)
@@ -138,14 +142,15 @@ class Trial:
                 continue
             began_s = time.monotonic()
             try:
-                verdict, outcome = self._run(injection, "bootrun")
-                theirs = self._run(injection, "torchrun")[0] if with_torchrun else None
+                found = {launcher: self._run(injection, launcher) for launcher in launchers}
             except BenchError as error:
                 self.broken += 1
                 note(f"{number}/{len(plan)} {injection.key}: no figure can be made of it: {error}")
                 continue
-            note(f"{number}/{len(plan)} {_brief(injection, verdict)} [{time.monotonic() - began_s:.0f} s]")
-            yield Tried(injection, verdict, outcome, theirs)
+            took = f"[{time.monotonic() - began_s:.0f} s]"
+            note(f"{number}/{len(plan)} {_brief(injection, found[launchers[0]][0])} {took}")
+            ours, outcome = found.get("bootrun", (None, Outcome()))
+            yield Tried(injection, ours, outcome, found["torchrun"][0] if "torchrun" in found else None)
 
     def _run(self, injection: Injection, launcher: str) -> tuple[Verdict, Outcome]:
         flags, left_out = self._flags(injection, launcher)
@@ -229,7 +234,9 @@ def follow(job: Job, most_s: float | None) -> Outcome:
 
 def table(tried: Sequence[Tried]) -> list[str]:
     """A row for each: what was said, and in brackets what should have been."""
-    rows = [("fault", "seen s", "class", "culprit", "done", "goes on s", "torchrun", "note")]
+    rows: list[tuple[str, ...]] = [
+        ("fault", "seen s", "class", "culprit", "done", "goes on s", "torchrun", "note")
+    ]
     for each in tried:
         fault, ours, theirs = each.injection.fault, each.ours, each.torchruns
         other = "-"
@@ -242,13 +249,9 @@ def table(tried: Sequence[Tried]) -> list[str]:
         rows.append(
             (
                 each.injection.key + (" *" if fault.is_held_out else ""),
-                _seconds(ours.seen_s) + ("" if ours.is_right else " WRONG"),
-                _cell(ours.class_, ours.is_class_right, fault.class_),
-                _cell(ours.culprit, ours.is_culprit_right, _wanted_culprit(each.injection)),
-                _cell(ours.action, ours.is_action_right, fault.action),
-                _seconds(ours.goes_on_s),
+                *(_cells(each.injection, ours) if ours is not None else ("-",) * 5),
                 other,
-                ours.note[:90],
+                ours.note[:90] if ours is not None else "",
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -256,6 +259,16 @@ def table(tried: Sequence[Tried]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     return [*lines, "(* held out; what is wrong: said, not: wanted)"]
+
+
+def _cells(injection: Injection, ours: Verdict) -> tuple[str, ...]:
+    return (
+        _seconds(ours.seen_s) + ("" if ours.is_right else " WRONG"),
+        _cell(ours.class_, ours.is_class_right, injection.fault.class_),
+        _cell(ours.culprit, ours.is_culprit_right, _wanted_culprit(injection)),
+        _cell(ours.action, ours.is_action_right, injection.fault.action),
+        _seconds(ours.goes_on_s),
+    )
 
 
 def _cell(said: str, is_right: bool, wanted: str) -> str:
@@ -292,22 +305,24 @@ def add_figures(figures: Figures, tried: Sequence[Tried]) -> None:
     if not tried:
         raise BenchError("none of these faults can be had here")
     figures.add("faults.tried", "faults", [len(tried)])
-    for end, some in (("", tried), ("_held_out", [each for each in tried if each.injection.fault.is_held_out])):
-        harmful = [each.ours for each in some if not each.injection.fault.is_harmless]
+    ours = [(each.injection, each.ours) for each in tried if each.ours is not None]
+    held_out = [each for each in ours if each[0].fault.is_held_out]
+    for end, some in (("", ours), ("_held_out", held_out)):
+        harmful = [verdict for injection, verdict in some if not injection.fault.is_harmless]
         if some:
-            _share(figures, f"faults.seen_share{end}", [each.ours.is_right for each in some])
+            _share(figures, f"faults.seen_share{end}", [verdict.is_right for _, verdict in some])
         if harmful:
             _share(figures, f"faults.class_right_share{end}", [each.is_class_right for each in harmful])
             _share(figures, f"faults.culprit_right_share{end}", [each.is_culprit_right for each in harmful])
             _share(figures, f"faults.action_right_share{end}", [each.is_action_right for each in harmful])
-    exits = [each.ours.seen_s for each in tried if is_exit(each.injection) and each.ours.seen_s is not None]
+    exits = [each.seen_s for injection, each in ours if is_exit(injection) and each.seen_s is not None]
     if exits:
         figures.add("faults.exit_detect_s", "s, the slowest", [max(exits)])
         figures.add("faults.exit_detect_median_s", "s", [median(exits)])
-    hangs = [each for each in tried if each.injection.fault.class_ == "hang"]
+    hangs = [each for injection, each in ours if injection.fault.class_ == "hang"]
     if hangs:
-        _share(figures, "faults.hang_detect_share", [each.ours.is_in_time for each in hangs])
-    if on := [each.ours.goes_on_s for each in tried if each.ours.goes_on_s is not None]:
+        _share(figures, "faults.hang_detect_share", [each.is_in_time for each in hangs])
+    if on := [each.goes_on_s for _, each in ours if each.goes_on_s is not None]:
         figures.add("faults.goes_on_s", "s", on)
     theirs = [
         each.torchruns for each in tried if each.torchruns is not None and not each.injection.fault.is_harmless
@@ -315,7 +330,9 @@ def add_figures(figures: Figures, tried: Sequence[Tried]) -> None:
     if theirs:
         _share(figures, "faults.torchrun_seen_share", [each.seen_s is not None for each in theirs])
         _share(figures, "faults.torchrun_culprit_right_share", [each.is_culprit_right for each in theirs])
-    figures.add("faults.left_processes", "processes of bootrun's runs", [sum(each.outcome.left for each in tried)])
+    if ours:
+        left = sum(each.outcome.left for each in tried)
+        figures.add("faults.left_processes", "processes of bootrun's runs", [left])
 
 
 def _share(figures: Figures, name: str, right: Sequence[bool]) -> None:
