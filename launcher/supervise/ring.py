@@ -6,7 +6,8 @@ Little endian, from the end of the page (64) on; a call is found at its serial n
    64     groups, a line each: number, generation, name, label, ranks as START:COUNT:STEP,...; tabs between
 16448     records of 76 bytes: serial, number in the group, bytes, entered ns (8 each), group (2), operator, type
           (1 each), tensors (2), peer, tag (4), dimensions (1), the first four (4 each), left ns (8), flags (1),
-          and the CRC-32 of all this: what is read while it is written does not fit, and is read again
+          and the serial number's lower half once more: a record is written from its beginning to its end, so of
+          one that is read while it is written these differ, and it is read again
 Flags: 1 it is waited for, 2 it failed, 4 its end cannot be seen. There is one writer and no lock: it can be read
 while the rank hangs, and when it is dead.
 """
@@ -26,17 +27,17 @@ from launcher.tracer import (
     FAILED,
     GROUPS_AT,
     GROUPS_BYTES,
-    HEAD_FORMAT,
     HOOKED_AT,
     LOST_SIGHT,
+    LOW_SERIAL,
     OPERATORS,
     RECORD_BYTES,
+    RECORD_FORMAT,
     RECORDS_AT,
     RING_AT,
     RING_END,
     RING_HEAD,
     SLOTS,
-    TAIL_FORMAT,
     TYPES,
     WAITED_FOR,
     name_runs,
@@ -49,7 +50,7 @@ MOST_TRACE_BYTES = 4 << 20  # of a node, unpacked
 MOST_TAIL = 64  # calls of a rank that are sent
 MOST_TEXT = 64
 TRIES = 3
-_RECORD = struct.Struct(HEAD_FORMAT + TAIL_FORMAT[1:])
+_RECORD = struct.Struct(RECORD_FORMAT)
 # As people know them; the rest without the underscores of torch's operators.
 _NAMES = {
     **{name: name.strip("_") for name in OPERATORS},
@@ -105,7 +106,7 @@ def parse_ring(data: bytes) -> tuple[list[Call] | None, int]:
         if not record.strip(b"\0"):
             continue
         fields = _RECORD.unpack(record)
-        if fields[-1] != zlib.crc32(record[:-4]) or fields[0] % SLOTS != slot:
+        if fields[-1] != fields[0] & LOW_SERIAL or fields[0] % SLOTS != slot or not fields[0]:
             torn += 1
             continue
         group = groups.get(fields[4])

@@ -52,12 +52,15 @@ def make_ring(fd: int) -> tracer.Ring:
 def put(ring: tracer.Ring, number: int, left_ns: int = 0, flags: int = 0, op: int = 1) -> None:
     """A call of group 0 with this number in the group."""
     serial = ring.serial = ring.serial + 1
-    head = ring.pack(serial, number, 4000, 10 * number, 0, op, 1, 1, -1, 0, 2, 10, 100, 0, 0)
-    ring.put(serial, head, left_ns, flags)
+    at = tracer.RECORDS_AT + serial % tracer.SLOTS * tracer.RECORD_BYTES
+    what = (serial, number, 4000, 10 * number, 0, op, 1, 1, -1, 0, 2, 10, 100, 0, 0)
+    ring.put(ring.map, at, *what, left_ns, flags, serial & tracer.LOW_SERIAL)
 
 
 def test_both_ends_know_the_same_format() -> None:
-    assert struct.calcsize(tracer.HEAD_FORMAT + tracer.TAIL_FORMAT[1:]) == tracer.RECORD_BYTES
+    assert struct.calcsize(tracer.RECORD_FORMAT) == tracer.RECORD_BYTES
+    assert struct.calcsize("<QQQQHBBHiiB4I") == tracer.LEFT_AT
+    assert struct.calcsize("<QQQQHBBHiiB4IQB") == tracer.END_AT
     assert inside.RING_MAGIC == RING_MAGIC == NEW_RING[:8] == tracer.RING_HEAD[:8]
     assert len(NEW_RING) + PAGE_BYTES == tracer.RING_END
 
@@ -138,8 +141,7 @@ def _file_of(memory: mmap.mmap) -> int:
 
 
 def _bytes_of(ring: tracer.Ring) -> bytes:
-    assert ring._map is not None
-    return bytes(ring._map[:])
+    return bytes(ring.map[:])
 
 
 @given(st.binary(max_size=300), st.integers(0, tracer.GROUPS_BYTES - 300))
