@@ -42,20 +42,24 @@ opened_s = time.perf_counter() - ready_s
 events = inside.Events(sys.argv[2], "run", "node", 0, 0)
 first_step = inside.FirstStep(events, page)
 hook = first_step._make_counter(page)
-beat = inside.Heartbeats(events, first_step, page).beat
+import bootseer
+sys.modules[inside.NAME] = inside
+inside.heartbeat = inside.Heartbeats(events, first_step, page).beat
 optimizer, empty, metrics = object(), (), {}
+def beat(step):
+    bootseer.heartbeat(step, loss=1.5)
 def nothing(*_step):
     pass
 def measure(function, *args):
     best = 1e9
     for _ in range(5):
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         for _ in range(50000):
             function(*args)
-        best = min(best, time.perf_counter() - began_s)
+        best = min(best, time.thread_time() - began_s)
     return best / 50000 * 1e6
 print(measure(hook, optimizer, empty, metrics) - measure(nothing, optimizer, empty, metrics),
-      measure(beat, 7, metrics), opened_s * 1e6)
+      measure(beat, 7) - measure(nothing, 7), opened_s * 1e6)
 """
 RANK = """
 import subprocess, sys, time
