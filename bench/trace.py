@@ -109,10 +109,11 @@ def _is_named(name: str) -> bool:
         with open(f"{folder}/job.py", "w") as file:
             file.write(JOB)
         flags = ["--standalone", "--nproc-per-node", "4", "--hang-least", "2", "--log-dir", f"{folder}/logs"]
+        grace = ["--shutdown-timeout", str(planted.grace_s)]
         words = [f"{folder}/job.py", name, str(planted.rank), str(AT_STEP)]
         began_s = time.monotonic()
         job = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *flags, "--trace-collectives", "--shutdown-timeout", "1", *words],
+            [sys.executable, "-m", "launcher", *flags, "--trace-collectives", *grace, *words],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
