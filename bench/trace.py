@@ -90,10 +90,11 @@ def _cost(way: str, rounds: int) -> list[float]:
     pages = [Pages(), Pages()]
     try:
         made = [each.renew(1, False, ring)[0] for each, ring in zip(pages, (b"", NEW_RING), strict=True)]
-        commands = [[sys.executable, "-c", COST, page.given, way] for page in made]
+        command = [sys.executable, "-c", COST]
+        commands = [*command, made[0].given, way], [*command, made[1].given, way]
         with tempfile.TemporaryDirectory(prefix="bench-trace-") as folder:
             environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-            pairs = measure_pairs(*commands, environ, folder, rounds, CALLS)
+            pairs = measure_pairs(commands, environ, folder, rounds, CALLS)
         traced = read_ring(made[1].path, 0)
         if read_ring(made[0].path, 0) is not None or traced is None or len(traced.calls) != SLOTS:
             raise BenchError("the tracer did not do what was measured")

@@ -31,7 +31,9 @@ CAUSES = {
     "other-order": Planted(1, ("different-order",), "all_reduce of all before that of dp"),
     "one-more": Planted(2, ("different-order",), "an all_reduce of dp that the other does not make"),
     "one-less": Planted(0, ("different-order",), "leaves out the all_reduce of dp"),
-    "ended": Planted(1, ("has-ended",), "ends before its all_reduce; a child of it keeps the connections open", 60),
+    "ended": Planted(
+        1, ("has-ended",), "ends before its all_reduce; a child of it keeps the connections open", 60
+    ),
     "overlapped": Planted(3, ("did-not-enter",), "starts an all_reduce, and sleeps without waiting for it"),
 }
 AT_STEP = 400

@@ -120,15 +120,15 @@ class _Program:
 
 
 def measure_pairs(
-    plain: Sequence[str], other: Sequence[str], environ: Mapping[str, str], folder: str, pairs: int, count: int
+    commands: tuple[Sequence[str], Sequence[str]], environ: Mapping[str, str], folder: str, pairs: int, count: int
 ) -> list[Pair]:
-    """Runs both commands and measures them in turns; what the first turn of each answers is left out.
+    """Runs both commands, the plain one first, and measures them in turns, the first turn for nothing.
 
     Args: count: what each is asked for. Raises: BenchError.
     """
     programs: list[_Program] = []
     try:
-        for name, argv in (("plain", plain), ("other", other)):
+        for name, argv in zip(("plain", "other"), commands, strict=True):
             programs.append(_Program(argv, environ, folder, name))
         found = []
         for number in range(pairs + 1):
@@ -141,17 +141,16 @@ def measure_pairs(
             each.end()
 
 
-def measure_steps(
-    plain: Sequence[str], other: Sequence[str], folder: str, pairs: int, count: int
-) -> list[Pair]:
+def measure_steps(plain: Sequence[str], other: Sequence[str], folder: str, pairs: int, count: int) -> list[Pair]:
     """Seconds a step of a job of two ranks, and CPU seconds. Args: plain, other: flags of bootrun."""
     path = f"{folder}/steps.py"
     with open(path, "w") as file:
         file.write(STEPS)
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    commands = [
-        [sys.executable, "-m", "launcher", "--standalone", "--nproc-per-node", "2", *flags, path]
-        for flags in (["--log-dir", f"{folder}/plain", *plain], ["--log-dir", f"{folder}/other", *other])
-    ]
-    return measure_pairs(*commands, environ, folder, pairs, count)
+    bootrun = [sys.executable, "-m", "launcher", "--standalone", "--nproc-per-node", "2"]
+    commands = (
+        [*bootrun, "--log-dir", f"{folder}/plain", *plain, path],
+        [*bootrun, "--log-dir", f"{folder}/other", *other, path],
+    )
+    return measure_pairs(commands, environ, folder, pairs, count)

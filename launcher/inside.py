@@ -193,6 +193,7 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
     at = fd
     now_ns, write = time.monotonic_ns, os.pwrite
     first = os.fstat(fd)
+    look, get = None, 0  # type: Any, int
 
     def find_mark(at: int, _get: int) -> int:
         found = os.fstat(at)
@@ -208,9 +209,10 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
                 look, get = fcntl.fcntl, fcntl.F_GETSIG
             except (ImportError, AttributeError, OSError):
                 pass
-        return look(at, get)
+        found = look(at, get)  # type: int
+        return found
 
-    look, get = set_mark, 0  # type: Tuple[Callable[[int, int], int], int]
+    look = set_mark
 
     def pulse(*_step: "Any") -> None:
         nonlocal count
@@ -638,6 +640,15 @@ class Heartbeats:
         self._events.write(None, "scalar", "heartbeat", more)
 
 
+def keep_layout(line: str) -> None:
+    """Where bootseer.layout ends: bootrun reads it when the job stands still; one rank of a node is enough."""
+    if layout_path and os.getpid() == rank_pid and os.environ.get("LOCAL_RANK") == "0":
+        try:
+            write_private(layout_path, line)
+        except OSError:
+            pass
+
+
 # ---- output ------------------------------------------------------------------------------------------------
 
 
@@ -971,7 +982,7 @@ def _preload(path: str, arguments: "List[str]") -> "Tuple[Callable[..., object],
 
 def install(events: Events, page_file: str = "") -> None:
     """What a rank gets from us; the first event says that its script begins. Args: page_file: "" for none."""
-    global heartbeat, rank_pid, known_modules, known_folders
+    global heartbeat, rank_pid, known_modules, known_folders, layout_path
     rank_pid = events.pid
     known_modules = known_modules or frozenset(sys.modules)
     known_folders = tuple([folder + "/" for folder in sys.path if folder])
@@ -979,6 +990,8 @@ def install(events: Events, page_file: str = "") -> None:
     page = open_page(page_file) if page_file else None
     if events.path:
         watch_opened(events)
+    if events.path.endswith(".jsonl"):
+        layout_path = events.path[:-6] + ".layout"
     if events.path or page is not None:
         first_step = FirstStep(events, page)
         first_step.install()
@@ -989,6 +1002,7 @@ def install(events: Events, page_file: str = "") -> None:
 
 
 heartbeat = None  # type: Optional[Callable[[Any, Dict[str, Any]], None]]
+layout_path = ""
 rank_pid = 0  # children forked by the script are not the rank
 known_modules = frozenset()  # type: Any  # before the script, set in the preloaded process already
 known_folders = ()  # type: Tuple[str, ...]

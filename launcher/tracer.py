@@ -1,11 +1,11 @@
 """The tracer inside a rank: calls of torch.distributed go into a ring that is read from outside.
 
 Loaded by inside.py, by path, once torch is imported, where bootrun has made a ring behind the rank's page
-(--trace-collectives); stdlib only, needs Python 3.8. Calls from Python are noted by a function around the method of
-ProcessGroup. Those that C++ starts (DDP's reducer, functional collectives), and rare forms, by a kernel of ours for
-torch's operators (c10d::...) and the dispatch key ADInplaceOrView, which no backend uses; for the first kind of
-calls it is left out, as the way through Python and back costs more than all the rest. What goes to a backend's
-object directly, other libraries' communication, and calls that are captured into CUDA graphs are not seen.
+(--trace-collectives); stdlib only, needs Python 3.8. Calls from Python are noted by a function around the method
+of ProcessGroup. Those that C++ starts (DDP's reducer, functional collectives), and rare forms, by a kernel of ours
+for torch's operators (c10d::...) and the dispatch key ADInplaceOrView, which no backend uses; it is left out for
+the others, as its way through Python and back costs more than all the rest. What goes to a backend's object
+directly, other libraries' communication, and calls that are captured into CUDA graphs are not seen.
 The format of the ring: launcher/supervise/ring.py.
 """
 

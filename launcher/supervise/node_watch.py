@@ -11,6 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 
+from bootseer.diagnose.layout import MOST_LINE
 from launcher.loop import Cancellable, EventLoop
 from launcher.ranks.group import RankGroup, RankState
 from launcher.rendezvous.messages import NodeStacks, RankLooks, Standstill
@@ -70,8 +71,21 @@ class NodeWatch:
         if self._collector is None:
             self._collector = StackCollector(self._loop, self._group.ranks)
         self._collector.collect(
-            lambda found: self._send(NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), self._traces()))
+            lambda found: self._send(
+                NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), self._traces(), self._layout())
+            )
         )
+
+    def _layout(self) -> str:
+        """How the ranks lie in parallel groups, as they have said by bootseer.layout; "" for nothing."""
+        first = next((each for each in self._group.ranks if each.local_rank == 0), None)
+        if first is None or not first.events_file.endswith(".jsonl"):
+            return ""
+        try:
+            with open(f"{first.events_file[:-6]}.layout", encoding="ascii") as file:
+                return file.read(MOST_LINE)
+        except (OSError, ValueError):
+            return ""
 
     def _traces(self) -> bytes:
         """What the ranks have called of torch.distributed; b"" where that is not traced."""

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from bootseer.diagnose.calls import Call, Group, RankTrace
+from bootseer.diagnose.layout import format_runs, parse_runs
 from launcher.supervise.page import PAGE_BYTES
 from launcher.tracer import (
     FAILED,
@@ -40,7 +41,6 @@ from launcher.tracer import (
     SLOTS,
     TYPES,
     WAITED_FOR,
-    name_runs,
 )
 
 RING_BYTES = RING_END - PAGE_BYTES
@@ -131,23 +131,12 @@ def _parse_groups(data: bytes) -> dict[int, Group]:
     for line in data.split(b"\n")[:-1]:
         try:
             number, generation, name, label, runs = line.decode("ascii").split("\t")
-            ranks = _parse_runs(runs, MOST_RANKS - known)
+            ranks = parse_runs(runs, MOST_RANKS - known)
             found[int(number)] = Group(name, label, int(generation), ranks)
             known += len(ranks)
         except ValueError:
             pass  # torn, or not ours
     return found
-
-
-def _parse_runs(text: str, most: int) -> tuple[int, ...]:
-    """Ranks of START:COUNT:STEP,... Raises: ValueError, also for more than `most`."""
-    ranks: list[int] = []
-    for run in text.split(",") if text else ():
-        start, count, step = map(int, run.split(":"))
-        if count > most - len(ranks):
-            raise ValueError(run)
-        ranks += [start + step * each for each in range(count)]
-    return tuple(ranks)
 
 
 # ---- the way to the coordinator ------------------------------------------------------------------------------
@@ -179,7 +168,7 @@ def pack_rings(rings: Iterable[RankRing], shift_ns: int, most_bytes: int) -> byt
             ]
             for each in found
         ]
-        listed = [[group.name, group.label, group.generation, name_runs(list(group.ranks))] for group in groups]
+        listed = [[group.name, group.label, group.generation, format_runs(group.ranks)] for group in groups]
         data = zlib.compress(json.dumps([listed, ranks], separators=(",", ":")).encode())
         if len(data) <= most_bytes:
             return data
@@ -204,7 +193,7 @@ def unpack_rings(data: bytes, stopped: Mapping[int, bool]) -> dict[int, RankTrac
         groups: list[Group] = []
         known = 0
         for name, label, generation, runs in listed:
-            members = _parse_runs(str(runs), MOST_RANKS - known)
+            members = parse_runs(str(runs), MOST_RANKS - known)
             known += len(members)
             groups.append(Group(str(name)[:MOST_TEXT], str(label)[:MOST_TEXT], int(generation), members))
         return {

@@ -21,8 +21,10 @@ from launcher.supervise.stacks import (
     Source,
     StackGroup,
     find_odd,
+    find_shared,
     format_groups,
     group_stacks,
+    name_place,
     name_ranks,
 )
 
@@ -100,6 +102,7 @@ class HangWatch:
         self._stacks: dict[int, RankStacks] = {}
         self._answers: set[int] = set()
         self._traces: list[bytes] = []  # packed
+        self._layout = ""  # as a node has it
         self.last: Hang | None = None  # that was told, while it lasts
 
     def attempt_began(self, world_size: int, nodes: int, now_s: float) -> None:
@@ -128,14 +131,15 @@ class HangWatch:
         """What a node has seen of its ranks."""
         self._facts.update((each.rank, each) for each in facts)
 
-    def answered(self, node: int, number: int, data: bytes, traces: bytes = b"") -> list[Said]:
-        """The stacks of a node's ranks, and the collectives they have called."""
+    def answered(self, node: int, number: int, data: bytes, traces: bytes = b"", layout: str = "") -> list[Said]:
+        """The stacks of a node's ranks, the collectives they have called, and how ranks lie in parallel groups."""
         if self._open is None or number != self._open.ask or self._open.next_ask_s is not None:
             return []
         self._answers.add(node)
         self._stacks.update(unpack_stacks(data))
         if traces:
             self._traces.append(traces)
+        self._layout = self._layout or layout
         return self._heard(self._open) if len(self._answers) >= self._open.wanted else []
 
     def tick(self, now_s: float) -> list[Said]:
@@ -199,14 +203,16 @@ class HangWatch:
             return []
         self.last = hang = blame_by_stacks(found.hang, group_stacks(self._stacks))
         causes = find_causes_in(self._traces, self._stacks) if self._traces else []
+        groups = find_groups_in(self._traces, self._layout)
         self._number += 1
-        return [describe(self._number - 1, hang, self._stacks, self._facts, causes)]
+        return [describe(self._number - 1, hang, self._stacks, self._facts, causes, groups)]
 
     def _forget(self) -> None:
         self._open = self._held = self.last = None
         self._stacks.clear()
         self._answers.clear()
         self._traces.clear()
+        self._layout = ""
 
 
 def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
@@ -234,12 +240,26 @@ def find_causes_in(traces: Iterable[bytes], stacks: Mapping[int, RankStacks]) ->
         return []  # calls that cannot be: a node has sent them
 
 
+def find_groups_in(traces: Iterable[bytes], line: str) -> Mapping[str, Sequence[Sequence[int]]]:
+    """The parallel groups of the job, by its own words, else by names of process groups. Args: see `answered`."""
+    if not line and not traces:
+        return {}
+    from bootseer.diagnose.layout import groups_of, groups_of_calls, parse_layout
+    from launcher.supervise.ring import unpack_rings
+
+    if (layout := parse_layout(line)) is not None:
+        return groups_of(layout)
+    ranks = [trace for data in traces for trace in unpack_rings(data, {}).values()]
+    return groups_of_calls({call.group for trace in ranks for call in trace.calls})
+
+
 def describe(
     number: int,
     hang: Hang,
     stacks: Mapping[int, RankStacks],
     facts: Mapping[int, RankFacts],
     causes: Sequence[Cause] = (),
+    layout: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> Finding:
     """The finding as a line, as text and for programs; the root cause first, where calls were traced."""
     groups = group_stacks(stacks)
@@ -251,9 +271,9 @@ def describe(
         from bootseer.diagnose.stuck import describe as describe_causes
 
         line = f"the job stands still ({hang.kind.value}): {causes[0].line}; {hang.why}"
-        told = describe_causes(causes)
+        told = [*describe_causes(causes), *name_place(causes[0].ranks, layout or {})]
         listed = [as_record(each) for each in causes[:MOST_CAUSES]]
-    text = "\n".join([line, *told, *format_groups(groups), ""])
+    text = "\n".join([line, *told, *format_groups(groups, layout), ""])
     if len(text) > MOST_TEXT_CHARACTERS:
         text = text[:MOST_TEXT_CHARACTERS] + "\n...\n"
     record = {
@@ -261,6 +281,10 @@ def describe(
         "kind": hang.kind.value,
         "why": hang.why,
         "ranks": list(hang.ranks),
+        "shared": [
+            {"name": each.name, "number": each.number, "ranks": list(each.ranks[:1024])}
+            for each in find_shared(causes[0].ranks if causes else hang.ranks, layout or {})
+        ],
         "since_s": hang.since_s,
         "limit_s": hang.limit_s,
         "longest_gap_s": hang.longest_gap_s,

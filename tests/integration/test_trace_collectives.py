@@ -30,6 +30,8 @@ def test_the_first_stuck_rank_is_named(bootrun: support.Programs, script: Callab
     record = json.loads(path.read_text())
     first = record["causes"][0]
     assert (first["ranks"], first["kind"] in planted.kinds) == ([planted.rank], True), first
+    dp = sorted([planted.rank, planted.rank ^ 1])
+    assert {"name": "dp", "number": planted.rank // 2, "ranks": dp} in record["shared"], "by names of groups"
     assert first["victims"] == sorted({0, 1, 2, 3} - {planted.rank})
     lines = path.with_suffix(".txt").read_text().splitlines()
     assert lines[1].startswith(f"root cause ({first['sure']}): ")

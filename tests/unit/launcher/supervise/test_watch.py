@@ -19,6 +19,8 @@ from launcher.supervise.watch import (
     HangWatch,
     Said,
     blame_by_stacks,
+    describe,
+    find_groups_in,
     look_s,
     pack_stacks,
     unpack_stacks,
@@ -252,3 +254,16 @@ def test_who_computes_for_very_long_is_told_at_last() -> None:
     job.run(60)
     said = job.run(2400, steps=False)
     assert [type(each) for each in said] == [Finding]
+
+
+def test_the_ranks_apart_are_mapped_onto_the_layout_of_the_job() -> None:
+    stacks = {rank: stack(rank, 7 if rank in (4, 6) else 40) for rank in range(8)}
+    line = "pp,dp,tp;2,2,2;0:8:1"
+    hang = Hang(HangKind.ALL_IDLE, 1.0, (4, 6), 15.0, 0.2, "no rank has made a step")
+    found = describe(0, hang, stacks, {}, layout=find_groups_in([], line))
+    assert found.text.splitlines()[-1] == (
+        "apart from the rest: ranks 4, 6; all of them share dp group 2, pipeline stage 1"
+    )
+    shared = json.loads(zlib.decompress(found.data))["shared"]
+    assert [(each["name"], each["number"]) for each in shared] == [("dp", 2), ("pipeline stage", 1)]
+    assert find_groups_in([b"junk"], "junk") == {} == find_groups_in([], "")
