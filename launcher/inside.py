@@ -193,11 +193,12 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
     at = fd
     now_ns, write = time.monotonic_ns, os.pwrite
     first = os.fstat(fd)
-    look, get = None, 0  # type: Any, int
 
     def find_mark(at: int, _get: int) -> int:
         found = os.fstat(at)
         return MARK if (found.st_ino, found.st_dev) == (first.st_ino, first.st_dev) else 0
+
+    look, get = find_mark, 0  # type: Callable[[int, int], int], int
 
     def set_mark(at: int, _get: int) -> int:
         nonlocal look, get
@@ -209,8 +210,7 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
                 look, get = fcntl.fcntl, fcntl.F_GETSIG
             except (ImportError, AttributeError, OSError):
                 pass
-        found = look(at, get)  # type: int
-        return found
+        return look(at, get)
 
     look = set_mark
 

@@ -309,7 +309,7 @@ def test_calls_of_torch_are_seen_whoever_makes_them(page: PageFile) -> None:
 
 
 def test_each_call_is_seen_once_whatever_its_form(page: PageFile) -> None:
-    """As torch.distributed makes them, in other forms, of other tensors, by a class in Python that has no method."""
+    """As torch.distributed makes them, in other forms, of other tensors, by a class that has no method."""
     run = in_a_rank(
         page,
         """
