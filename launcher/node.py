@@ -74,6 +74,7 @@ class Node:
         self._console = console
         self._guard = guard
         self._spec = spec
+        self._began_wall_s = time.time() - (time.monotonic_ns() - began_ns) / 1e9
         self._began_ns = began_ns  # when bootrun began, or the last attempt ended
         self._launched_ns = 0  # when it knew what to do; 0 once that was told
         self.host = os.uname().nodename
@@ -716,7 +717,10 @@ class Node:
 
             agent = self.agent
             self._failure_files = FailureFiles(
-                self._run_dir, lambda: agent.to_job_clock(time.monotonic_ns())[0] / 1e9, self.say
+                self._run_dir,
+                lambda: agent.to_job_clock(time.monotonic_ns())[0] / 1e9,
+                self.say,
+                self._began_wall_s,
             )
         self._failure_files.keep(page, self._attempt, self._first_step_s)
 

@@ -19,8 +19,12 @@ from launcher.supervise.failure_page import format_page, unpack
 class FailureFiles:
     """Of one run. `say` takes a line for people, at most one."""
 
-    def __init__(self, folder: str, job_clock_s: Callable[[], float], say: Callable[[str], object]) -> None:
+    def __init__(
+        self, folder: str, job_clock_s: Callable[[], float], say: Callable[[str], object], began_wall_s: float
+    ) -> None:
+        """Args: began_wall_s: dumps of torch's flight recorder that are older are of other jobs."""
         self._folder, self._job_clock_s, self._say = folder, job_clock_s, say
+        self._after_wall_s = began_wall_s
         self._has_complained = False
         self._last: dict[str, Any] | None = None  # its next attempt has not made its first step
         self.last_path = ""  # of the newest page's text
@@ -35,11 +39,28 @@ class FailureFiles:
         since_s = record.get("since_s")
         if record.get("since_wall_s") is None and isinstance(since_s, int | float):
             record["since_wall_s"] = time.time() - max(0.0, self._job_clock_s() - since_s)
+        self._add_causes(record)
         self._last = record if record.get("next_attempt") == attempt else None
         if first_step_s is not None and self._last is not None:
             self.first_step(first_step_s)
         else:
             self._write(record)
+
+    def _add_causes(self, record: dict[str, Any]) -> None:
+        """Who kept whom waiting, by the dumps that torch has left here since the page before."""
+        from launcher.supervise.flight import MOST_RANKS, find_dumps, read_dumps
+
+        dumps = find_dumps(range(MOST_RANKS), os.environ, self._after_wall_s)
+        self._after_wall_s = time.time()
+        if not dumps:
+            return
+        from bootseer.diagnose.stuck import as_record, describe
+        from launcher.supervise.watch import MOST_CAUSES, find_causes_in
+
+        causes = find_causes_in([read_dumps(dumps)], {})
+        if causes:
+            record["collectives"] = "\n".join(describe(causes))
+            record["causes"] = [as_record(each) for each in causes[:MOST_CAUSES]]
 
     def first_step(self, took_s: float) -> None:
         """The attempt after the newest page has made its first step."""

@@ -7,6 +7,7 @@ On the event loop, never waiting. In: the ranks of an attempt. Out: messages for
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -90,13 +91,22 @@ class NodeWatch:
     def _traces(self) -> bytes:
         """What the ranks have called of torch.distributed; b"" where that is not traced."""
         if not self._traced:
-            return b""
+            return self._dumps()
         from launcher.supervise.ring import pack_rings, read_ring
 
         ended = (RankState.LINGERING, RankState.SUCCEEDED, RankState.FAILED)
         found = [read_ring(each.page_file, each.rank, each.state in ended) for each in self._group.ranks]
         rings = [each for each in found if each is not None]
         return pack_rings(rings, self._to_job_clock(0)[0], MOST_SENT_BYTES)
+
+    def _dumps(self) -> bytes:
+        """The same by dumps of torch's flight recorder, where this attempt has left any."""
+        from launcher.supervise.flight import find_dumps, read_dumps
+
+        began_ns = min((each.started_ns for each in self._group.ranks), default=0)
+        after_s = time.time() - (time.monotonic_ns() - began_ns) / 1e9
+        dumps = find_dumps([each.rank for each in self._group.ranks], os.environ, after_s)
+        return read_dumps(dumps, self._to_job_clock(0)[0]) if dumps else b""
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(self._every_s, self._look)

@@ -229,13 +229,14 @@ def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
 
 def find_causes_in(traces: Iterable[bytes], stacks: Mapping[int, RankStacks]) -> list[Cause]:
     """What the ranks wait for, by their calls of torch.distributed. Args: traces: of nodes, packed."""
+    from bootseer.diagnose.flight import fill_members
     from bootseer.diagnose.stuck import find_causes
     from launcher.supervise.ring import unpack_rings
 
     stopped = {rank: each.state in STOPPED_STATES for rank, each in stacks.items()}
     found = {rank: trace for data in traces for rank, trace in unpack_rings(data, stopped).items()}
     try:
-        return find_causes(found.values())
+        return find_causes(fill_members(found.values()))
     except (LookupError, ValueError, TypeError, RecursionError):
         return []  # calls that cannot be: a node has sent them
 
@@ -244,12 +245,13 @@ def find_groups_in(traces: Iterable[bytes], line: str) -> Mapping[str, Sequence[
     """The parallel groups of the job, by its own words, else by names of process groups. Args: see `answered`."""
     if not line and not traces:
         return {}
+    from bootseer.diagnose.flight import fill_members
     from bootseer.diagnose.layout import groups_of, groups_of_calls, parse_layout
     from launcher.supervise.ring import unpack_rings
 
     if (layout := parse_layout(line)) is not None:
         return groups_of(layout)
-    ranks = [trace for data in traces for trace in unpack_rings(data, {}).values()]
+    ranks = fill_members(trace for data in traces for trace in unpack_rings(data, {}).values())
     return groups_of_calls({call.group for trace in ranks for call in trace.calls})
 
 
