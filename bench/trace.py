@@ -120,7 +120,7 @@ def _is_named(name: str) -> bool:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         try:
-            record = _wait_for_report(job, folder)
+            record = _wait_for_report(job, folder, "failure" if planted.ends else "standstill")
         finally:
             job.send_signal(signal.SIGTERM)
             job.wait()
@@ -135,11 +135,13 @@ def _is_named(name: str) -> bool:
     return is_right
 
 
-def _wait_for_report(job: subprocess.Popen[bytes], folder: str) -> dict[str, list[dict[str, object]]]:
+def _wait_for_report(job: subprocess.Popen[bytes], folder: str, kind: str) -> dict[str, list[dict[str, object]]]:
     end_s = time.monotonic() + REPORT_S
-    while time.monotonic() < end_s and job.poll() is None:
-        if glob.glob(f"{folder}/logs/*/standstill-0.txt"):
-            (path,) = glob.glob(f"{folder}/logs/*/standstill-0.json")
+    has_ended = False
+    while time.monotonic() < end_s and not has_ended:
+        has_ended = job.poll() is not None
+        if (kind == "standstill" or has_ended) and glob.glob(f"{folder}/logs/*/{kind}-0.txt"):
+            (path,) = glob.glob(f"{folder}/logs/*/{kind}-0.json")
             with open(path) as file:
                 found: dict[str, list[dict[str, object]]] = json.load(file)
             return found

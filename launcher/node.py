@@ -100,6 +100,7 @@ class Node:
         self._attempt = 0
         self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
+        self._rings: dict[int, bytes] = {}  # of the attempt that is over, as it left them
         self._watch: NodeWatch | None = None  # over the attempt's ranks
         self._rules: NodeRules | None = None  # over what they print
         self._group_rank = 0  # of this node in the attempt
@@ -722,7 +723,8 @@ class Node:
                 self.say,
                 self._began_wall_s,
             )
-        self._failure_files.keep(page, self._attempt, self._first_step_s)
+        self._failure_files.keep(page, self._attempt, self._first_step_s, self._rings)
+        self._rings = {}
 
     def reached(self) -> tuple[int, int | None]:
         """How far the ranks of the last attempt are: the most steps, -1 for not counted; the highest number."""
@@ -780,6 +782,7 @@ class Node:
         self._has_ranks = False
         if self._watch is not None:
             self._numbers_fall = self._watch.numbers_fall
+            self._rings = self._watch.copy_rings()
             self._watch.stop()
             self._watch = None
         if self._rules is not None:

@@ -67,6 +67,14 @@ class NodeWatch:
         if self._collector is not None:
             self._collector.close()
 
+    def copy_rings(self) -> dict[int, bytes]:
+        """What ranks had called, by rank, for the page of their failure; {} where that is not traced."""
+        if not self._traced:
+            return {}
+        from launcher.supervise.ring import copy_ring
+
+        return {each.rank: copy_ring(each.page_file) for each in self._group.ranks}
+
     def ask(self, number: int) -> None:
         """The job stands still: what do the ranks of this node do?"""
         if self._collector is None:

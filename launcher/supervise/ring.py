@@ -93,6 +93,21 @@ def read_ring(path: str, rank: int, ended: bool = False) -> RankRing | None:
         os.close(fd)
 
 
+def copy_ring(path: str) -> bytes:
+    """As it stands, to be read later; b"" where it cannot be read. Args: path: of the rank's page."""
+    try:
+        with open(path, "rb", 0) as file:
+            return os.pread(file.fileno(), RING_END, 0)
+    except OSError:
+        return b""
+
+
+def traces_of(copies: Mapping[int, bytes]) -> list[RankTrace]:
+    """What ranks that have ended had called, by copies of their rings."""
+    found = {rank: parse_ring(data)[0] for rank, data in copies.items()}
+    return [RankTrace(rank, tuple(calls), ended=True) for rank, calls in found.items() if calls]
+
+
 def parse_ring(data: bytes) -> tuple[list[Call] | None, int]:
     """Calls in their order, and how many records were torn; None where nothing is traced."""
     is_ours = len(data) >= RING_END and data[RING_AT : RING_AT + len(RING_HEAD)] == RING_HEAD

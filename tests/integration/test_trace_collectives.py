@@ -25,11 +25,17 @@ FLAGS = ("--standalone", "--nproc-per-node", 4, "--hang-least", 2, "--log-dir", 
 def test_the_first_stuck_rank_is_named(bootrun: support.Programs, script: Callable[..., str], name: str) -> None:
     planted = CAUSES[name]
     program = bootrun.start(*FLAGS, script(JOB), name, planted.rank, AT_STEP, env={"OMP_NUM_THREADS": "1"})
-    support.wait_until(lambda: list(Path(bootrun.dir).glob("logs/*/standstill-0.txt")), 90, name)
-    (path,) = Path(bootrun.dir).glob("logs/*/standstill-0.json")
+    kind = "failure" if planted.ends else "standstill"
+    if planted.ends:
+        assert program.wait(90).status == 1
+    support.wait_until(lambda: list(Path(bootrun.dir).glob(f"logs/*/{kind}-0.txt")), 90, name)
+    (path,) = Path(bootrun.dir).glob(f"logs/*/{kind}-0.json")
     record = json.loads(path.read_text())
     first = record["causes"][0]
     assert (first["ranks"], first["kind"] in planted.kinds) == ([planted.rank], True), first
+    if planted.ends:
+        assert f"  root cause ({first['sure']}): rank {planted.rank} " in path.with_suffix(".txt").read_text()
+        return
     dp = sorted([planted.rank, planted.rank ^ 1])
     assert {"name": "dp", "number": planted.rank // 2, "ranks": dp} in record["shared"], "by names of groups"
     assert first["victims"] == sorted({0, 1, 2, 3} - {planted.rank})

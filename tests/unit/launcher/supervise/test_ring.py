@@ -20,7 +20,17 @@ from bootseer.diagnose.calls import Call, Group
 from launcher import inside, tracer
 from launcher.supervise.facts import Hang, HangKind
 from launcher.supervise.page import PAGE_BYTES, RING_MAGIC, PageFile, Pages, head_bytes
-from launcher.supervise.ring import NEW_RING, RankRing, pack_rings, parse_ring, read_ring, take_tail, unpack_rings
+from launcher.supervise.ring import (
+    NEW_RING,
+    RankRing,
+    copy_ring,
+    pack_rings,
+    parse_ring,
+    read_ring,
+    take_tail,
+    traces_of,
+    unpack_rings,
+)
 from launcher.supervise.stacks import RankStacks, Source
 from launcher.supervise.watch import describe, find_causes_in
 
@@ -102,6 +112,21 @@ def test_what_is_written_is_read_and_the_oldest_goes(page: PageFile) -> None:
         put(ring, 1)
         again = read_ring(page.path, 3, ended=True)
         assert again == found, "a forked child writes nothing"
+
+
+def test_a_copy_is_read_when_the_ring_is_gone() -> None:
+    pages = Pages()
+    path = pages.renew(1, False, NEW_RING)[0].path
+    with open(path, "r+b") as file:
+        ring = make_ring(file.fileno())
+    ring.say_hooked(1)
+    ring.add_group(b"0\t1\t7\tdp\t0:2:1\n")
+    put(ring, 1)
+    copy = copy_ring(path)
+    pages.close()
+    assert copy_ring(path) == b""
+    (trace,) = traces_of({4: copy, 5: b""})
+    assert (trace.rank, trace.ended, [each.seq for each in trace.calls]) == (4, True, [1])
 
 
 def test_a_group_for_which_there_is_no_room_is_not_kept(page: PageFile) -> None:
