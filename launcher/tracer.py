@@ -329,9 +329,9 @@ class Tracer:
                 return plain(self, *args)
             serial = flags = 0
             on_cpu = first.is_cpu
+            if not on_cpu and (first.is_meta or is_captured()):
+                return plain(self, *args)
             try:
-                if not on_cpu and (first.is_meta or is_captured()):
-                    return plain(self, *args)
                 if is_message:
                     serial = note(self, payload, first, args[1] if last == 2 else -1, args[last], 0)
                 else:
