@@ -1,9 +1,10 @@
 """What tracing of collectives costs, and whether the first stuck rank of hangs over process groups is named.
 
-Cost: CPU time of a thread for dist.all_reduce, alone in its group with gloo, with the tracer less without it: in
-processes of their own, one after the other. Hangs: each cause of trace_jobs.py in a real job of 4 ranks under
-bootrun --trace-collectives; what its report says first is compared with what was planted. --cost-only leaves
-them out.
+Cost: CPU time of a thread for a collective, alone in its group with gloo, with the tracer less without it: two
+processes in turns (turns.py). Calls from Python: all_reduce, and one that is waited for later; from C++: a
+functional all_reduce, as compiled models have them. What steps of a job become longer, with its 95 % interval.
+Hangs: each cause of trace_jobs.py in a real job of 4 ranks under bootrun --trace-collectives; what its report says
+first is compared with what was planted. --cost-only leaves them out.
 """
 
 from __future__ import annotations
@@ -20,35 +21,47 @@ import time
 
 from bench.record import BenchError, Figures, Target
 from bench.trace_jobs import AT_STEP, CAUSES, JOB
+from bench.turns import IN_TURN, measure_pairs, measure_steps
 from launcher.supervise.page import Pages
 from launcher.supervise.ring import NEW_RING, read_ring
+from launcher.tracer import SLOTS
 
-ROUNDS = 5
-CALLS = 20_000
+ROUNDS = 20
+CALLS = 2_000
+STEPS, STEP_ROUNDS = 20, 5
 REPORT_S = 120.0
 TARGETS = {
     "faults.tracing_us": Target(at_most=10.0),
     "trace.named_share": Target(at_least=1.0),
 }
-COST = """
-import sys, time
+COST = (
+    IN_TURN
+    + """
 from launcher import inside
 page = inside.open_page(sys.argv[1])
 inside.FirstStep(inside.Events("", "run", "node", 0, 0), page).install()
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-tensor, calls = torch.ones(4, 3), int(sys.argv[2])
-def measure():
-    best = 1e9
-    for _ in range(5):
-        began_s = time.thread_time()
-        for _ in range(calls):
-            dist.all_reduce(tensor)
-        best = min(best, time.thread_time() - began_s)
-    return best / calls * 1e6
-print(measure())
+tensor, name = torch.ones(4, 3), dist.group.WORLD.group_name
+functional, wait = torch.ops._c10d_functional.all_reduce_.default, torch.ops._c10d_functional.wait_tensor.default
+def python():
+    dist.all_reduce(tensor)
+def later():
+    dist.all_reduce(tensor, async_op=True).wait()
+def cpp():
+    wait(functional(tensor, "sum", name))
+call = {"python": python, "later": later, "cpp": cpp}[sys.argv[2]]
+for calls in asked():
+    if not calls:
+        break
+    began_s = time.thread_time()
+    for _ in range(calls):
+        call()
+    answer((time.thread_time() - began_s) / calls * 1e6)
 """
+)
+WAYS = {"faults.tracing_us": "python", "trace.later_us": "later", "trace.from_cpp_us": "cpp"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,35 +70,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Figures:
-    """`args.rounds` rounds of the cost; each hang once."""
+    """`args.rounds` rounds of the cost, STEP_ROUNDS times as many of steps; each hang once."""
     figures = Figures()
-    costs = []
-    for _ in range(args.rounds):
-        plain_us, traced_us = _cost(b""), _cost(NEW_RING)
-        costs.append(traced_us - plain_us)
-    figures.add("faults.tracing_us", "us", costs)
+    for name, way in WAYS.items():
+        figures.add(name, "us", _cost(way, args.rounds))
+    with tempfile.TemporaryDirectory(prefix="bench-trace-") as folder:
+        pairs = measure_steps([], ["--trace-collectives"], folder, STEP_ROUNDS * args.rounds, STEPS)
+    figures.add("trace.step_ms", "ms", [each.plain[0] * 1e3 for each in pairs])
+    figures.add("trace.step_added_us", "us", [each.added() * 1e6 for each in pairs])
+    figures.add("trace.step_added_cpu_us", "us", [each.added(1) * 1e6 for each in pairs])
     if not args.cost_only:
         named = [_is_named(name) for name in CAUSES]
         figures.add("trace.named_share", "ratio", [sum(named) / len(named)])
     return figures
 
 
-def _cost(ring: bytes) -> float:
-    pages = Pages()
+def _cost(way: str, rounds: int) -> list[float]:
+    """CPU microseconds that each call costs more, of each round."""
+    pages = [Pages(), Pages()]
     try:
-        page = pages.renew(1, False, ring)[0]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ran = subprocess.run(
-            [sys.executable, "-c", COST, page.given, str(CALLS)], capture_output=True, text=True, env=environ
-        )
-        if ran.returncode:
-            raise BenchError(f"the rank failed: {ran.stderr}")
-        found = read_ring(page.path, 0)
-        if bool(ring) != bool(found is not None and found.calls):
+        made = [each.renew(1, False, ring)[0] for each, ring in zip(pages, (b"", NEW_RING), strict=True)]
+        command = [sys.executable, "-c", COST]
+        commands = [*command, made[0].given, way], [*command, made[1].given, way]
+        with tempfile.TemporaryDirectory(prefix="bench-trace-") as folder:
+            environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+            pairs = measure_pairs(commands, environ, folder, rounds, CALLS)
+        traced = read_ring(made[1].path, 0)
+        if read_ring(made[0].path, 0) is not None or traced is None or len(traced.calls) != SLOTS:
             raise BenchError("the tracer did not do what was measured")
-        return float(ran.stdout)
+        return [each.added() for each in pairs]
     finally:
-        pages.close()
+        for each in pages:
+            each.close()
 
 
 def _is_named(name: str) -> bool:
@@ -94,16 +110,17 @@ def _is_named(name: str) -> bool:
         with open(f"{folder}/job.py", "w") as file:
             file.write(JOB)
         flags = ["--standalone", "--nproc-per-node", "4", "--hang-least", "2", "--log-dir", f"{folder}/logs"]
+        grace = ["--shutdown-timeout", str(planted.grace_s)]
         words = [f"{folder}/job.py", name, str(planted.rank), str(AT_STEP)]
         began_s = time.monotonic()
         job = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *flags, "--trace-collectives", "--shutdown-timeout", "1", *words],
+            [sys.executable, "-m", "launcher", *flags, "--trace-collectives", *grace, *words],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         try:
-            record = _wait_for_report(job, folder)
+            record = _wait_for_report(job, folder, "failure" if planted.ends else "standstill")
         finally:
             job.send_signal(signal.SIGTERM)
             job.wait()
@@ -118,11 +135,13 @@ def _is_named(name: str) -> bool:
     return is_right
 
 
-def _wait_for_report(job: subprocess.Popen[bytes], folder: str) -> dict[str, list[dict[str, object]]]:
+def _wait_for_report(job: subprocess.Popen[bytes], folder: str, kind: str) -> dict[str, list[dict[str, object]]]:
     end_s = time.monotonic() + REPORT_S
-    while time.monotonic() < end_s and job.poll() is None:
-        if glob.glob(f"{folder}/logs/*/standstill-0.txt"):
-            (path,) = glob.glob(f"{folder}/logs/*/standstill-0.json")
+    has_ended = False
+    while time.monotonic() < end_s and not has_ended:
+        has_ended = job.poll() is not None
+        if (kind == "standstill" or has_ended) and glob.glob(f"{folder}/logs/*/{kind}-0.txt"):
+            (path,) = glob.glob(f"{folder}/logs/*/{kind}-0.json")
             with open(path) as file:
                 found: dict[str, list[dict[str, object]]] = json.load(file)
             return found

@@ -2,7 +2,8 @@
 
 A step of a rank: activations to the next stage and gradients back (group pp), all_reduce of the gradients (dp),
 all_reduce of the loss (world). What is planted, in which rank, and what has to be said of it: CAUSES. Ranks 0 and
-1 are the first stage, 2 and 3 the second; 0 and 2 are one pipeline, 1 and 3 the other.
+1 are the first stage, 2 and 3 the second; 0 and 2 are one pipeline, 1 and 3 the other. Where sizes differ gloo
+does not wait: it ends the rank that gets too much, and says nothing of one that gets too little.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ class Planted(NamedTuple):
     rank: int
     kinds: tuple[str, ...]  # of bootseer.diagnose.stuck.Kind
     what: str
+    ends: bool = False  # the job: the page of its failure has to say it
+    grace_s: int = 1  # what a rank that has ended has left behind lives on for so long
 
 
 CAUSES = {
@@ -29,6 +32,10 @@ CAUSES = {
     "other-order": Planted(1, ("different-order",), "all_reduce of all before that of dp"),
     "one-more": Planted(2, ("different-order",), "an all_reduce of dp that the other does not make"),
     "one-less": Planted(0, ("different-order",), "leaves out the all_reduce of dp"),
+    "ended": Planted(
+        1, ("has-ended",), "ends before its all_reduce; a child of it keeps the connections open", grace_s=60
+    ),
+    "other-size": Planted(2, ("mismatch",), "all_reduce of half the gradients: gloo ends the other", ends=True),
     "overlapped": Planted(3, ("did-not-enter",), "starts an all_reduce, and sleeps without waiting for it"),
 }
 AT_STEP = 400
@@ -72,10 +79,16 @@ for step in range(at + 1000000):
         send()
     if now == "asleep":
         sleeps()
+    if now == "ended":
+        if os.fork() == 0:
+            sleeps()
+        os._exit(0)
     if now == "other-order":
         dist.all_reduce(loss)
     if now == "other-operation":
         dist.broadcast(gradients, rank, group=dp)
+    elif now == "other-size":
+        dist.all_reduce(gradients[:500], group=dp)
     elif now == "overlapped":
         work = dist.all_reduce(gradients, group=dp, async_op=True)
         sleeps()

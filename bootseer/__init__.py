@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bootseer.heartbeat import heartbeat
+from bootseer.layout import layout
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "heartbeat"]
+__all__ = ["__version__", "heartbeat", "layout"]

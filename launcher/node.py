@@ -89,6 +89,7 @@ class Node:
         self._console = console
         self._guard = guard
         self._spec = spec
+        self._began_wall_s = time.time() - (time.monotonic_ns() - began_ns) / 1e9
         self._began_ns = began_ns  # when bootrun began, or the last attempt ended
         self._launched_ns = 0  # when it knew what to do; 0 once that was told
         self.host = os.uname().nodename
@@ -114,6 +115,7 @@ class Node:
         self._attempt = 0
         self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
+        self._rings: dict[int, bytes] = {}  # of the attempt that is over, as it left them
         self._watch: NodeWatch | None = None  # over the attempt's ranks
         self._rules: NodeRules | None = None  # over what they print
         self._group_rank = 0  # of this node in the attempt
@@ -790,9 +792,13 @@ class Node:
 
             agent = self.agent
             self._failure_files = FailureFiles(
-                self._run_dir, lambda: agent.to_job_clock(time.monotonic_ns())[0] / 1e9, self.say
+                self._run_dir,
+                lambda: agent.to_job_clock(time.monotonic_ns())[0] / 1e9,
+                self.say,
+                self._began_wall_s,
             )
-        self._failure_files.keep(page, self._attempt, self._first_step_s)
+        self._failure_files.keep(page, self._attempt, self._first_step_s, self._rings)
+        self._rings = {}
 
     @property
     def step(self) -> str:
@@ -894,7 +900,9 @@ class Node:
         self._has_ranks, self._traces = False, b""
         if self._watch is not None:
             self._numbers_fall = self._watch.numbers_fall
-            self._traces = self._watch.traces()
+            if self._spec.trace_collectives:
+                self._traces = self._watch.traces()
+            self._rings = self._watch.copy_rings()
             self._watch.stop()
             self._watch = None
         if self._rules is not None:

@@ -1,9 +1,10 @@
 """The tracer inside a rank: calls of torch.distributed go into a ring that is read from outside.
 
 Loaded by inside.py, by path, once torch is imported, where bootrun has made a ring behind the rank's page
-(--trace-collectives); stdlib only, needs Python 3.8. Collectives are operators of torch's dispatcher (c10d::...),
-also those that C++ starts: DDP's reducer, functional collectives. A kernel of ours for BackendSelect, which every
-call of an operator passes and no backend uses, notes the call and passes it on. What goes to a backend's object
+(--trace-collectives); stdlib only, needs Python 3.8. Calls from Python are noted by a function around the method
+of ProcessGroup. Those that C++ starts (DDP's reducer, functional collectives), and rare forms, by a kernel of ours
+for torch's operators (c10d::...) and the dispatch key ADInplaceOrView, which no backend uses; it is left out for
+the others, as its way through Python and back costs more than all the rest. What goes to a backend's object
 directly, other libraries' communication, and calls that are captured into CUDA graphs are not seen.
 The format of the ring: launcher/supervise/ring.py.
 """
@@ -21,7 +22,9 @@ HOOKED_AT = RING_AT + 24
 GROUPS_AT, GROUPS_BYTES = RING_AT + 64, 16384
 RECORDS_AT, SLOTS, RECORD_BYTES = GROUPS_AT + GROUPS_BYTES, 512, 76
 RING_END = RECORDS_AT + SLOTS * RECORD_BYTES
-HEAD_FORMAT, TAIL_FORMAT = "<QQQQHBBHiiB4I", "<QBI"
+RECORD_FORMAT = "<QQQQHBBHiiB4IQBI"
+LEFT_AT, END_AT = 63, 72  # in a record
+LOW_SERIAL = 0xFFFFFFFF
 NO_GROUP = 0xFFFF
 WAITED_FOR, FAILED, LOST_SIGHT = 1, 2, 4
 # The numbers of operators and types in the ring; new ones come at the end.
@@ -39,52 +42,83 @@ ALIKE = ("tensors", "input_tensors", "input_tensor", "input", "inputs", "input_l
 ALIKE_RESULT = ("scatter_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")
 RESULTS = ("output_tensors", "output_tensor", "outputs")
 FREE = ("alltoall_", "alltoall_base_", "barrier", "monitored_barrier_", "allgather_coalesced_")
+# Methods of ProcessGroup as torch.distributed calls them: operator, arguments, which of them has the tensors that
+# count, or any (see FREE), type of the last one. Other forms of the same methods are left to the kernel.
+METHODS = (
+    ("allreduce", "allreduce_", 2, 0, "AllreduceOptions"),
+    ("broadcast", "broadcast_", 2, 0, "BroadcastOptions"),
+    ("reduce", "reduce_", 2, 0, "ReduceOptions"),
+    ("allgather", "allgather_", 3, 1, "AllgatherOptions"),
+    ("_allgather_base", "_allgather_base_", 3, 1, "AllgatherOptions"),
+    ("all_gather_single", "_allgather_base_", 3, 1, "AllgatherOptions"),
+    ("reduce_scatter", "reduce_scatter_", 3, 0, "ReduceScatterOptions"),
+    ("_reduce_scatter_base", "_reduce_scatter_base_", 3, 0, "ReduceScatterOptions"),
+    ("reduce_scatter_single", "_reduce_scatter_base_", 3, 0, "ReduceScatterOptions"),
+    ("gather", "gather_", 3, 1, "GatherOptions"),
+    ("scatter", "scatter_", 3, 0, "ScatterOptions"),
+    ("alltoall", "alltoall_", 3, 1, "AllToAllOptions"),
+    ("alltoall_base", "alltoall_base_", 5, 1, "AllToAllOptions"),
+    ("all_to_all_single", "alltoall_base_", 5, 1, "AllToAllOptions"),
+    ("send", "send", 3, 0, ""),
+    ("recv", "recv_", 3, 0, ""),
+    ("recv_anysource", "recv_any_source_", 2, 0, ""),
+)
 MOST_PENDING = 256  # works that are looked after; each keeps its tensors until it is seen to be complete
-LOOKED_AFTER = 8  # of them at each call, oldest first
+LOOKED_AFTER = 2  # of those that are not complete, at each call, oldest first; at the end of a step all
 MOST_NAME = 64
 
 
 class Ring:
     """Writes calls of this process; writes nothing in forked children.
 
-    In a mapping, unlike steps: three writes a call by the kernel, each with a look at the descriptor, would cost
-    more than all the rest of ours. What a script does with its descriptors does not matter to a mapping; Pythons
-    before 3.13 keep one more for it, so this is for those who ask for it.
+    In a mapping, unlike steps: writes by the kernel, each with a look at the descriptor, would cost more than all
+    the rest of ours. What a script does with its descriptors does not matter to a mapping; Pythons before 3.13
+    keep one more for it, so this is for those who ask for it.
     """
 
     def __init__(self, fd: int, import_apart: "Callable[[str], Any]") -> None:
         struct, mmap = import_apart("struct"), import_apart("mmap")
         more: "Dict[str, Any]" = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        self._map: "Optional[Any]" = mmap.mmap(fd, RING_END, **more)
+        self.map: "Any" = mmap.mmap(fd, RING_END, **more)
         self._at = GROUPS_AT
         self.serial = 0  # of the newest call
-        self.pack, self._pack_tail = struct.Struct(HEAD_FORMAT).pack, struct.Struct("<QB").pack
-        self._crc = import_apart("zlib").crc32
+        # In the order in which memory is written: what is cut short has no end that fits its beginning.
+        self.put, self.put_left = struct.Struct(RECORD_FORMAT).pack_into, struct.Struct("<QB").pack_into
 
     def forget(self) -> None:
         """In a forked child."""
-        self._map = None
+        self.map = bytearray(RING_END)
 
-    def put(self, serial: int, head: bytes, left_ns: int, flags: int) -> None:
-        """A call, or what has become of it. `head` begins with its serial number."""
-        if self._map is not None:
-            data = head + self._pack_tail(left_ns, flags)
-            at = RECORDS_AT + serial % SLOTS * RECORD_BYTES
-            self._map[at : at + RECORD_BYTES] = data + self._crc(data).to_bytes(4, "little")
+    def leave(self, serial: int, left_ns: int, flags: int) -> None:
+        """What has become of a call, if it has not made room for newer ones."""
+        at = RECORDS_AT + serial % SLOTS * RECORD_BYTES
+        is_there = self.serial - serial < SLOTS
+        if is_there or self.map[at + END_AT : at + RECORD_BYTES] == (serial & LOW_SERIAL).to_bytes(4, "little"):
+            self.put_left(self.map, at + LEFT_AT, left_ns, flags)
+
+    def copy(self, serial: int) -> bytes:
+        """The record of one of the newest calls."""
+        at = RECORDS_AT + serial % SLOTS * RECORD_BYTES
+        found: bytes = self.map[at : at + RECORD_BYTES]
+        return found
+
+    def put_back(self, serial: int, record: bytes) -> None:
+        """A call that may have made room for newer ones."""
+        at = RECORDS_AT + serial % SLOTS * RECORD_BYTES
+        self.map[at : at + RECORD_BYTES] = record
 
     def add_group(self, line: bytes) -> bool:
         """False where there is no room."""
         end = self._at + len(line)
-        if end > RECORDS_AT or self._map is None:
+        if end > RECORDS_AT:
             return False
-        self._map[self._at : end] = line
+        self.map[self._at : end] = line
         self._at = end
         return True
 
     def say_hooked(self, count: int) -> None:
         """So many operators are traced: what is not in the ring was not called."""
-        if self._map is not None:
-            self._map[HOOKED_AT : HOOKED_AT + 4] = count.to_bytes(4, "little")
+        self.map[HOOKED_AT : HOOKED_AT + 4] = count.to_bytes(4, "little")
 
 
 class Group:
@@ -98,15 +132,15 @@ class Group:
 
 
 class Call:
-    """One call that may not have ended."""
+    """One call that may not have ended, and for which its work is looked at."""
 
-    __slots__ = ("flags", "head", "on_cpu", "serial")
+    __slots__ = ("flags", "on_cpu", "record", "serial")
 
-    def __init__(self, serial: int, head: bytes, flags: int, on_cpu: bool) -> None:
+    def __init__(self, serial: int, record: bytes, flags: int, on_cpu: bool) -> None:
         self.serial = serial
-        self.on_cpu = on_cpu
-        self.head = head
+        self.record = record
         self.flags = flags
+        self.on_cpu = on_cpu
 
 
 class Operator:
@@ -114,7 +148,7 @@ class Operator:
 
     def __init__(self, name: str, arguments: "List[str]") -> None:
         self.number = OPERATORS.index(name)
-        self.is_message = name in ("send", "recv_", "recv_any_source_")
+        self.is_message = _is_message(name)
         names: "Tuple[str, ...]" = () if name in FREE else RESULTS if name in ALIKE_RESULT else ALIKE
         self.payload = _find(arguments, names)
         self.group = arguments.index("process_group")
@@ -122,6 +156,10 @@ class Operator:
         self.tag = _find(arguments, ("tag",))
         self.asynchronous = _find(arguments, ("async_op", "asyncOp"))
         self.blocks = name == "monitored_barrier_"
+
+
+def _is_message(name: str) -> bool:
+    return name in ("send", "recv_", "recv_any_source_")
 
 
 def _find(arguments: "List[str]", names: "Tuple[str, ...]") -> int:
@@ -141,7 +179,7 @@ class Tracer:
             (getattr(torch, name), number) for number, name in enumerate(TYPES) if hasattr(torch, name)
         )
         self._pending: "Dict[Any, Call]" = {}
-        self._at_once: "Dict[int, Call]" = {}  # by thread
+        self._at_once: "Dict[int, int]" = {}  # by thread: serial of what it waits for next
         self._thread = sys.modules["_thread"].get_ident
         self._unbox_group = c10d.ProcessGroup.unbox
         self._unbox_work = c10d.Work.unbox
@@ -152,174 +190,249 @@ class Tracer:
         """Returns: how many operators are traced."""
         torch = self._torch
         ops = torch.ops.c10d
-        key = "BackendSelect"
-        after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
+        name_of_key = "ADInplaceOrView"
+        key = getattr(torch._C.DispatchKey, name_of_key)
+        after = torch._C._dispatch_keyset_full_after(key)
         self._library = torch.library.Library("c10d", "IMPL")
-        count = 0
+        hooked = []
         for name in OPERATORS:
             try:
                 op = getattr(ops, name).default
                 operator = Operator(name, [each.name for each in op._schema.arguments])
                 kernel = self._make_kernel(operator, op._handle.redispatch_boxed, after)
-                self._library.impl(name, kernel, key, with_keyset=True)
-                count += 1
+                self._library.impl(name, kernel, name_of_key, with_keyset=True)
+                hooked.append(name)
             except Exception:
                 pass  # another version has no such operator
         self._c10d.Work.wait = self._make_wait(self._c10d.Work.wait)
-        return count
+        for method in METHODS:
+            try:
+                if method[1] in hooked:
+                    self._replace(key, *method)
+            except Exception:
+                pass  # the kernel sees its calls
+        return len(hooked)
 
     # ---- calls -----------------------------------------------------------------------------------------------
 
-    def _make_kernel(self, operator: Operator, redispatch: "Any", after: "Any") -> "Callable[..., Any]":
-        enter, leave, follow = self._make_enter(operator), self._leave, self._follow
-        blocks = operator.blocks
+    def _make_note(self, name: str) -> "Callable[..., int]":
+        """What notes a call that begins. In cells and in one piece: it runs at every call.
 
-        def kernel(keyset: "Any", *args: "Any") -> "Any":
-            try:
-                call = enter(args)
-            except Exception:
-                call = None
-            try:
-                found = redispatch(keyset & after, *args)
-            except BaseException:
-                if call is not None:
-                    leave(call, FAILED)
-                raise
-            if call is not None:
-                if blocks:
-                    leave(call, 0)
-                else:
-                    follow(call, found)
-            return found
-
-        return kernel
-
-    def _make_enter(self, operator: Operator) -> "Callable[[Tuple[Any, ...]], Optional[Call]]":
-        """What notes a call before it is passed on. In cells and in one piece: it runs at every call."""
-        number, payload_at, group_at, peer_at = operator.number, operator.payload, operator.group, operator.peer
-        tag_at, async_at, blocks, is_message = (
-            operator.tag,
-            operator.asynchronous,
-            operator.blocks,
-            operator.is_message,
-        )
+        Args of the call made: payload: tensors that count, nested lists or None; first: the first of them, or any;
+        peer: in the group. Returns its serial number.
+        """
+        number, is_message, has_payload = OPERATORS.index(name), _is_message(name), name not in FREE
         ring, pending, groups, types = self._ring, self._pending, self._groups, self._types
-        unbox, look_after, add_group, now_ns = (
-            self._unbox_group,
-            self._look_after,
-            self._add_group,
-            time.monotonic_ns,
-        )
-        pack, put = ring.pack, ring.put
+        look_after, add_group, now_ns, put = self._look_after, self._add_group, time.monotonic_ns, self._ring.put
 
-        def enter(args: "Tuple[Any, ...]") -> "Optional[Call]":
+        def note(found: "Any", payload: "Any", first: "Any", peer: int, tag: int, flags: int) -> int:
+            size = tensors = kind = rank_of = a = b = c = d = 0
+            if has_payload and first is not None:
+                shape = first.shape
+                rank_of = len(shape)
+                if rank_of == 1:
+                    a = shape[0]
+                elif rank_of == 2:
+                    a, b = shape
+                elif rank_of:
+                    a, b, c, d = (*shape, 0)[:4]
+                kind, size, tensors = types.get(first.dtype, 0), first.nbytes, 1
+                if type(payload) is list and len(payload) > 1:
+                    tensors, size = len(payload), sum([each.nbytes for each in payload])
+            known = groups.get(id(found))
+            group = known[1] if known is not None and known[0]() is found else add_group(found)
+            if peer >= 0:
+                peer = group.ranks[peer] if peer < len(group.ranks) else -1
+            if is_message:
+                which = number, peer, tag
+                seq = group.messages[which] = group.messages.get(which, 0) + 1
+            else:
+                seq = group.calls = group.calls + 1
+            if pending:
+                look_after()
+            serial = ring.serial = ring.serial + 1
+            at = RECORDS_AT + serial % SLOTS * RECORD_BYTES
+            what = serial, seq, size, now_ns(), group.number, number, kind, tensors, peer, tag, rank_of
+            put(ring.map, at, *what, a, b, c, d, 0, flags, serial & LOW_SERIAL)
+            return serial
+
+        return note
+
+    def _make_kernel(self, operator: Operator, redispatch: "Any", after: "Any") -> "Callable[..., Any]":
+        """For calls that C++ starts."""
+        note = self._make_note(OPERATORS[operator.number])
+        unbox, leave, follow = self._unbox_group, self._leave, self._follow
+        payload_at, group_at, peer_at = operator.payload, operator.group, operator.peer
+        tag_at, async_at, blocks = operator.tag, operator.asynchronous, operator.blocks
+        wrapped = self._torch._C.DispatchKey.Python
+
+        def enter(args: "Tuple[Any, ...]") -> "Tuple[int, int, bool]":
             payload = first = args[payload_at if payload_at >= 0 else 0]
             while type(first) is list:
                 first = first[0] if first else None
             on_cpu = first is None or first.is_cpu
             if not on_cpu and (first.is_meta or self._is_captured()):
-                return None  # nothing runs now; to look at other calls would end a capture
-            found = unbox(args[group_at])
-            known = groups.get(id(found))
-            group = known[1] if known is not None and known[0]() is found else add_group(found)
+                return 0, 0, False  # nothing runs now; to look at other calls would end a capture
             peer = args[peer_at] if peer_at >= 0 else -1
-            if peer >= 0:
-                peer = group.ranks[peer] if peer < len(group.ranks) else -1
-            if is_message:
-                tag = args[tag_at] if tag_at < len(args) else 0
-                which = number, peer, tag
-                seq = group.messages[which] = group.messages.get(which, 0) + 1
-            else:
-                tag = 0
-                seq = group.calls = group.calls + 1
-            if pending:
-                look_after()
-            size = tensors = kind = rank_of = a = b = c = d = 0
-            if payload_at >= 0 and first is not None:
-                shape = first.shape
-                rank_of = len(shape)
-                a, b, c, d = (*shape, 0, 0, 0, 0)[:4]
-                kind, size, tensors = types.get(first.dtype, 0), first.nbytes, 1
-                if type(payload) is list and len(payload) > 1:
-                    tensors, size = len(payload), sum([each.nbytes for each in payload])
+            tag = args[tag_at] if 0 <= tag_at < len(args) else 0
             flags = WAITED_FOR if blocks or (0 <= async_at < len(args) and args[async_at] is False) else 0
-            serial = ring.serial = ring.serial + 1
-            head = pack(
-                serial, seq, size, now_ns(), group.number, number, kind, tensors, peer, tag, rank_of, a, b, c, d
-            )
-            put(serial, head, 0, flags)
-            return Call(serial, head, flags, on_cpu)
+            return note(unbox(args[group_at]), payload, first, peer, tag, flags), flags, on_cpu
 
-        return enter
+        def kernel(keyset: "Any", *args: "Any") -> "Any":
+            serial, flags, on_cpu = 0, 0, False
+            try:
+                if not keyset.has(wrapped):  # a subclass of Tensor makes another call of it, or a mode looks on
+                    serial, flags, on_cpu = enter(args)
+            except Exception:
+                pass
+            try:
+                found = redispatch(keyset & after, *args)
+            except BaseException:
+                if serial:
+                    leave(serial, flags | FAILED)
+                raise
+            if serial:
+                if blocks:
+                    leave(serial, flags)
+                else:
+                    try:
+                        is_known = flags and on_cpu  # then nobody has to ask its work
+                        work = None if is_known else self._unbox_work(found[-1] if type(found) is tuple else found)
+                        follow(serial, work, flags, on_cpu)
+                    except Exception:
+                        leave(serial, flags | LOST_SIGHT, 0)
+            return found
 
-    def _leave(self, call: Call, flags: int) -> None:
-        self._ring.put(call.serial, call.head, time.monotonic_ns(), call.flags | flags)
+        return kernel
 
-    def _follow(self, call: Call, found: "Any") -> None:
+    def _replace(self, key: "Any", name: str, operator: str, count: int, tensors_at: int, options: str) -> None:
+        """Has a method of ProcessGroup note what it is called for by Python, without the kernel."""
+        C = self._torch._C
+        is_excluded, exclude = C._dispatch_tls_is_dispatch_key_excluded, C._dispatch_tls_set_dispatch_key_excluded
+        plain = self._c10d.ProcessGroup.__dict__[name]
+        kind = getattr(self._c10d, options) if options else int
+        has_root = hasattr(kind, "rootRank")
+        if options and not hasattr(kind, "asyncOp"):
+            return  # an older torch
+        is_message, last, note = not options, count - 1, self._make_note(operator)
+        leave, follow, is_captured = self._leave, self._follow, self._is_captured
+        tensor, parameter = self._torch.Tensor, sys.modules["torch.nn.parameter"].Parameter
+
+        def method(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+            if kwargs or len(args) != count or type(args[last]) is not kind:
+                return plain(self, *args, **kwargs)
+            payload = first = args[tensors_at]
+            while type(first) is list and first:
+                first = first[0]
+            # Others may be none with memory: what is made of them the kernel sees.
+            if type(first) is not tensor and type(first) is not parameter:
+                return plain(self, *args)
+            serial = flags = 0
+            on_cpu = first.is_cpu
+            if not on_cpu and (first.is_meta or is_captured()):
+                return plain(self, *args)
+            try:
+                if is_message:
+                    serial = note(self, payload, first, args[1] if last == 2 else -1, args[last], 0)
+                else:
+                    how = args[last]
+                    flags = 0 if how.asyncOp else WAITED_FOR
+                    serial = note(self, payload, first, how.rootRank if has_root else -1, 0, flags)
+            except Exception:
+                pass
+            was_excluded = is_excluded(key)
+            if not was_excluded:
+                exclude(key, True)
+            try:
+                found = plain(self, *args)
+            except BaseException:
+                if serial:
+                    leave(serial, flags | FAILED)
+                raise
+            finally:
+                if not was_excluded:
+                    exclude(key, False)
+            if serial:
+                follow(serial, found, flags, on_cpu)
+            return found
+
+        # By that name pybind11 knows that a class in Python has not replaced the method.
+        method.__code__ = method.__code__.replace(co_name=name)
+        method.__name__, method.__doc__, method.__qualname__ = name, plain.__doc__, "ProcessGroup." + name
+        method.__dict__["_torchdynamo_disable"] = True
+        setattr(self._c10d.ProcessGroup, name, method)
+
+    def _leave(self, serial: int, flags: int, left_ns: int = -1) -> None:
+        self._ring.leave(serial, time.monotonic_ns() if left_ns < 0 else left_ns, flags)
+
+    def _follow(self, serial: int, work: "Any", flags: int, on_cpu: bool) -> None:
         """Its end is seen when it is waited for, or at one of the next calls."""
+        if flags and on_cpu:
+            # The very next thing that this thread waits for, without having to find its work.
+            thread = self._thread()
+            left = self._at_once.get(thread)
+            self._at_once[thread] = serial
+            if left is not None:
+                self._leave(left, WAITED_FOR | LOST_SIGHT, 0)
+            return
         try:
-            if call.flags & WAITED_FOR and call.on_cpu:
-                # The very next thing that this thread waits for, without having to find its work.
-                left = self._at_once.get(self._thread())
-                self._at_once[self._thread()] = call
-                if left is not None:
-                    self._lose(left)
-                return
+            if work is None:
+                raise ValueError(work)
             pending = self._pending
             if len(pending) >= MOST_PENDING:
-                self._lose(pending.pop(next(iter(pending))))
-            pending[self._unbox_work(found[-1] if type(found) is tuple else found)] = call
+                oldest = pending.pop(next(iter(pending)))
+                self._leave(oldest.serial, oldest.flags | LOST_SIGHT, 0)
+            pending[work] = Call(serial, self._ring.copy(serial), flags, on_cpu)
         except Exception:
-            self._lose(call)
+            self._leave(serial, flags | LOST_SIGHT, 0)
 
-    def _lose(self, call: Call) -> None:
-        self._ring.put(call.serial, call.head, 0, call.flags | LOST_SIGHT)
-
-    def _look_after(self) -> None:
+    def _look_after(self, most: int = LOOKED_AFTER) -> None:
         pending, looked = self._pending, 0
         try:
             for work in list(pending):
-                if looked >= LOOKED_AFTER:
-                    return
                 if work.is_completed():
                     call = pending.pop(work, None)
                     if call is not None:
-                        self._leave(call, 0)
+                        self._leave(call.serial, call.flags)
                 else:
                     looked += 1
+                    if looked >= most:
+                        return
         except Exception:
             pass
 
     def step_ended(self) -> None:
         """An optimizer step: what it waited for has ended."""
         if self._pending and not self._is_captured():
-            self._look_after()
+            self._look_after(MOST_PENDING)
 
     def _make_wait(self, plain: "Callable[..., Any]") -> "Callable[..., Any]":
-        pending, put, leave = self._pending, self._ring.put, self._leave
+        pending, ring, leave = self._pending, self._ring, self._leave
         at_once, thread = self._at_once, self._thread
 
         def wait(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
             call = pending.get(self) if pending else None
             if call is None:
-                call = at_once.pop(thread(), None) if at_once else None
-                if call is None:
+                serial = at_once.pop(thread(), 0) if at_once else 0
+                if not serial:
                     return plain(self, *args, **kwargs)
                 try:
                     found = plain(self, *args, **kwargs)
                 except BaseException:
-                    leave(call, FAILED)
+                    leave(serial, WAITED_FOR | FAILED)
                     raise
-                leave(call, 0)
+                leave(serial, WAITED_FOR)
                 return found
             if not call.flags & WAITED_FOR:
                 call.flags |= WAITED_FOR
-                put(call.serial, call.head, 0, call.flags)
+                if ring.serial - call.serial >= SLOTS:
+                    ring.put_back(call.serial, call.record)
+                leave(call.serial, call.flags, 0)
             try:
                 found = plain(self, *args, **kwargs)
             except BaseException:
                 if pending.pop(self, None) is not None:
-                    leave(call, FAILED)
+                    leave(call.serial, call.flags | FAILED)
                 raise
             try:
                 # With NCCL it is not over yet: the stream waits, not this thread.
@@ -328,7 +441,7 @@ class Tracer:
                     and self.is_completed()
                     and pending.pop(self, None) is not None
                 ):
-                    leave(call, 0)
+                    leave(call.serial, call.flags)
             except Exception:
                 pass
             return found

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from bootseer.diagnose.calls import Call, RankTrace, find_turn, name_ranks
-from bootseer.diagnose.waits import Meeting, Met, Waits, find_behind, find_ends, find_waits
+from bootseer.diagnose.waits import Meeting, Met, Waits, find_behind, find_ends, find_waits, meeting_of
 
 LATE_NS = 1_000_000_000  # a straggler comes so much later than the others (Mycroft, table 3)
 MOST_VICTIM_LINES = 8
@@ -69,18 +69,24 @@ def find_causes(traces: Iterable[RankTrace]) -> list[Cause]:
     return [cause for *_, cause in sorted(found, key=lambda each: (each[0], each[1], each[2].ranks))]
 
 
-def find_mismatch(traces: Iterable[RankTrace]) -> Cause | None:
-    """Of ranks that have failed: who called something else than the rest of its group. None: nobody did.
+def find_mismatches(traces: Iterable[RankTrace]) -> list[Cause]:
+    """Calls of ranks that have failed, by themselves or by others' end, and did not fit together: oldest first.
 
-    What else they waited for says nothing: they waited for those that were gone. A call that ended by an error is
-    as good as one that has not ended.
+    Gloo ends a rank that gets more than it has room for; others then fail because it is gone.
     """
-    calls = {
-        each.rank: tuple(call._replace(left_ns=0, failed=False) if call.failed else call for call in each.calls)
-        for each in traces
-    }
-    running = [RankTrace(rank, found) for rank, found in calls.items()]
-    return next((cause for cause in find_causes(running) if cause.kind is Kind.MISMATCH), None)
+    by_rank = {each.rank: each for each in traces}
+    there: dict[Meeting, dict[int, Call]] = {}
+    for rank, trace in by_rank.items():
+        for call in trace.calls:
+            there.setdefault(meeting_of(call, rank), {})[rank] = call
+    found = []
+    for here in there.values():
+        met = Met(here, ())
+        if any(not call.left_ns or call.failed for call in here.values()) and (odd := met.odd()):
+            judged = _judge_mismatch(met, odd, by_rank)
+            victims = tuple(sorted(here.keys() - set(judged[1])))
+            found.append((min(call.entered_ns for call in here.values()), Cause(*judged, victims, ())))
+    return [cause for _, cause in sorted(found, key=lambda each: (each[0], each[1].ranks))]
 
 
 _Judged = tuple[Kind, tuple[int, ...], str, Sure, str, tuple[str, ...]]
@@ -132,7 +138,7 @@ def _judge_absent(rank: int, waits: Waits, by_rank: Mapping[int, RankTrace]) -> 
 def _judge_mismatch(met: Met, odd: tuple[int, ...], by_rank: Mapping[int, RankTrace]) -> _Judged:
     sure = Sure.CERTAIN if len(odd) < len(met.here) else Sure.UNSURE
     why = [f"rank {rank}: {call}, {call.amount()}" for rank, call in sorted(met.here.items())][:MOST_VICTIM_LINES]
-    if sure is Sure.UNSURE and (turned := _find_turned(odd, by_rank, why)):
+    if sure is Sure.UNSURE and (turned := _find_turned(odd, by_rank, why) or _find_new(odd, met, by_rank, why)):
         odd, sure = turned, Sure.LIKELY
     calls = list(met.here.values())
     first = next((call for rank, call in met.here.items() if rank not in odd), calls[0])
@@ -218,6 +224,21 @@ def _find_turned(ranks: Iterable[int], by_rank: Mapping[int, RankTrace], why: li
         return ()
     why += [f"rank {rank} made {turns[rank]} where it always did something else before" for rank in found]
     return found
+
+
+def _find_new(ranks: Iterable[int], met: Met, by_rank: Mapping[int, RankTrace], why: list[str]) -> tuple[int, ...]:
+    """Those whose call has a size or type that theirs of this kind never had before; () where that tells none."""
+    among = [rank for rank in ranks if rank in by_rank]
+    new = []
+    for rank in among:
+        call = met.here[rank]
+        same = [each for each in by_rank[rank].calls if each.kind() == call.kind() and each.serial < call.serial]
+        if same and call.alike() not in {each.alike() for each in same}:
+            new.append(rank)
+    if not new or len(new) == len(among):
+        return ()
+    why += [f"rank {rank} never had that size or type in it before" for rank in new]
+    return tuple(new)
 
 
 def _own_call(rank: int, waits: Waits) -> Call:

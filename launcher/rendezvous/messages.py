@@ -146,6 +146,7 @@ class NodeStacks(NamedTuple):
     number: int  # of the question
     data: bytes  # of supervise/watch.py: zlib of JSON
     traces: bytes = b""  # of supervise/ring.py: the same; b"" without --trace-collectives
+    layout: str = ""  # of bootseer.layout, a line of bootseer/diagnose/layout.py
 
 
 class RuleFound(NamedTuple):

@@ -268,7 +268,7 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"stopped    by bootrun after that: rank{'s' if len(stopped) > 1 else ''} {format_ranks(stopped)}"
         )
-    for name in ("stacks", "traceback"):
+    for name in ("collectives", "stacks", "traceback"):
         block = record.get(name)
         if isinstance(block, str) and block.strip():
             lines += [f"{name}:", *(f"  {clean(line)}" for line in block.rstrip().splitlines())]

@@ -7,10 +7,12 @@ On the event loop, never waiting. In: the ranks of an attempt. Out: messages for
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable
 
+from bootseer.diagnose.layout import MOST_LINE
 from launcher.loop import Cancellable, EventLoop
 from launcher.ranks.group import RankGroup, RankState
 from launcher.rendezvous.messages import NodeStacks, RankLooks, Standstill
@@ -66,24 +68,54 @@ class NodeWatch:
         if self._collector is not None:
             self._collector.close()
 
+    def copy_rings(self) -> dict[int, bytes]:
+        """What ranks had called, by rank, for the page of their failure; {} where that is not traced."""
+        if not self._traced:
+            return {}
+        from launcher.supervise.ring import copy_ring
+
+        return {each.rank: copy_ring(each.page_file) for each in self._group.ranks}
+
     def ask(self, number: int) -> None:
         """The job stands still: what do the ranks of this node do?"""
         if self._collector is None:
             self._collector = StackCollector(self._loop, self._group.ranks)
         self._collector.collect(
-            lambda found: self._send(NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), self.traces()))
+            lambda found: self._send(
+                NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), self.traces(), self._layout())
+            )
         )
+
+    def _layout(self) -> str:
+        """How the ranks lie in parallel groups, as they have said by bootseer.layout; "" for nothing."""
+        first = next((each for each in self._group.ranks if each.local_rank == 0), None)
+        if first is None or not first.events_file.endswith(".jsonl"):
+            return ""
+        try:
+            with open(f"{first.events_file[:-6]}.layout", encoding="ascii") as file:
+                return file.read(MOST_LINE)
+        except (OSError, ValueError):
+            return ""
 
     def traces(self) -> bytes:
         """What the ranks have called of torch.distributed; b"" where that is not traced."""
         if not self._traced:
-            return b""
+            return self._dumps()
         from launcher.supervise.ring import pack_rings, read_ring
 
         ended = (RankState.LINGERING, RankState.SUCCEEDED, RankState.FAILED)
         found = [read_ring(each.page_file, each.rank, each.state in ended) for each in self._group.ranks]
         rings = [each for each in found if each is not None]
         return pack_rings(rings, self._to_job_clock(0)[0], MOST_SENT_BYTES)
+
+    def _dumps(self) -> bytes:
+        """The same by dumps of torch's flight recorder, where this attempt has left any."""
+        from launcher.supervise.flight import find_dumps, read_dumps
+
+        began_ns = min((each.started_ns for each in self._group.ranks), default=0)
+        after_s = time.time() - (time.monotonic_ns() - began_ns) / 1e9
+        dumps = find_dumps([each.rank for each in self._group.ranks], os.environ, after_s)
+        return read_dumps(dumps, self._to_job_clock(0)[0]) if dumps else b""
 
     def _look(self) -> None:
         self.looks.append(self.look_now())

@@ -6,7 +6,8 @@ Little endian, from the end of the page (64) on; a call is found at its serial n
    64     groups, a line each: number, generation, name, label, ranks as START:COUNT:STEP,...; tabs between
 16448     records of 76 bytes: serial, number in the group, bytes, entered ns (8 each), group (2), operator, type
           (1 each), tensors (2), peer, tag (4), dimensions (1), the first four (4 each), left ns (8), flags (1),
-          and the CRC-32 of all this: what is read while it is written does not fit, and is read again
+          and the serial number's lower half once more: a record is written from its beginning to its end, so of
+          one that is read while it is written these differ, and it is read again
 Flags: 1 it is waited for, 2 it failed, 4 its end cannot be seen. There is one writer and no lock: it can be read
 while the rank hangs, and when it is dead.
 """
@@ -21,25 +22,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from bootseer.diagnose.calls import Call, Group, RankTrace
+from bootseer.diagnose.layout import format_runs, parse_runs
 from launcher.supervise.page import PAGE_BYTES
 from launcher.tracer import (
     FAILED,
     GROUPS_AT,
     GROUPS_BYTES,
-    HEAD_FORMAT,
     HOOKED_AT,
     LOST_SIGHT,
+    LOW_SERIAL,
     OPERATORS,
     RECORD_BYTES,
+    RECORD_FORMAT,
     RECORDS_AT,
     RING_AT,
     RING_END,
     RING_HEAD,
     SLOTS,
-    TAIL_FORMAT,
     TYPES,
     WAITED_FOR,
-    name_runs,
 )
 
 RING_BYTES = RING_END - PAGE_BYTES
@@ -49,7 +50,7 @@ MOST_TRACE_BYTES = 4 << 20  # of a node, unpacked
 MOST_TAIL = 64  # calls of a rank that are sent
 MOST_TEXT = 64
 TRIES = 3
-_RECORD = struct.Struct(HEAD_FORMAT + TAIL_FORMAT[1:])
+_RECORD = struct.Struct(RECORD_FORMAT)
 # As people know them; the rest without the underscores of torch's operators.
 _NAMES = {
     **{name: name.strip("_") for name in OPERATORS},
@@ -92,6 +93,21 @@ def read_ring(path: str, rank: int, ended: bool = False) -> RankRing | None:
         os.close(fd)
 
 
+def copy_ring(path: str) -> bytes:
+    """As it stands, to be read later; b"" where it cannot be read. Args: path: of the rank's page."""
+    try:
+        with open(path, "rb", 0) as file:
+            return os.pread(file.fileno(), RING_END, 0)
+    except OSError:
+        return b""
+
+
+def traces_of(copies: Mapping[int, bytes]) -> list[RankTrace]:
+    """What ranks that have ended had called, by copies of their rings."""
+    found = {rank: parse_ring(data)[0] for rank, data in copies.items()}
+    return [RankTrace(rank, tuple(calls), ended=True) for rank, calls in found.items() if calls]
+
+
 def parse_ring(data: bytes) -> tuple[list[Call] | None, int]:
     """Calls in their order, and how many records were torn; None where nothing is traced."""
     is_ours = len(data) >= RING_END and data[RING_AT : RING_AT + len(RING_HEAD)] == RING_HEAD
@@ -105,7 +121,7 @@ def parse_ring(data: bytes) -> tuple[list[Call] | None, int]:
         if not record.strip(b"\0"):
             continue
         fields = _RECORD.unpack(record)
-        if fields[-1] != zlib.crc32(record[:-4]) or fields[0] % SLOTS != slot:
+        if fields[-1] != fields[0] & LOW_SERIAL or fields[0] % SLOTS != slot or not fields[0]:
             torn += 1
             continue
         group = groups.get(fields[4])
@@ -130,23 +146,12 @@ def _parse_groups(data: bytes) -> dict[int, Group]:
     for line in data.split(b"\n")[:-1]:
         try:
             number, generation, name, label, runs = line.decode("ascii").split("\t")
-            ranks = _parse_runs(runs, MOST_RANKS - known)
+            ranks = parse_runs(runs, MOST_RANKS - known)
             found[int(number)] = Group(name, label, int(generation), ranks)
             known += len(ranks)
         except ValueError:
             pass  # torn, or not ours
     return found
-
-
-def _parse_runs(text: str, most: int) -> tuple[int, ...]:
-    """Ranks of START:COUNT:STEP,... Raises: ValueError, also for more than `most`."""
-    ranks: list[int] = []
-    for run in text.split(",") if text else ():
-        start, count, step = map(int, run.split(":"))
-        if count > most - len(ranks):
-            raise ValueError(run)
-        ranks += [start + step * each for each in range(count)]
-    return tuple(ranks)
 
 
 # ---- the way to the coordinator ------------------------------------------------------------------------------
@@ -178,7 +183,7 @@ def pack_rings(rings: Iterable[RankRing], shift_ns: int, most_bytes: int) -> byt
             ]
             for each in found
         ]
-        listed = [[group.name, group.label, group.generation, name_runs(list(group.ranks))] for group in groups]
+        listed = [[group.name, group.label, group.generation, format_runs(group.ranks)] for group in groups]
         data = zlib.compress(json.dumps([listed, ranks], separators=(",", ":")).encode())
         if len(data) <= most_bytes:
             return data
@@ -203,7 +208,7 @@ def unpack_rings(data: bytes, stopped: Mapping[int, bool]) -> dict[int, RankTrac
         groups: list[Group] = []
         known = 0
         for name, label, generation, runs in listed:
-            members = _parse_runs(str(runs), MOST_RANKS - known)
+            members = parse_runs(str(runs), MOST_RANKS - known)
             known += len(members)
             groups.append(Group(str(name)[:MOST_TEXT], str(label)[:MOST_TEXT], int(generation), members))
         return {

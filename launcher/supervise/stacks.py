@@ -224,8 +224,21 @@ def _format_shared(odd: Sequence[int], layout: Mapping[str, Sequence[Sequence[in
     shared = find_shared(odd, layout)
     if not shared:
         return "; they share no parallel group" if layout and len(odd) > 1 else ""
-    where = ", ".join(f"{each.name} group {each.number}" for each in shared[:4])
+    where = _name_shared(shared)
     return f"; all of them share {where}" if len(odd) > 1 else f", of {where}"
+
+
+def name_place(ranks: Sequence[int], layout: Mapping[str, Sequence[Sequence[int]]]) -> list[str]:
+    """A line that says in which parallel groups these are, all together; none where that is not known."""
+    shared = find_shared(ranks, layout)
+    return [f"  {name_ranks(ranks)} in the job's layout: {_name_shared(shared)}"] if shared else []
+
+
+def _name_shared(shared: Sequence[Shared]) -> str:
+    return ", ".join(
+        f"{each.name} {each.number}" if each.name.endswith("stage") else f"{each.name} group {each.number}"
+        for each in shared[:4]
+    )
 
 
 def _format_group(group: StackGroup) -> list[str]:

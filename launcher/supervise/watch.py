@@ -24,8 +24,10 @@ from launcher.supervise.stacks import (
     Source,
     StackGroup,
     find_odd,
+    find_shared,
     format_groups,
     group_stacks,
+    name_place,
     name_ranks,
 )
 from launcher.supervise.waiting import do_sleep, find_awaited
@@ -135,6 +137,7 @@ class HangWatch:
         self._stacks: dict[int, RankStacks] = {}
         self._answers: set[int] = set()
         self._traces: list[bytes] = []  # packed
+        self._layout = ""  # as a node has it
         self.last: Hang | None = None  # that was told, while it lasts
 
     def attempt_began(self, world_size: int, nodes: int, now_s: float) -> None:
@@ -180,14 +183,15 @@ class HangWatch:
         self._heard_of.discard(node)
         self._nodes -= self._ranks.pop(node, None) is not None
 
-    def answered(self, node: int, number: int, data: bytes, traces: bytes = b"") -> list[Said]:
-        """The stacks of a node's ranks, and the collectives they have called."""
+    def answered(self, node: int, number: int, data: bytes, traces: bytes = b"", layout: str = "") -> list[Said]:
+        """The stacks of a node's ranks, the collectives they have called, and how ranks lie in parallel groups."""
         if self._open is None or number != self._open.ask or self._open.next_ask_s is not None:
             return []
         self._answers.add(node)
         self._stacks.update(unpack_stacks(data))
         if traces:
             self._traces.append(traces)
+        self._layout = self._layout or layout
         return self._heard(self._open) if len(self._answers) >= self._open.wanted else []
 
     def tick(self, now_s: float) -> list[Said]:
@@ -278,8 +282,9 @@ class HangWatch:
             found = found._replace(hang=early)
         self.last = hang = blame_by_stacks(found.hang, group_stacks(self._stacks))
         causes = find_causes_in(self._traces, self._stacks) if self._traces else []
+        groups = find_groups_in(self._traces, self._layout)
         self._number += 1
-        return [describe(self._number - 1, hang, self._stacks, self._facts, causes)]
+        return [describe(self._number - 1, hang, self._stacks, self._facts, causes, groups)]
 
     def _judge_early(self, found: _Open) -> Hang | None:
         """Before the first step, or at the end: who is waited for, when that is certain enough by now."""
@@ -308,6 +313,7 @@ class HangWatch:
         self._stacks.clear()
         self._answers.clear()
         self._traces.clear()
+        self._layout = ""
 
 
 def _as_hang(slow: Slow) -> Hang:
@@ -330,24 +336,25 @@ def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
 
 def find_causes_in(traces: Iterable[bytes], stacks: Mapping[int, RankStacks]) -> list[Cause]:
     """What the ranks wait for, by their calls of torch.distributed. Args: traces: of nodes, packed."""
+    from bootseer.diagnose.flight import fill_members
     from bootseer.diagnose.stuck import find_causes
 
     found = _unpack(traces, {rank: each.state in STOPPED_STATES for rank, each in stacks.items()})
     try:
-        return find_causes(found.values())
+        return find_causes(fill_members(found.values()))
     except (LookupError, ValueError, TypeError, RecursionError):
         return []  # calls that cannot be: a node has sent them
 
 
 def find_mismatch(traces: Iterable[bytes]) -> str:
     """Of an attempt that has failed: who called something else than the rest of its group; "" where nobody did."""
-    from bootseer.diagnose import stuck
+    from bootseer.diagnose.stuck import find_mismatches
 
     try:
-        cause = stuck.find_mismatch(_unpack(traces, {}).values())
+        found = find_mismatches(_unpack(traces, {}).values())
     except (LookupError, ValueError, TypeError, RecursionError):
         return ""  # calls that cannot be: a node has sent them
-    return "" if cause is None else cause.line
+    return found[0].line if found else ""
 
 
 def _unpack(traces: Iterable[bytes], stopped: Mapping[int, bool]) -> dict[int, RankTrace]:
@@ -356,12 +363,26 @@ def _unpack(traces: Iterable[bytes], stopped: Mapping[int, bool]) -> dict[int, R
     return {rank: trace for data in traces for rank, trace in unpack_rings(data, stopped).items()}
 
 
+def find_groups_in(traces: Iterable[bytes], line: str) -> Mapping[str, Sequence[Sequence[int]]]:
+    """The parallel groups of the job, by its own words, else by names of process groups. Args: see `answered`."""
+    if not line and not traces:
+        return {}
+    from bootseer.diagnose.flight import fill_members
+    from bootseer.diagnose.layout import groups_of, groups_of_calls, parse_layout
+
+    if (layout := parse_layout(line)) is not None:
+        return groups_of(layout)
+    ranks = fill_members(_unpack(traces, {}).values())
+    return groups_of_calls({call.group for trace in ranks for call in trace.calls})
+
+
 def describe(
     number: int,
     hang: Hang,
     stacks: Mapping[int, RankStacks],
     facts: Mapping[int, RankFacts],
     causes: Sequence[Cause] = (),
+    layout: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> Finding:
     """The finding as a line, as text and for programs; the root cause first, where calls were traced."""
     groups = group_stacks(stacks)
@@ -374,9 +395,9 @@ def describe(
         from bootseer.diagnose.stuck import describe as describe_causes
 
         line = f"the job {what}: {causes[0].line}; {hang.why}"
-        told = describe_causes(causes)
+        told = [*describe_causes(causes), *name_place(causes[0].ranks, layout or {})]
         listed = [as_record(each) for each in causes[:MOST_CAUSES]]
-    text = "\n".join([line, *told, *format_groups(groups), ""])
+    text = "\n".join([line, *told, *format_groups(groups, layout), ""])
     if len(text) > MOST_TEXT_CHARACTERS:
         text = text[:MOST_TEXT_CHARACTERS] + "\n...\n"
     record = {
@@ -384,6 +405,10 @@ def describe(
         "kind": hang.kind.value,
         "why": hang.why,
         "ranks": list(hang.ranks),
+        "shared": [
+            {"name": each.name, "number": each.number, "ranks": list(each.ranks[:1024])}
+            for each in find_shared(causes[0].ranks if causes else hang.ranks, layout or {})
+        ],
         "since_s": hang.since_s,
         "limit_s": hang.limit_s,
         "longest_gap_s": hang.longest_gap_s,

@@ -25,14 +25,60 @@ FLAGS = ("--standalone", "--nproc-per-node", 4, "--hang-least", 2, "--log-dir", 
 def test_the_first_stuck_rank_is_named(bootrun: support.Programs, script: Callable[..., str], name: str) -> None:
     planted = CAUSES[name]
     program = bootrun.start(*FLAGS, script(JOB), name, planted.rank, AT_STEP, env={"OMP_NUM_THREADS": "1"})
-    support.wait_until(lambda: list(Path(bootrun.dir).glob("logs/*/standstill-0.txt")), 90, name)
-    (path,) = Path(bootrun.dir).glob("logs/*/standstill-0.json")
+    kind = "failure" if planted.ends else "standstill"
+    if planted.ends:
+        assert program.wait(90).status == 1
+    support.wait_until(lambda: list(Path(bootrun.dir).glob(f"logs/*/{kind}-0.txt")), 90, name)
+    (path,) = Path(bootrun.dir).glob(f"logs/*/{kind}-0.json")
     record = json.loads(path.read_text())
     first = record["causes"][0]
     assert (first["ranks"], first["kind"] in planted.kinds) == ([planted.rank], True), first
+    if planted.ends:
+        assert f"  root cause ({first['sure']}): rank {planted.rank} " in path.with_suffix(".txt").read_text()
+        return
+    dp = sorted([planted.rank, planted.rank ^ 1])
+    assert {"name": "dp", "number": planted.rank // 2, "ranks": dp} in record["shared"], "by names of groups"
     assert first["victims"] == sorted({0, 1, 2, 3} - {planted.rank})
     lines = path.with_suffix(".txt").read_text().splitlines()
     assert lines[1].startswith(f"root cause ({first['sure']}): ")
     assert program.process.poll() is None, "it is only told"
     program.signal(signal.SIGKILL if name == "stopped" else signal.SIGTERM)
+    program.wait(60)
+
+
+DUMPS = """
+import os, sys, threading, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, dumped = dist.get_rank(), threading.Event()
+def dump():
+    dumped.wait()
+    time.sleep(0.3)  # the others are in the next call
+    with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + str(rank), "wb") as file:
+        file.write(torch._C._distributed_c10d._dump_fr_trace())
+threading.Thread(target=dump, daemon=True).start()
+for step in range(200):
+    if step == 150:
+        dumped.set()
+        if rank == 1:
+            time.sleep(1000)
+    dist.all_reduce(torch.ones(8))
+    sys.modules["_bootseer_rank"].heartbeat(step, {})
+    time.sleep(0.005)
+"""
+
+
+def test_dumps_of_the_flight_recorder_name_the_rank_too(
+    bootrun: support.Programs, script: Callable[..., str]
+) -> None:
+    """Of the real one, without a tracer of ours."""
+    prefix = f"{bootrun.dir}/dump_"
+    environ = {"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": prefix}
+    flags = ("--standalone", "--nproc-per-node", 2, "--hang-least", 2, "--log-dir", "logs")
+    program = bootrun.start(*flags, script(DUMPS), env=environ)
+    support.wait_until(lambda: list(Path(bootrun.dir).glob("logs/*/standstill-0.txt")), 90, "the report")
+    (path,) = Path(bootrun.dir).glob("logs/*/standstill-0.json")
+    first = json.loads(path.read_text())["causes"][0]
+    assert (first["kind"], first["ranks"], first["victims"]) == ("did-not-enter", [1], [0]), first
+    program.signal(signal.SIGTERM)
     program.wait(60)

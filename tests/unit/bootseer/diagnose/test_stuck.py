@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.diagnose.calls import Call, Group, RankTrace, find_turn, name_ranks
-from bootseer.diagnose.stuck import Kind, Sure, as_record, describe, find_causes
+from bootseer.diagnose.stuck import Kind, Sure, as_record, describe, find_causes, find_mismatches
 from bootseer.diagnose.waits import find_ends, find_waits
 
 STEPS = 6
@@ -149,7 +149,7 @@ CAUSES: dict[str, tuple[list[RankTrace], Kind, tuple[int, ...], Sure]] = {
     ),
     "another size of two": (
         simulate(planted(SQUARE, 1, instead(2, size=8))),
-        *(Kind.MISMATCH, (0, 1), Sure.UNSURE),
+        *(Kind.MISMATCH, (1,), Sure.LIKELY),
     ),
     "another order of groups": (
         simulate(planted(SQUARE, 1, lambda step: [*step[:2], step[3], step[2]])),
@@ -336,3 +336,31 @@ def test_names_of_ranks() -> None:
     assert name_ranks([3]) == "rank 3"
     assert name_ranks([0, 1, 2, 7]) == "ranks 0-2, 7"
     assert name_ranks(range(0, 100, 2)).endswith(", ...")
+
+
+def failing(rank: int, sizes: Sequence[int], group: Group, **last: Any) -> RankTrace:
+    """A rank whose newest call has failed, or was left open by its end."""
+    calls = [
+        Call(at, group, "all_reduce", at, -1, 0, size, "float32", (size // 4,), 1, at, at, True)
+        for at, size in enumerate(sizes, 1)
+    ]
+    return RankTrace(rank, (*calls[:-1], calls[-1]._replace(**last)), ended=True)
+
+
+def test_a_size_that_does_not_fit_is_named_after_the_failure() -> None:
+    """Where all others agree, and of two the one that never had it before; not where it did not matter."""
+    group = Group("1", "dp", 1, (0, 1, 2))
+    sizes = {0: (40, 40), 1: (40, 20), 2: (40, 40)}
+    traces = [
+        failing(rank, sizes[rank], group, left_ns=0 if rank == 1 else 9, failed=rank != 1) for rank in range(3)
+    ]
+    (cause,) = find_mismatches(traces)
+    assert (cause.kind, cause.ranks, cause.sure, cause.victims) == (Kind.MISMATCH, (1,), Sure.CERTAIN, (0, 2))
+    (cause,) = find_mismatches(traces[:2])
+    assert (cause.ranks, cause.sure) == ((1,), Sure.LIKELY)
+    assert "rank 1 never had that size or type in it before" in cause.why
+    both = [failing(rank, (40 if rank else 20,), group, failed=True) for rank in (0, 1)]
+    (cause,) = find_mismatches(both)
+    assert (cause.ranks, cause.sure) == ((0, 1), Sure.UNSURE)
+    assert find_mismatches([failing(rank, sizes[rank], group) for rank in range(3)]) == [], "it went well"
+    assert find_mismatches([failing(rank, (40,), group, failed=True) for rank in range(3)]) == []

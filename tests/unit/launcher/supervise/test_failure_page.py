@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ def page_of(number: int = 0, following: int | None = 1) -> FailurePage:
 
 def test_a_page_is_kept_and_gets_its_first_step_later(tmp_path: Path) -> None:
     said: list[str] = []
-    files = FailureFiles(str(tmp_path), lambda: 0.0, said.append)
+    files = FailureFiles(str(tmp_path), lambda: 0.0, said.append, time.time())
     files.keep(page_of(), 1, None)
     assert json.loads((tmp_path / "failure-0.json").read_text())["stages"] == {"seen_s": 0.5}
     assert files.last_path == str(tmp_path / "failure-0.txt")
@@ -198,7 +199,7 @@ def test_a_page_is_kept_and_gets_its_first_step_later(tmp_path: Path) -> None:
 
 def test_what_cannot_be_kept_costs_one_line(tmp_path: Path) -> None:
     said: list[str] = []
-    files = FailureFiles(str(tmp_path / "gone"), lambda: 0.0, said.append)
+    files = FailureFiles(str(tmp_path / "gone"), lambda: 0.0, said.append, time.time())
     files.keep(page_of(), 1, None)
     files.keep(page_of(1), 1, 2.0)
     files.keep(FailurePage(2, b"no page"), 1, None)
@@ -209,7 +210,7 @@ def test_what_cannot_be_kept_costs_one_line(tmp_path: Path) -> None:
 def test_since_when_is_known_of_what_has_no_wall_clock(tmp_path: Path) -> None:
     import time
 
-    files = FailureFiles(str(tmp_path), lambda: 100.0, print)
+    files = FailureFiles(str(tmp_path), lambda: 100.0, print, time.time())
     files.keep(FailurePage(0, pack({"format": FORMAT, "since_s": 40.0, "class": "hang"})), 0, None)
     since_s = json.loads((tmp_path / "failure-0.json").read_text())["since_wall_s"]
     assert abs(time.time() - 60.0 - since_s) < 30.0

@@ -20,7 +20,17 @@ from bootseer.diagnose.calls import Call, Group
 from launcher import inside, tracer
 from launcher.supervise.facts import Hang, HangKind
 from launcher.supervise.page import PAGE_BYTES, RING_MAGIC, PageFile, Pages, head_bytes
-from launcher.supervise.ring import NEW_RING, RankRing, pack_rings, parse_ring, read_ring, take_tail, unpack_rings
+from launcher.supervise.ring import (
+    NEW_RING,
+    RankRing,
+    copy_ring,
+    pack_rings,
+    parse_ring,
+    read_ring,
+    take_tail,
+    traces_of,
+    unpack_rings,
+)
 from launcher.supervise.stacks import RankStacks, Source
 from launcher.supervise.watch import describe, find_causes_in
 
@@ -52,12 +62,15 @@ def make_ring(fd: int) -> tracer.Ring:
 def put(ring: tracer.Ring, number: int, left_ns: int = 0, flags: int = 0, op: int = 1) -> None:
     """A call of group 0 with this number in the group."""
     serial = ring.serial = ring.serial + 1
-    head = ring.pack(serial, number, 4000, 10 * number, 0, op, 1, 1, -1, 0, 2, 10, 100, 0, 0)
-    ring.put(serial, head, left_ns, flags)
+    at = tracer.RECORDS_AT + serial % tracer.SLOTS * tracer.RECORD_BYTES
+    what = (serial, number, 4000, 10 * number, 0, op, 1, 1, -1, 0, 2, 10, 100, 0, 0)
+    ring.put(ring.map, at, *what, left_ns, flags, serial & tracer.LOW_SERIAL)
 
 
 def test_both_ends_know_the_same_format() -> None:
-    assert struct.calcsize(tracer.HEAD_FORMAT + tracer.TAIL_FORMAT[1:]) == tracer.RECORD_BYTES
+    assert struct.calcsize(tracer.RECORD_FORMAT) == tracer.RECORD_BYTES
+    assert struct.calcsize("<QQQQHBBHiiB4I") == tracer.LEFT_AT
+    assert struct.calcsize("<QQQQHBBHiiB4IQB") == tracer.END_AT
     assert inside.RING_MAGIC == RING_MAGIC == NEW_RING[:8] == tracer.RING_HEAD[:8]
     assert len(NEW_RING) + PAGE_BYTES == tracer.RING_END
 
@@ -101,6 +114,21 @@ def test_what_is_written_is_read_and_the_oldest_goes(page: PageFile) -> None:
         assert again == found, "a forked child writes nothing"
 
 
+def test_a_copy_is_read_when_the_ring_is_gone() -> None:
+    pages = Pages()
+    path = pages.renew(1, False, NEW_RING)[0].path
+    with open(path, "r+b") as file:
+        ring = make_ring(file.fileno())
+    ring.say_hooked(1)
+    ring.add_group(b"0\t1\t7\tdp\t0:2:1\n")
+    put(ring, 1)
+    copy = copy_ring(path)
+    pages.close()
+    assert copy_ring(path) == b""
+    (trace,) = traces_of({4: copy, 5: b""})
+    assert (trace.rank, trace.ended, [each.seq for each in trace.calls]) == (4, True, [1])
+
+
 def test_a_group_for_which_there_is_no_room_is_not_kept(page: PageFile) -> None:
     with open(page.path, "r+b") as file:
         ring = make_ring(file.fileno())
@@ -138,8 +166,7 @@ def _file_of(memory: mmap.mmap) -> int:
 
 
 def _bytes_of(ring: tracer.Ring) -> bytes:
-    assert ring._map is not None
-    return bytes(ring._map[:])
+    return bytes(ring.map[:])
 
 
 @given(st.binary(max_size=300), st.integers(0, tracer.GROUPS_BYTES - 300))
@@ -304,3 +331,83 @@ def test_calls_of_torch_are_seen_whoever_makes_them(page: PageFile) -> None:
     assert [each for each in found.calls if each.is_open()] == [], "all ends were seen"
     assert all(each.entered_ns <= each.left_ns for each in found.calls)
     assert [(each.seq, each.failed) for each in found.calls if each.group.label == "mine"][-1] == (4, True)
+
+
+def test_each_call_is_seen_once_whatever_its_form(page: PageFile) -> None:
+    """As torch.distributed makes them, in other forms, of other tensors, by a class that has no method."""
+    run = in_a_rank(
+        page,
+        """
+        C, world = torch._C, dist.group.WORLD
+        key = C.DispatchKey.ADInplaceOrView
+        options = dist.AllreduceOptions()
+        dist.all_reduce(torch.ones(1))
+        world.allreduce(torch.ones(2)).wait()
+        world.allreduce([torch.ones(3)], opts=options).wait()
+        world.allreduce((torch.ones(4),), options).wait()
+        dist.all_reduce(torch.nn.Parameter(torch.ones(5)).requires_grad_(False))
+        class Own(torch.Tensor):
+            pass
+        dist.all_reduce(torch.ones(6).as_subclass(Own))
+        C._dispatch_tls_set_dispatch_key_excluded(key, True)
+        dist.all_reduce(torch.ones(7))
+        assert C._dispatch_tls_is_dispatch_key_excluded(key), "it stays as it was"
+        C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        try:
+            world.allreduce([torch.ones(8)], dist.BroadcastOptions())
+        except TypeError:
+            pass  # no such form: torch says so
+        try:
+            dist.all_reduce(torch.ones(9), op=dist.ReduceOp.BXOR)
+        except Exception:
+            pass
+        assert not C._dispatch_tls_is_dispatch_key_excluded(key)
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        with FakeTensorMode() as mode:
+            fake = torch.ones(10)
+        try:
+            dist.all_reduce(fake)
+        except Exception:
+            pass  # nothing is run, so nothing is seen
+        class Group(dist.ProcessGroup):
+            def getBackendName(self):
+                return "own"
+        own = Group(0, 1)
+        try:
+            own.allreduce([torch.ones(11)], options)
+        except RecursionError:
+            raise
+        except RuntimeError:
+            pass  # it has no backend
+        assert dist.ProcessGroup.allreduce.__name__ == "allreduce"
+        dist.destroy_process_group()
+        """,
+    )
+    assert run.returncode == 0, run.stderr
+    found = read_ring(page.path, 0)
+    assert found is not None
+    calls = [each for each in found.calls if each.group.label == "default_pg"]
+    assert [each.shape for each in calls] == [(size,) for size in (1, 2, 3, 4, 5, 6, 7, 9)]
+    assert [each.seq for each in calls] == [*range(1, 9)]
+    assert [each.is_open() for each in calls] == [False] * 8
+    assert [each.failed for each in calls] == [False] * 7 + [True]
+
+
+def test_a_late_end_does_not_stand_in_a_newer_call(page: PageFile) -> None:
+    with open(page.path, "r+b") as file:
+        ring = make_ring(file.fileno())
+        ring.say_hooked(1)
+        ring.add_group(b"0\t1\t7\tdp\t0:2:1\n")
+        put(ring, 1)
+        record = ring.copy(1)
+        for number in range(2, tracer.SLOTS + 2):
+            put(ring, number)
+        ring.leave(1, 99, 0)
+        found = read_ring(page.path, 0)
+        assert found is not None
+        assert [each.left_ns for each in found.calls] == [0] * tracer.SLOTS
+        ring.put_back(1, record)
+        ring.leave(1, 99, tracer.WAITED_FOR)
+        found = read_ring(page.path, 0)
+        assert found is not None
+        assert [(each.serial, each.left_ns) for each in found.calls][:2] == [(1, 99), (2, 0)]

@@ -20,6 +20,8 @@ from launcher.supervise.watch import (
     HangWatch,
     Said,
     blame_by_stacks,
+    describe,
+    find_groups_in,
     look_s,
     pack_stacks,
     unpack_stacks,
@@ -354,3 +356,16 @@ def test_all_ranks_of_a_node_have_ended() -> None:
     facts = [RankFacts(rank, 1010.0, -1, -1.0, 0, 1.0, 0, "S", "") for rank in (2, 3)]
     assert job.watch.looked(1, facts, 1010.0) == []
     assert job.watch.deadline_s() == 1012.0, "the other node is not waited for"
+
+
+def test_the_ranks_apart_are_mapped_onto_the_layout_of_the_job() -> None:
+    stacks = {rank: stack(rank, 7 if rank in (4, 6) else 40) for rank in range(8)}
+    line = "pp,dp,tp;2,2,2;0:8:1"
+    hang = Hang(HangKind.ALL_IDLE, 1.0, (4, 6), 15.0, 0.2, "no rank has made a step")
+    found = describe(0, hang, stacks, {}, layout=find_groups_in([], line))
+    assert found.text.splitlines()[-1] == (
+        "apart from the rest: ranks 4, 6; all of them share dp group 2, pipeline stage 1"
+    )
+    shared = json.loads(zlib.decompress(found.data))["shared"]
+    assert [(each["name"], each["number"]) for each in shared] == [("dp", 2), ("pipeline stage", 1)]
+    assert find_groups_in([b"junk"], "junk") == {} == find_groups_in([], "")
