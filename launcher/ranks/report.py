@@ -29,8 +29,12 @@ def format_report(
     unsure: Sequence[int] = (),
     attempt: int = 0,
     lost_nodes: Sequence[str] = (),
+    page: str = "",
 ) -> str:
-    """The report as text that ends with a newline; `failures` have the first failure first."""
+    """The report as text that ends with a newline.
+
+    Args: failures: the first failure first; page: the path of the failure's page, "" for none.
+    """
     told = [failure for failure in failures if not failure.stopped_by_us]
     stopped = [failure.rank for failure in failures if failure.stopped_by_us]
     shown = told[: 1 + MOST_LISTED]
@@ -65,6 +69,7 @@ def format_report(
         "Root Cause (first observed failure):",
         *doubts,
         *root,
+        *([f"  page      : {clean(page)}"] if page else []),
         "=" * width,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
