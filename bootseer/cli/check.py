@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from bootseer.cli import running
-from bootseer.cli.image_words import Json, new_app
+from bootseer.cli.image_words import Json
 from bootseer.errors import UsageError
 from bootseer.health.checks import CHECKS, OWN, Path, Request, choose, default_paths, make_tasks
 from bootseer.health.door import Door
@@ -35,7 +35,7 @@ EPILOG = (
     "bootseer check --own /etc/bootseer/checks/fabric.sh"
 )
 
-app = new_app("check")
+app = running.new_app("check")
 
 
 @app.command(help=HELP, epilog=EPILOG)
