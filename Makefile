@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# So many tests at a time; 0 for all in one process.
-WORKERS ?= 2
+# So many tests at a time, more than cores as many of them wait; 0 for all in one process.
+WORKERS ?= 3
 PYTEST := scripts/pytest.sh $(BIN)/python $(WORKERS)
 # Benches that need root are left out for others.
 BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile report \

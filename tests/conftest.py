@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import support
+from tests import schedule, support
 from tests.leaks import LeakCheck
 
 pytest_plugins = ["tests.parity.summing"]
@@ -16,6 +17,15 @@ pytest_plugins = ["tests.parity.summing"]
 # Tests below these folders start real processes: each is followed by the leak check.
 CHECKED = ("integration", "parity")
 HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    schedule.put_in_order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.Schedule | None:
+    return schedule.Schedule(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,11 @@ def format_report(
     if stopped:
         plural = "s" if len(stopped) > 1 else ""
         notes.append(f"  stopped by bootrun after that: rank{plural} {format_ranks(stopped)}")
-    root = [_format_failure(0, told[0], attempt, FIRST_LINES)] if told else ["  <NONE: bootrun stopped all ranks>"]
+    root = (
+        [_format_failure(0, told[0], attempt, FIRST_LINES, page)]
+        if told
+        else ["  <NONE: bootrun stopped all ranks>"]
+    )
     doubts = []
     if unsure:
         doubts.append(f"  cannot tell which of ranks {format_ranks(unsure)} was first")
@@ -69,7 +73,6 @@ def format_report(
         "Root Cause (first observed failure):",
         *doubts,
         *root,
-        *([f"  page      : {clean(page)}"] if page else []),
         "=" * width,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
@@ -147,7 +150,7 @@ def _as_dict(failure: Failure) -> dict[str, Any]:
 # ---- one failure ---------------------------------------------------------------------------------------------
 
 
-def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int) -> str:
+def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int, page: str = "") -> str:
     name = signal_name(failure.status)
     lines = [
         f"[{index}]:",
@@ -165,6 +168,8 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int)
     else:
         lines.append(f"  class     : {_describe_class(failure)}")
     lines += [f"  kernel    : {clean(line)}" for line in failure.kernel]
+    if page:  # the traceback comes last, for those that read torchrun's report
+        lines.append(f"  page      : {clean(page)}")
     said = failure.traceback or failure.message
     if not said:
         said = _describe_silence(failure)

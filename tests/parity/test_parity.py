@@ -1,8 +1,8 @@
 """Every probe through bootrun, its ranks exec'd, forked or without hooks, against torchrun when it was recorded.
 
 Some probes run through torchrun itself each time. A difference that no probe declares is a failure, and so is a
-declared one that is not there any more. Forks of a process that has torch take its import each time: probes that do
-not use it have it every fourth time only, and always with BOOTSEER_CAMPAIGN=full.
+declared one that is not there any more. To fork ranks with torch takes its import each time: of the probes that do
+not use it only every fourth has it, and all with BOOTSEER_CAMPAIGN=full.
 """
 
 from __future__ import annotations
