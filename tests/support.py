@@ -27,6 +27,7 @@ TORCHRUN = os.path.join(SCRIPTS, "torchrun")
 MARK = "LEAK_CHECK_MARK"
 # Variables of an outer job or of the developer's shell that would change what a launcher does.
 _FOREIGN = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "BOOTSEER_", "PYTEST_", "GROUP_", "ROLE_", "SLURM_")
+_OURS = "BOOTSEER_CACHE_DIR"  # of this test run (user_cache.py)
 _FOREIGN_NAMES = {
     "RANK",
     "LOCAL_RANK",
@@ -201,7 +202,7 @@ def clean_environ() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN)
+        if name == _OURS or (name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN))
     }
 
 
