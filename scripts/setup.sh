@@ -109,5 +109,7 @@ case $what in
     test) say "installing what tests and benches need into $venv, torch among it: a minute or more" ;;
     demo) say "installing torch and what else the demo needs into $venv: up to a minute" ;;
 esac
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$what]"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -e ".[$what]"
+# pip would compile one file after the other; some packages have templates that are no Python.
+"$venv/bin/python" -m compileall -q -q -j 0 "$venv/lib" || true
 touch "$venv/$ready"
