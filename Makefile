@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# So many tests at a time; 0 for all in one process.
-WORKERS ?= 2
+# Where all is installed a demo needs nothing more.
+DEMO_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-demo)
+# So many tests at a time, more than cores as many of them wait; 0 for all in one process.
+WORKERS ?= 3
 PYTEST := scripts/pytest.sh $(BIN)/python $(WORKERS)
 # Benches that need root are left out for others.
 BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile report \
@@ -21,10 +23,13 @@ setup: $(READY)  ## make .venv with all that tests and benches need
 $(READY): pyproject.toml scripts/setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh
 
-demo-setup: setup  ## install an environment, then restore it: two starts, stage by stage
+$(VENV)/.ready-demo: pyproject.toml scripts/setup.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh demo
+
+demo-setup: $(DEMO_READY)  ## install an environment, then restore it: two starts, stage by stage
 	@$(BIN)/python scripts/demo_setup.py
 
-demo: setup  ## train a small model on two ranks, lose one, restart, resume
+demo: $(DEMO_READY)  ## train a small model on two ranks, lose one, restart, resume
 	@$(BIN)/python scripts/demo.py
 
 test: lint  ## everything

@@ -195,7 +195,8 @@ def make_place(folder: str) -> Place:
         if name not in taken_out and not name.startswith(("PET_", "TORCHELASTIC_", "BOOTSEER_"))
     }
     # Set, so that neither torchrun nor bootrun has to say that it chose it.
-    return Place(folder, {**environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder})
+    own = {"TMPDIR": folder, "BOOTSEER_CACHE_DIR": os.path.join(folder, "cache")}
+    return Place(folder, {**environ, "OMP_NUM_THREADS": "1", **own})
 
 
 def to_figures(chosen: dict[str, dict[str, Case]], samples: dict[tuple[str, str], list[Sample]]) -> Figures:

@@ -944,8 +944,9 @@ class Node:
             return
         from launcher.ranks.report import format_report
 
+        page = "" if self._failure_files is None else self._failure_files.page_of(self._attempt)
         target, attempt = self._spec.entry.target, self._attempt
-        self._console.show(format_report(target, finish.failures, finish.unsure, attempt, finish.lost))
+        self._console.show(format_report(target, finish.failures, finish.unsure, attempt, finish.lost, page))
         own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if own_file:
             self._write_own_error_file(own_file, first)

@@ -6,7 +6,7 @@ python=$1 workers=$2
 shift 2
 folder=$(mktemp -d /tmp/bt-XXXXXX) || exit 1
 timeout --foreground --kill-after=30 3600 \
-    "$python" -m pytest -n "$workers" --dist loadfile --basetemp="$folder" "$@"
+    "$python" -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder --basetemp="$folder" "$@"
 status=$?
 if [ $status = 0 ]; then rm -rf "$folder"; else echo "what the tests wrote is in $folder" >&2; fi
 exit $status

@@ -1,11 +1,18 @@
 #!/bin/bash
-# Makes .venv with everything that tests and benches need; `make` calls it when pyproject.toml has changed.
-# As root it also installs the system packages that are missing, by apt; else it says what is left out and why.
-# With CI=true a tool that is missing in the end is an error.
+# setup.sh [demo]: makes .venv with everything that tests and benches need, or with what `make demo` needs;
+# `make` calls it when pyproject.toml has changed.
+# For tests, as root, it also installs the system packages that are missing, by apt; else it says what is left out and
+# why. With CI=true a tool that is missing in the end is an error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
 python=${PYTHON:-python3}
+what=${1:-test} ready=.ready
+case $what in
+    test) ;;
+    demo) ready=.ready-demo ;;
+    *) echo "setup: $what: say nothing, or demo" >&2; exit 2 ;;
+esac
 
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
@@ -46,9 +53,10 @@ runc runc
 chromium chromium
 java default-jdk-headless
 javac default-jdk-headless'
+[ "$what" = demo ] && tools=
 missing=() packages=()
 while read -r tool package; do
-    if ! command -v "$tool" >/dev/null; then
+    if [ -n "$tool" ] && ! command -v "$tool" >/dev/null; then
         missing+=("$tool")
         packages+=("$package")
     fi
@@ -87,7 +95,7 @@ if ! "$venv/bin/python" -c pass 2>/dev/null; then
     "$python" -m venv "$venv"
 fi
 # torch.compile builds against the headers of the interpreter, which distributions have in a package of their own.
-if ! "$python" -c 'import os, sys, sysconfig
+if [ "$what" = test ] && ! "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; then
     package=$("$python" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')
     if can_install && apt_install "$package"; then
@@ -97,6 +105,11 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
         say "Python.h of $python is missing ($package): tests that compile fail"
     fi
 fi
-say "installing what tests and benches need into $venv, torch among it: a minute or more"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[test]'
-touch "$venv/.ready"
+case $what in
+    test) say "installing what tests and benches need into $venv, torch among it: a minute or more" ;;
+    demo) say "installing torch and what else the demo needs into $venv: up to a minute" ;;
+esac
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -e ".[$what]"
+# pip would compile one file after the other; some packages have templates that are no Python.
+"$venv/bin/python" -m compileall -q -q -j 0 "$venv/lib" || true
+touch "$venv/$ready"

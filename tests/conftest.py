@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import support
+from tests import schedule, support
 from tests.leaks import LeakCheck
+from tests.user_cache import VARIABLE, UserCache
 
 pytest_plugins = ["tests.parity.summing"]
 
 # Tests below these folders start real processes: each is followed by the leak check.
 CHECKED = ("integration", "parity")
 HERE = Path(__file__).parent
+
+
+user_cache = pytest.StashKey[UserCache]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers inherit it
+        cache = config.stash[user_cache] = UserCache(os.environ)
+        os.environ[VARIABLE] = cache.folder
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if user_cache in config.stash:
+        config.stash[user_cache].close()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if user_cache not in session.config.stash:
+        return
+    cache = session.config.stash[user_cache]
+    ours = [os.fspath(HERE), str(session.config.getoption("basetemp") or tempfile.gettempdir())]
+    if written := cache.written(ours, is_alone=bool(os.environ.get("CI"))):
+        print(f"\ntests have written to the cache in {cache.real}:", *written, sep="\n  ", file=sys.stderr)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_collection_finish() -> None:
+    """Millions of objects that stay: the collector need not look at them after each test."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    schedule.put_in_order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> schedule.Schedule | None:
+    return schedule.Schedule(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ class LeakCheck:
         end_s = time.monotonic() + grace_s
         while (found := self._look()) and time.monotonic() < end_s:
             time.sleep(0.02)
-        for process in self.processes():
+        for process in self.processes() if found else ():
             try:
                 os.kill(process.pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -27,6 +27,7 @@ TORCHRUN = os.path.join(SCRIPTS, "torchrun")
 MARK = "LEAK_CHECK_MARK"
 # Variables of an outer job or of the developer's shell that would change what a launcher does.
 _FOREIGN = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "BOOTSEER_", "PYTEST_", "GROUP_", "ROLE_", "SLURM_")
+_OURS = "BOOTSEER_CACHE_DIR"  # of this test run (user_cache.py)
 _FOREIGN_NAMES = {
     "RANK",
     "LOCAL_RANK",
@@ -201,7 +202,7 @@ def clean_environ() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN)
+        if name == _OURS or (name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN))
     }
 
 
@@ -259,30 +260,45 @@ def is_running(pid: int) -> bool:
 def marked_processes(mark: str) -> list[Process]:
     """Processes that were started, however indirectly, with this leak check mark; never this one."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
-    for process in processes():
-        if process.pid == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{process.pid}/environ", "rb") as file:
-                environ = file.read()
-        except OSError:
-            continue
-        if wanted in environ.split(b"\0"):
-            found.append(process)
-    return found
+    own = os.getpid()
+    marked = [pid for pid in _pids() if pid != own and wanted in _read_proc(f"/proc/{pid}/environ").split(b"\0")]
+    return [process for pid in marked if (process := find_process(pid)) is not None]
 
 
 def descendants(pid: int) -> list[Process]:
     """Children of `pid`, their children and so on."""
-    everything = list(processes())
+    children: dict[int, list[int]] = {}
+    for each in _pids():
+        # Of each process this is read alone: tests look at all of them often.
+        _, _, rest = _read_proc(f"/proc/{each}/stat").rpartition(b")")
+        if rest:
+            children.setdefault(int(rest.split(None, 2)[1]), []).append(each)
     found: list[Process] = []
-    parents = {pid}
-    while parents:
-        below = [process for process in everything if process.ppid in parents]
-        found += below
-        parents = {process.pid for process in below}
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(0), [])
+        waiting += below
+        found += [process for each in below if (process := find_process(each)) is not None]
     return found
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _read_proc(path: str) -> bytes:
+    """b"" for a process that has ended, or is another user's."""
+    parts = []
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while part := os.read(fd, 1 << 16):
+                parts.append(part)
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
+    return b"".join(parts)
 
 
 def python(*args: str) -> list[str]:

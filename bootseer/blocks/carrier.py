@@ -7,7 +7,6 @@ names the first wrong block, its pack and the store that was asked last.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
 from bootseer import aio
@@ -18,6 +17,7 @@ from bootseer.blocks.tree_cache import TreeCache
 from bootseer.blocks.unpack import unpack_blocks
 from bootseer.errors import BootseerError, IntegrityError, StorageError, StorageTimeout
 from bootseer.storage import RangeRequest
+from bootseer.storage.cpu_limits import usable_cores
 from bootseer.tree.index import Index
 
 TRIES = 2  # ways to a block at each store, besides those that its reader tries by itself
@@ -32,7 +32,7 @@ class Carrier:
     def __init__(self, index: Index, cache: TreeCache, sources: Sources, land: Land) -> None:
         self._index, self._cache, self._sources, self._land = index, cache, sources, land
         # Half of the processors: the other half belongs to the start that all this is for.
-        self._compute = asyncio.Semaphore(max(1, min(MOST_COMPUTING, (os.cpu_count() or 2) // 2)))
+        self._compute = asyncio.Semaphore(max(1, min(MOST_COMPUTING, usable_cores() // 2)))
         self.counts = {"demand_blocks": 0, "prefetch_blocks": 0, "wrong_blocks": 0}
 
     async def carry(self, span: Span, view: memoryview, flights: dict[int, Flight], want: Want) -> None:

@@ -27,6 +27,7 @@ from bootseer.errors import BootseerError
 from bootseer.mounts import hot_first
 from bootseer.mounts.tree_places import locate as locate_runtime
 from bootseer.storage import HasPeers, SecondHand, Store
+from bootseer.storage.cpu_limits import usable_cores
 from bootseer.storage.local_reading import read_range
 from bootseer.storage.page_cache import is_remote
 from bootseer.storage.ranges import RangeReader, RangeRequest
@@ -80,7 +81,7 @@ class Filler:
         self._folder = disk_folder(url)
         self._refused: set[int] = set()  # devices that take no O_DIRECT
         self._runtime = _runtime()
-        self._beside = hot_first.reads_beside(len(os.sched_getaffinity(0)))
+        self._beside = hot_first.reads_beside(usable_cores())
         self._has_disk = has_disk
         self._copy: DiskCopy | None = None
         self._bad: set[tuple[int, int]] = set()  # units that are wrong there

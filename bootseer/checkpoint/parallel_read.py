@@ -6,7 +6,6 @@ first. Faults within a read keep the disk waiting; made ahead by threads of thei
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from bootseer.checkpoint.page_choice import PageChoice
 from bootseer.checkpoint.populate import make_pages
 from bootseer.checkpoint.source import Request
+from bootseer.storage.cpu_limits import usable_cores
 
 READERS = 4  # with chunks of 4 MiB a disk's queue is full
 MAKERS = 2  # at most; more wait for each other in the kernel
@@ -28,7 +28,7 @@ def read_all(chunks: Sequence[Request], read_one: Callable[[Request], object]) -
     """
     work = _Work(chunks, read_one)
     is_large = sum(len(chunk.target) for chunk in chunks) >= LEAST_BYTES
-    makers = min(MAKERS, len(os.sched_getaffinity(0))) if is_large else 0
+    makers = min(MAKERS, usable_cores()) if is_large else 0
     readers = min(READERS, len(chunks)) - 1
     started: list[threading.Thread] = []
     try:

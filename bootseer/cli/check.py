@@ -16,7 +16,7 @@ import typer
 
 from bootseer.cli import running
 from bootseer.cli.check_pairs import measure, serve
-from bootseer.cli.image_words import Json, new_app
+from bootseer.cli.image_words import Json
 from bootseer.errors import UsageError
 from bootseer.health.checks import CHECKS, OWN, Path, Request, choose, default_paths, make_tasks
 from bootseer.health.door import Door
@@ -41,7 +41,7 @@ EPILOG = (
     "bootseer check --pair-listen 29517 on one node, bootseer check --pair NODE on another"
 )
 
-app = new_app("check")
+app = running.new_app("check")
 
 
 @app.command(help=HELP, epilog=EPILOG)

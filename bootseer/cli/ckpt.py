@@ -28,14 +28,7 @@ from bootseer.cli.sizes import parse_size
 from bootseer.errors import IntegrityError, NotFound, UsageError
 from bootseer.storage.paths import redact, scheme_of
 
-app = typer.Typer(
-    name="ckpt",
-    help="Checkpoints: striped over many files, read and written in parallel.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = running.new_app("ckpt", "Checkpoints: striped over many files, read and written in parallel.")
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="path or URL: a checkpoint folder, a version, or a file")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]

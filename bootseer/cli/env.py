@@ -41,7 +41,6 @@ from bootseer.cli.image_words import (
     Key,
     Quiet,
     Unsigned,
-    new_app,
     report,
     say,
     short,
@@ -49,7 +48,7 @@ from bootseer.cli.image_words import (
 from bootseer.cli.progress import format_bytes
 from bootseer.errors import UsageError
 
-app = new_app("env", "Environments: installed once, restored everywhere.")
+app = running.new_app("env", "Environments: installed once, restored everywhere.")
 
 
 @app.command(epilog=f"bootseer env snapshot {SETUP} --env-store {URL}")

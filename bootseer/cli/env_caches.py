@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from bootseer.cli import running
 from bootseer.cli.env_words import Config, Store, format_time, store_url
-from bootseer.cli.image_words import Json, new_app, report, say, short
+from bootseer.cli.image_words import Json, report, say, short
 from bootseer.cli.progress import format_bytes
 from bootseer.errors import UsageError
 
-app = new_app()
+app = running.new_app()
 
 DAY_S = 86_400.0
 Node = Annotated[bool, typer.Option("--node", help="those of this node, not of the store")]

@@ -19,7 +19,6 @@ from bootseer.cli.image_words import (
     Quiet,
     Unsigned,
     Url,
-    new_app,
     report,
     say,
     short,
@@ -28,7 +27,7 @@ from bootseer.cli.image_words import (
 from bootseer.cli.progress import ProgressLine, format_bytes
 from bootseer.errors import UsageError
 
-app = new_app("image", "Images as trees: built once, started before they are there.")
+app = running.new_app("image", "Images as trees: built once, started before they are there.")
 
 DAY_S = 86_400.0
 

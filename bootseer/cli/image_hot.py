@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli.image_words import Json, Key, Name, Unsigned, Url, Workload, new_app, report, say
+from bootseer.cli import running
+from bootseer.cli.image_words import Json, Key, Name, Unsigned, Url, Workload, report, say
 from bootseer.cli.progress import format_bytes
 from bootseer.errors import UsageError
 
 if TYPE_CHECKING:
     from bootseer.image.commands_hot import ShownTrace
 
-app = new_app()
+app = running.new_app()
 
 
 @app.command(epilog="bootseer image hot show hdfs://namenode/images/train --files")

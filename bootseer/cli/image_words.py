@@ -30,18 +30,6 @@ Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 
 
-def new_app(name: str = "", text: str = "") -> typer.Typer:
-    """A group of commands, as all of `bootseer` are."""
-    return typer.Typer(
-        name=name or None,
-        help=text,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )
-
-
 class CountLine(ProgressLine):
     """Progress of what has no known end: `bootseer image build: 1.2 GB in 3,400 files, 140 MB/s`."""
 

@@ -22,14 +22,7 @@ from bootseer.trust import KeyFolder, PublicKey, TrustedKey
 from bootseer.trust.key_folder import MOST_FILE_BYTES, SYSTEM_TRUSTED
 from bootseer.trust.keys import clean_name, parse_publics
 
-app = typer.Typer(
-    name="keys",
-    help="Keys: who may publish images and environments that this user runs.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = running.new_app("keys", "Keys: who may publish images and environments that this user runs.")
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
 

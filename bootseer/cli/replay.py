@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from bootseer.cli import running
-from bootseer.cli.image_words import Json, new_app
+from bootseer.cli.image_words import Json
 from bootseer.errors import ConfigError, NotFound, UsageError
 
 HELP = """\
@@ -28,7 +28,7 @@ Of M machines in groups of m two rounds suffice when m is at most M / m; else mo
 is looked for; that there are several is said, too.
 """
 EPILOG = """\
-bootseer replay --hosts hosts.txt --group-size 4 --limit 900 \\
+bootseer replay --hosts hosts.txt --group-size 4 --limit 900
 --run 'srun -w $BOOTSEER_REPLAY_HOSTS -N $BOOTSEER_REPLAY_NODES bootrun --nnodes $BOOTSEER_REPLAY_NODES replay.py'
 
 bootseer replay --hosts node1,node2,node3,node4 --group-size 2 --plan
@@ -43,7 +43,7 @@ WORDS = {
 }
 STATUSES = {"one": 0, "none": 3, "all": 4, "several": 5}
 
-app = new_app("replay")
+app = running.new_app("replay")
 
 
 @app.command(help=HELP, epilog=EPILOG)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli import report_fleet, report_job, running
-from bootseer.cli.image_words import Json, new_app
+from bootseer.cli.image_words import Json
 from bootseer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ EPILOG = (
     "bootseer report /logs/run1 --html run1.html\n\nbootseer report /logs/before /logs/after --html compared.html"
 )
 
-app = new_app("report")
+app = running.new_app("report")
 
 
 @app.command(help=HELP, epilog=EPILOG)

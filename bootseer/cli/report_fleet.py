@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli import report_job
-from bootseer.cli.image_words import Json, new_app
+from bootseer.cli import report_job, running
+from bootseer.cli.image_words import Json
 from bootseer.errors import BootseerError, UsageError
 from bootseer.formats import one_line
 
-app = new_app("fleet")
+app = running.new_app("fleet")
 MOST_NOTES = 100
 
 

@@ -1,12 +1,43 @@
-"""Runs a group of commands: what is thrown becomes one line on stderr and an exit status (docs/errors.md)."""
+"""Groups of commands: how all of them look, and how one is run.
+
+What is thrown becomes one line on stderr and an exit status (docs/errors.md).
+"""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from bootseer.errors import BootseerError
+
+_ANY_LENGTH = 1 << 16
+
+
+class _Group(TyperGroup):
+    """Its help has the first sentence of each command whole, over several lines where need be."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, each.get_short_help_str(_ANY_LENGTH)) for name, each in found if each and not each.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+def new_app(name: str = "", text: str = "") -> typer.Typer:
+    """A group of commands, as all of `bootseer` are."""
+    return typer.Typer(
+        name=name or None,
+        cls=_Group,
+        help=text,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
 
 
 def run(app: typer.Typer, name: str, argv: list[str]) -> int:

@@ -27,6 +27,7 @@ from bootseer.env.scratch import scratch
 from bootseer.env.source import EnvSource, Part, open_files
 from bootseer.env.walk import Walk, walk
 from bootseer.errors import CaptureRefused, ConfigError, EditableRefused
+from bootseer.storage.cpu_limits import usable_cores
 from bootseer.tree.block_codec import Codec
 from bootseer.tree.building import BuiltTree, Progress, build
 from bootseer.tree.packing import Put
@@ -190,7 +191,7 @@ class Capture:
         left_out: list[str] = []
         parts = []
         with scratch(self._environ) as folder:
-            workers = threads or len(os.sched_getaffinity(0))
+            workers = threads or usable_cores()
             compiler = Compiler(folder, self._python, workers, on_progress, notes, self._inside)
             for target, after, difference in zip(self._targets, self._after, self._differences, strict=True):
                 check_links(target, after, difference, self._caches, self._targets)

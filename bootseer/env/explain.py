@@ -6,14 +6,17 @@ rows for machines; every text from a document is cut short and shown without con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from bootseer.env.document import ABSENT, Change, KeyDocument, differences
 
 MOST_LINES = 10
+MOST_IN_TARGETS = 3  # that are named
 MOST_TEXT = 60  # letters of a value
 MOST_ROW_TEXT = 1000
+_IN_TARGET = "base:target:"
 _WORDS = {
     "inputs": "{name}",
     "base": "the base's {name}",
@@ -33,13 +36,18 @@ class Explanation(NamedTuple):
 
 
 def explain(document: KeyDocument, stored: Iterable[tuple[str, KeyDocument]]) -> Explanation:
-    """`stored`: keys with their documents, the newest first. The nearest is that with the fewest changes."""
-    nearest: Explanation | None = None
+    """`stored`: keys with their documents, the newest first. The nearest is that with the fewest changes.
+
+    All that lies in targets counts as one: once set-up has run there, it differs by everything that was installed.
+    """
+    nearest, least = Explanation("", ()), (math.inf, math.inf)
     for key, other in stored:
         changes = tuple(differences(other, document))
-        if nearest is None or len(changes) < len(nearest.changes):
-            nearest = Explanation(key, changes)
-    return nearest or Explanation("", ())
+        in_targets = sum(_is_in_target(change) for change in changes)
+        distance = (len(changes) - in_targets + (in_targets > 0), len(changes))
+        if distance < least:
+            nearest, least = Explanation(key, changes), distance
+    return nearest
 
 
 def lines(found: Explanation, most: int = MOST_LINES) -> list[str]:
@@ -48,10 +56,15 @@ def lines(found: Explanation, most: int = MOST_LINES) -> list[str]:
         return ["missed because the store has no environment yet"]
     if not found.changes:
         return [f"missed although {shown(found.key[:12])} is this key: it has expired, or is not believed"]
-    few = found.changes if len(found.changes) <= most else found.changes[: most - 1]
-    text = [f"missed because {_sentence(change)}" for change in few]
-    if len(few) < len(found.changes):
-        more = len(found.changes) - len(few)
+    in_targets = [change for change in found.changes if _is_in_target(change)]
+    others = [change for change in found.changes if len(in_targets) < 2 or not _is_in_target(change)]
+    sentences = [_sentence(change) for change in others]
+    if len(in_targets) > 1:
+        sentences.append(_of_targets(in_targets))
+    few = sentences if len(sentences) <= most else sentences[: most - 1]
+    text = [f"missed because {sentence}" for sentence in few]
+    if len(few) < len(sentences):
+        more = len(sentences) - len(few)
         text.append(
             f"missed because {more} {'more things' if few else 'things'} changed since {shown(found.key[:12])}"
         )
@@ -70,6 +83,18 @@ def shown(text: str, most: int = MOST_TEXT) -> str:
     """Untrusted text as a terminal may have it."""
     clean = "".join(letter if letter.isprintable() else "?" for letter in text[: most + 1])
     return clean if len(clean) <= most else clean[: most - 3] + "..."
+
+
+def _is_in_target(change: Change) -> bool:
+    return change.field.startswith(_IN_TARGET)
+
+
+def _of_targets(changes: list[Change]) -> str:
+    """What set-up itself has done there, or somebody else after it: nobody wants to read all of it."""
+    names = [shown(change.field.removeprefix(_IN_TARGET).removeprefix("dist:")) for change in changes]
+    more = len(names) - MOST_IN_TARGETS
+    listed = ", ".join(names[:MOST_IN_TARGETS]) + (f" and {more} more" if more > 0 else "")
+    return f"the set-up targets already have, or no longer have, what set-up would start from: {listed}"
 
 
 def _sentence(change: Change) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from bootseer import aio
-from bootseer.errors import BootseerError, IntegrityError, NotFound
+from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound
 from bootseer.storage import Store
 from bootseer.trust import KeyFolder, Trust, seal
 from bootseer.trust.owners import has_owners
@@ -65,7 +65,10 @@ async def share(
     except NotFound:
         named = [name for name in modules if 0 < len(name) <= MOST_NAME_CHARS][:MOST_MODULES]
         data = msgspec.json.encode(HotImports(tree=tree, workload=workload, modules=named))
-        await store.publish(path, seal(data, PAYLOAD_TYPE, key))
+        try:
+            await store.publish(path, seal(data, PAYLOAD_TYPE, key), if_absent=True)
+        except AlreadyExists:
+            return False  # another node was faster: neither replaced nor, where we do not believe it, deleted
     if await read(store, tree, workload, trust, log):
         return True
     await store.delete(path)  # else it would keep others from doing better

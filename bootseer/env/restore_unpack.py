@@ -17,6 +17,7 @@ from bootseer.env.staging import Claim
 from bootseer.env.subtree import Subtree, subtree
 from bootseer.env.unpack_helpers import UnpackHelpers, unpack_helpers
 from bootseer.errors import ConfigError, IntegrityError
+from bootseer.storage.cpu_limits import usable_cores
 from bootseer.tree.materialise import Materialised, Progress, materialise
 from bootseer.tree.materialise_helpers import HelperFailedError
 from bootseer.tree.reading import BlockSource
@@ -114,4 +115,4 @@ def _at_home(below: Subtree, claimed: Claim) -> Subtree:
 
 
 def _threads() -> int:
-    return min(MOST_THREADS, 2 * len(os.sched_getaffinity(0)))
+    return min(MOST_THREADS, 2 * usable_cores())

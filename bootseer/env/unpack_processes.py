@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from bootseer.errors import BootseerError
+from bootseer.storage.cpu_limits import usable_cores
 from bootseer.storage.near import folder_of
 from bootseer.tree.materialise_helpers import HelperFailedError
 
@@ -138,7 +139,7 @@ def end_spare() -> None:
 
 def cores() -> int:
     """How many of them have something to do at once."""
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    return min(MOST_PROCESSES, usable_cores())
 
 
 @contextmanager

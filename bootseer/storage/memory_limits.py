@@ -30,7 +30,7 @@ def tightest(machine: Memory, cgroups: list[Memory]) -> Memory:
 
 def read_memory(root: str = "/") -> Memory:
     """The machine and all cgroups that this process is in. `root`: where proc and sys are, for tests."""
-    machine = parse_meminfo(_text(os.path.join(root, "proc/meminfo")))
+    machine = parse_meminfo(read_text(os.path.join(root, "proc/meminfo")))
     return tightest(machine, [found for found in _cgroups(root) if found is not None])
 
 
@@ -72,19 +72,20 @@ def _stat(text: str, name: str) -> int:
 
 
 def _cgroups(root: str) -> Iterator[Memory | None]:
-    for line in _text(os.path.join(root, "proc/self/cgroup")).splitlines():
+    for line in read_text(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
             for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
                 for folder in levels(os.path.join(root, mount), path):
                     yield parse_cgroup_v2(
-                        folder, *(_text(f"{folder}/memory.{name}") for name in ("max", "high", "current", "stat"))
+                        folder,
+                        *(read_text(f"{folder}/memory.{name}") for name in ("max", "high", "current", "stat")),
                     )
         elif "memory" in controllers.split(","):
             for folder in levels(os.path.join(root, "sys/fs/cgroup/memory"), path):
                 names = ("limit_in_bytes", "usage_in_bytes", "stat")
-                yield parse_cgroup_v1(folder, *(_text(f"{folder}/memory.{name}") for name in names))
+                yield parse_cgroup_v1(folder, *(read_text(f"{folder}/memory.{name}") for name in names))
 
 
 def levels(mount: str, path: str) -> Iterator[str]:
@@ -96,7 +97,8 @@ def levels(mount: str, path: str) -> Iterator[str]:
             yield folder
 
 
-def _text(path: str) -> str:
+def read_text(path: str) -> str:
+    """Of a file of the kernel, "" where there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(1 << 20)

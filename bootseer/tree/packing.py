@@ -9,7 +9,6 @@ is in memory is bounded.
 from __future__ import annotations
 
 import hashlib
-import os
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import NamedTuple
 
+from bootseer.storage.cpu_limits import usable_cores
 from bootseer.tree.block_codec import Codec, block_digest, pack_block
 from bootseer.tree.index import BLOCK, BLOCK_BYTES, BLOCK_UNITS, HOLE, UNIT_BYTES
 
@@ -84,7 +84,7 @@ class Packer:
     """
 
     def __init__(self, put: Put, *, threads: int | None = None, codec: Codec = "zstd") -> None:
-        threads = threads or len(os.sched_getaffinity(0))
+        threads = threads or usable_cores()
         self._put, self._codec = put, codec
         self._workers = ThreadPoolExecutor(threads, "tree-pack")
         self._putters = ThreadPoolExecutor(PUTS, "tree-put")

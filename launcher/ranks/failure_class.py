@@ -47,7 +47,8 @@ class _Words(NamedTuple):
     is_sure: bool = True
 
 
-_U, _R, _P, _A, _N, _F = (
+# Short names for tables.
+LETTERS = (
     FailureClass.USER,
     FailureClass.RESOURCE,
     FailureClass.PLATFORM,
@@ -55,6 +56,7 @@ _U, _R, _P, _A, _N, _F = (
     FailureClass.NETWORK,
     FailureClass.NUMERIC,
 )
+_U, _R, _P, _A, _N, _F = LETTERS
 
 # The first that fits counts: what is special stands above what is general. Each begins with fixed text (speed).
 WORDS: tuple[_Words, ...] = (

@@ -30,8 +30,12 @@ def format_report(
     unsure: Sequence[int] = (),
     attempt: int = 0,
     lost_nodes: Sequence[str] = (),
+    page: str = "",
 ) -> str:
-    """The report as text that ends with a newline; `failures` have the first failure first."""
+    """The report as text that ends with a newline.
+
+    Args: failures: the first failure first; page: the path of the failure's page, "" for none.
+    """
     told = [failure for failure in failures if not failure.stopped_by_us]
     stopped = [failure.rank for failure in failures if failure.stopped_by_us]
     shown = told[: 1 + MOST_LISTED]
@@ -43,7 +47,11 @@ def format_report(
     if stopped:
         plural = "s" if len(stopped) > 1 else ""
         notes.append(f"  stopped by bootrun after that: rank{plural} {format_ranks(stopped)}")
-    root = [_format_failure(0, told[0], attempt, FIRST_LINES)] if told else ["  <NONE: bootrun stopped all ranks>"]
+    root = (
+        [_format_failure(0, told[0], attempt, FIRST_LINES, page)]
+        if told
+        else ["  <NONE: bootrun stopped all ranks>"]
+    )
     doubts = []
     if alike := find_alike(failures):
         doubts.append(f"  ranks {format_ranks(alike)} failed alike: all there are")
@@ -163,7 +171,7 @@ def _as_dict(failure: Failure) -> dict[str, Any]:
 # ---- one failure ---------------------------------------------------------------------------------------------
 
 
-def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int) -> str:
+def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int, page: str = "") -> str:
     name = signal_name(failure.status)
     lines = [
         f"[{index}]:",
@@ -181,6 +189,8 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int)
     else:
         lines.append(f"  class     : {_describe_class(failure)}")
     lines += [f"  kernel    : {clean(line)}" for line in failure.kernel]
+    if page:  # the traceback comes last, for those that read torchrun's report
+        lines.append(f"  page      : {clean(page)}")
     said = failure.traceback or failure.message
     if not said:
         said = _describe_silence(failure)

@@ -71,6 +71,7 @@ class JobHost:
         self._held: dict[int, World] = {}  # by node: they wait for the version
         self._is_resolving = False
         self._deliver: dict[int, Deliver] = {}
+        self._leads: tuple[int, int] | None = None  # the node with rank 0, and its attempt
         self._next_node = 0
         self._timer: Cancellable | None = None
         self._timer_at_s: float | None = None
@@ -96,7 +97,7 @@ class JobHost:
             if node in self._deliver:
                 self._serves(node, message)
         elif isinstance(message, Listens):
-            if node in self._deliver:
+            if node in self._deliver and (node, message.attempt) == self._leads:
                 self._tell_others(node, MasterListens(message.attempt))
         elif node in self._deliver:
             if isinstance(message, Join) and self._events is not None:
@@ -151,6 +152,8 @@ class JobHost:
             return
         deliver = self._deliver.get(order.node)
         if deliver is not None:
+            if isinstance(order.message, World) and not order.message.first_rank:
+                self._leads = order.node, order.message.attempt
             if isinstance(order.message, Refused | Finish):
                 # Its connection ends by this: what comes of it later is no news to the Job.
                 del self._deliver[order.node]

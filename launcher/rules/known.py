@@ -6,17 +6,10 @@ is not among them: that is no news. Each has fixed texts (hints) without which i
 
 from __future__ import annotations
 
-from launcher.ranks.failure_class import FailureClass
+from launcher.ranks.failure_class import LETTERS, FailureClass
 from launcher.rules.rule import Rule
 
-_U, _R, _P, _A, _N, _F = (
-    FailureClass.USER,
-    FailureClass.RESOURCE,
-    FailureClass.PLATFORM,
-    FailureClass.ACCELERATOR,
-    FailureClass.NETWORK,
-    FailureClass.NUMERIC,
-)
+_U, _R, _P, _A, _N, _F = LETTERS
 
 # Before the last line of a traceback; torch writes the rank there.
 _HEAD = r"^(?:\[rank\d{1,7}\]: ?)?"

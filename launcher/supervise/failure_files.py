@@ -28,6 +28,7 @@ class FailureFiles:
         self._has_complained = False
         self._last: dict[str, Any] | None = None  # its next attempt has not made its first step
         self.last_path = ""  # of the newest page's text
+        self._last_attempt: object = None  # that it is about
 
     def keep(
         self, page: FailurePage, attempt: int, first_step_s: float | None, rings: Mapping[int, bytes] | None = None
@@ -78,6 +79,10 @@ class FailureFiles:
             record["stages"]["first_step_s"] = took_s
             self._write(record)
 
+    def page_of(self, attempt: int) -> str:
+        """The path of the newest page if it is about this attempt; "" if that one was not kept."""
+        return self.last_path if self._last_attempt == attempt else ""
+
     def attempt_over(self) -> None:
         """What comes later is of another attempt."""
         self._last = None
@@ -95,7 +100,7 @@ class FailureFiles:
         except OSError as error:
             self._complain(error.strerror or str(error))
             return
-        self.last_path = path + ".txt"
+        self.last_path, self._last_attempt = path + ".txt", record.get("attempt")
 
     def _complain(self, why: str) -> None:
         if not self._has_complained:

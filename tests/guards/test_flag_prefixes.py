@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -46,6 +47,15 @@ VALUES = (
 )
 
 Outcome = tuple[str, object]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_words() -> Iterator[None]:
+    """What is said of a mistake is not compared, and would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(difflib, "get_close_matches", lambda *_: [])
+        patch.setattr(THEIRS, "format_usage", str)
+        yield
 
 
 def outcome(parse: Callable[[], argparse.Namespace]) -> Outcome:

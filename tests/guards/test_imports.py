@@ -67,7 +67,9 @@ def test_rank_sees_nothing_of_ours_but_one_name(bootrun, script, tmp_path, hooks
     plain = program_modules(path, tmp_path / "plain")
     for name in ("launcher", "bootseer", "bench"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a user module of this name was imported')")
-    run = bootrun("--standalone", "--nproc-per-node", "2", "--rank-hooks", hooks, path, tmp_path / "rank")
+    plainly = {"BOOTSEER_CACHE_DIR": None, "HOME": str(tmp_path)}  # the user's own variable would be passed on
+    words = ("--standalone", "--nproc-per-node", "2", "--rank-hooks", hooks, path, tmp_path / "rank")
+    run = bootrun(*words, env=plainly)
     assert run.status == 0, run.stderr
     for rank in ("0", "1"):
         seen = json.loads((tmp_path / f"rank{rank}").read_text())

@@ -213,12 +213,12 @@ def see_process():
     facts["forked without exec"] = bool(int(stat[9 - 3]) & 0x40)
     for name in ("cmdline", "environ", "comm", "cgroup", "oom_score_adj", "loginuid", "sessionid", "setgroups"):
         facts["/proc/self/" + name] = read("/proc/self/" + name).replace("\0", "\n")
-    for name in ("personality", "coredump_filter", "mountinfo", "uid_map", "gid_map", "limits", "timerslack_ns"):
+    for name in ("personality", "coredump_filter", "uid_map", "gid_map", "limits", "timerslack_ns"):
         facts["/proc/self/" + name] = read("/proc/self/" + name)
     facts["/proc/self/autogroup nice"] = read("/proc/self/autogroup").split()[-1:]
     for name in ("exe", "root", "cwd"):
         facts["/proc/self/" + name] = os.readlink("/proc/self/" + name)
-    for name in sorted(os.listdir("/proc/self/ns")):
+    for name in sorted(os.listdir("/proc/self/ns")):  # of mounts too: their list changes by what others mount
         facts["namespace " + name] = os.readlink("/proc/self/ns/" + name)
     facts["descriptors"] = [[fd, kind, flags] for fd, kind, flags in see_descriptors()]
     facts["identity"] = [os.getsid(0) == pid, os.getpgid(0) == pid, os.getresuid(), os.getresgid(), os.getgroups()]

@@ -1,7 +1,8 @@
 """Trees by the commands alone, mounted and unpacked, against their sources: nothing about them is another.
 
 A virtual environment with torch, a system with all kinds of files, and an image of layers from a registry with TLS
-and a password. BOOTSEER_CAMPAIGN=full adds a fresh Debian by debootstrap. Each test adds a line of a table.
+and a password. BOOTSEER_CAMPAIGN=full adds a fresh Debian by debootstrap, and takes all of the environment.
+Each test adds a line of a table.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="all attributes: needs root"),
 ]
 IS_FULL = os.environ.get("BOOTSEER_CAMPAIGN") == "full"
+# What torch needs, and pip. The rest of this environment is as large again, and nothing else.
+TORCHS = re.compile(
+    r"(torch|torchgen|functorch|numpy|sympy|isympy|mpmath|networkx|jinja2|markupsafe|filelock|fsspec|nvidia|triton"
+    r"|typing_extensions|pip)(\W.*)?", re.IGNORECASE,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -187,6 +193,10 @@ def test_the_environment_with_torch(image: Commands, tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:
         lacking("torch is not installed")
     support_trees.copy_still(sys.prefix, os.fspath(tmp_path / "venv"))
+    (packages,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    for path in [] if IS_FULL else list(packages.iterdir()):
+        if not TORCHS.fullmatch(path.name):
+            shutil.rmtree(path) if is_folder(path) else path.unlink()
     expected = walk(tmp_path / "venv")
     assert any(b"libtorch" in path for path in expected.facts)
     prove(image, os.fspath(tmp_path / "venv"), expected)

@@ -1,6 +1,7 @@
 """Images for people who may not mount and for those who believe nobody: unpacked, hot files first; or refused.
 
 The image has a Python and this environment's torch; its link is slow, and shared by all requests, as a node's is.
+With BOOTSEER_CAMPAIGN=full it is slow to the end, and times are compared too; else only where it has to be.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="another user is made by root"),
     needs_program("setpriv"),
 ]
-BYTES_PER_S = 12e6
+IS_FULL = os.environ.get("BOOTSEER_CAMPAIGN") == "full"
+BYTES_PER_S = 12e6 if IS_FULL else 40e6
+TRICKLE_BYTES_PER_S, OPEN_BYTES_PER_S = 2e6, 1e9
 
 
 # ---- an ordinary user: hot files first -------------------------------------------------------------------------
@@ -161,6 +164,8 @@ def test_torch_can_be_imported_long_before_all_is_there(open_folder: Path) -> No
             wait_until(lambda: ready.exists() or unpacking.process.poll() is not None, 300, "the hot files")
             assert unpacking.process.poll() is None, unpacking.stderr
             hot_s = time.monotonic() - began_s
+            if not IS_FULL:
+                server.bytes_per_s = TRICKLE_BYTES_PER_S  # until torch is imported, however long that takes
             hot_bytes = sum(server.served_bytes.values())
             status, said, why = made.import_torch(user)
             imported_s = time.monotonic() - began_s
@@ -170,21 +175,26 @@ def test_torch_can_be_imported_long_before_all_is_there(open_folder: Path) -> No
                 f"{hot_bytes} of {sum(server.served_bytes.values())} bytes, {hot_s:.1f} s of {imported_s:.1f} s"
             )
             assert unpacking.process.poll() is None, f"it is complete: {said_so_far}"
+            imported_bytes = sum(server.served_bytes.values())
+            if not IS_FULL:
+                server.bytes_per_s = OPEN_BYTES_PER_S
             done = unpacking.wait(600)
             complete_s = time.monotonic() - began_s
             all_bytes = sum(server.served_bytes.values())
         assert done.status == 0, done.stderr
         record: dict[str, Any] = json.loads(done.stdout)
-        print(
-            f"| link of {BYTES_PER_S / 1e6:.0f} MB/s | hot files {record['hot_files']} of {record['files']},"
-            f" {hot_bytes / 1e6:.0f} of {all_bytes / 1e6:.0f} MB | there after {hot_s:.1f} s | torch imported"
-            f" after {imported_s:.1f} s | complete after {complete_s:.1f} s |"
-        )
+        if IS_FULL:
+            print(
+                f"| link of {BYTES_PER_S / 1e6:.0f} MB/s | hot files {record['hot_files']} of {record['files']},"
+                f" {hot_bytes / 1e6:.0f} of {all_bytes / 1e6:.0f} MB | there after {hot_s:.1f} s | torch imported"
+                f" after {imported_s:.1f} s | complete after {complete_s:.1f} s |"
+            )
         assert 0 < record["hot_files"] < record["files"] / 2
         # With CUDA's libraries, which an import loads, the hot files are two thirds of all.
         most = 0.8 if importlib.util.find_spec("nvidia") else 0.5
         assert hot_bytes < most * all_bytes
-        assert imported_s < 0.5 * complete_s * (1 + most)
+        assert imported_bytes < 0.5 * all_bytes * (1 + most)
+        assert not IS_FULL or imported_s < 0.5 * complete_s * (1 + most)
         expected = walk(made.root)
         for fact in expected.facts.values():
             assert isinstance(fact, dict)

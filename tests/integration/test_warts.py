@@ -216,6 +216,8 @@ def test_w09_the_report_has_the_end_of_standard_error(warts: Warts) -> None:
     _, _, report = done.stderr.partition("Root Cause")
     assert "ValueError: wrong number" in report
     assert "in load" in report
+    (page,) = re.findall(r"^  page      : (.+)$", report, re.MULTILINE)
+    assert Path(page).read_text().startswith("failure 0 of job ")
 
 
 def test_w10_early_failures_are_retried_with_growing_pauses(warts: Warts) -> None:

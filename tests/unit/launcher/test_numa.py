@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +79,12 @@ def build(root: Path, shape: Shape) -> str:
     return os.fspath(root)
 
 
+@pytest.fixture(scope="module")
+def root_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Node of that name, each made once: a test that changes one makes its own."""
+    return functools.cache(lambda name: build(tmp_path_factory.mktemp("node"), SHAPES[name]))
+
+
 # What torch.numa.binding 2.13.0 answers for each GPU of these nodes, when the process may use all CPUs ...
 ALL_CPUS = (
     ("two sockets", "node", "0-7,16-23 0-7,16-23 8-15,24-31 8-15,24-31"),
@@ -120,34 +128,34 @@ SOME_CPUS = (
 
 
 @pytest.mark.parametrize(("name", "mode", "expected"), ALL_CPUS)
-def test_as_torch_binds(tmp_path: Path, name: str, mode: str, expected: str) -> None:
+def test_as_torch_binds(root_of: Callable[[str], str], name: str, mode: str, expected: str) -> None:
     shape = SHAPES[name]
-    topology = read_topology({}, build(tmp_path, shape), range(2 * shape.cores))
+    topology = read_topology({}, root_of(name), range(2 * shape.cores))
     found = [format_ranges(bound_cpus(mode, gpu, topology)) for gpu in range(len(shape.gpu_nodes))]
     assert found == expected.split()
 
 
 @pytest.mark.parametrize(("name", "mode", "expected"), SOME_CPUS)
-def test_as_torch_binds_some_cpus(tmp_path: Path, name: str, mode: str, expected: str) -> None:
+def test_as_torch_binds_some_cpus(root_of: Callable[[str], str], name: str, mode: str, expected: str) -> None:
     shape = SHAPES[name]
-    topology = read_topology({}, build(tmp_path, shape), [cpu for cpu in range(2 * shape.cores) if cpu % 3])
+    topology = read_topology({}, root_of(name), [cpu for cpu in range(2 * shape.cores) if cpu % 3])
     found = [format_ranges(bound_cpus(mode, gpu, topology)) for gpu in range(len(shape.gpu_nodes))]
     assert found == expected.split()
 
 
 @pytest.mark.parametrize("mode", ["node", "socket"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_only_cpus_this_process_may_use(tmp_path: Path, name: str, mode: str) -> None:
+def test_only_cpus_this_process_may_use(root_of: Callable[[str], str], name: str, mode: str) -> None:
     shape = SHAPES[name]
-    every = read_topology({}, build(tmp_path, shape), range(2 * shape.cores))
+    every = read_topology({}, root_of(name), range(2 * shape.cores))
     allowed = frozenset(cpu for cpu in every.allowed if cpu % 3)
     for gpu in range(len(shape.gpu_nodes)):
         assert bound_cpus(mode, gpu, every._replace(allowed=allowed)) == bound_cpus(mode, gpu, every) & allowed
 
 
-def test_shares_of_a_node_do_not_overlap(tmp_path: Path) -> None:
+def test_shares_of_a_node_do_not_overlap(root_of: Callable[[str], str]) -> None:
     shape = SHAPES["uneven"]
-    topology = read_topology({}, build(tmp_path, shape), range(2 * shape.cores))
+    topology = read_topology({}, root_of("uneven"), range(2 * shape.cores))
     shares = [bound_cpus("exclusive", gpu, topology) for gpu in (0, 1, 2)]
     assert set().union(*shares) == bound_cpus("node", 0, topology)
     assert [len(share) for share in shares] == [6, 4, 4]  # 7 cores, two threads each

@@ -84,6 +84,36 @@ def test_at_most_so_many_lines(count: int, most: int) -> None:
         assert f"{count - told} " in text[-1], "the last line says how many more"
 
 
+def installed(*names: str) -> dict[str, str]:
+    """A base whose target has been set up."""
+    return {**ONE.base, **{f"target:dist:{name}": "1.0 " + "aa" * 32 for name in names}}
+
+
+def test_what_set_up_itself_has_installed_is_one_line() -> None:
+    """The rest of what changed is not lost below it."""
+    base = installed("a", "b", "c", "d", "e")
+    found = explain(changed(base=base, salt="2"), [(KEY, ONE)])
+    assert lines(found) == [
+        "missed because --env-key changed (was empty, is 2)",
+        (
+            "missed because the set-up targets already have, or no longer have, what set-up would start from: "
+            "a, b, c and 2 more"
+        ),
+    ]
+    assert len(rows(found)) == 6, "for machines all are there"
+    (line,) = lines(explain(changed(base=installed("a")), [(KEY, ONE)]))
+    assert "target:dist:a is new (1.0 aaaaaaaa..)" in line
+
+
+def test_what_was_installed_does_not_decide_which_is_nearest() -> None:
+    now = changed(base=installed("a", "b", "c", "d"), inputs={})
+    other = changed(base=now.base, salt="x", commands=["y"])
+    found = explain(now, [("1" * 64, other), ("2" * 64, ONE)])
+    assert found.key == "2" * 64
+    found = explain(now, [("1" * 64, ONE), ("2" * 64, changed(base=installed("a")))])
+    assert found.key == "2" * 64, "of two that are as near the one with less in its targets"
+
+
 def test_rows_are_json() -> None:
     found = explain(changed(salt="2", inputs={}), [(KEY, ONE)])
     assert json.loads(json.dumps(rows(found))) == [

@@ -17,9 +17,10 @@ from bootseer.env.hot_imports import (
     read,
     share,
 )
+from bootseer.errors import NotFound
 from bootseer.storage import open_store
 from bootseer.storage.memory import forget
-from bootseer.testing.faulty_store import FaultyStore
+from bootseer.testing.faulty_store import Fault, FaultyStore, Kind
 from bootseer.trust import KeyFolder, PublicKey, SigningKey, Trust, TrustedKey, seal
 
 TREE, WORKLOAD = "ab" * 32, "0123456789abcdef"
@@ -81,6 +82,22 @@ def test_what_one_shares_others_read(run: Run) -> None:
         assert await place.read("f" * 16) == []
 
     assert run(test).said == []
+
+
+@pytest.mark.parametrize("believes_itself", [True, False])
+def test_of_two_that_share_at_once_the_first_one_stays(run: Run, believes_itself: bool) -> None:
+    """Both have seen that there is none."""
+
+    async def test(place: Place) -> None:
+        assert await place.share(NAMES)
+        place.store.plan.append(Fault(Kind.ERROR, "stat", error=NotFound))
+        believed, place.trust = place.trust, place.trust if believes_itself else Trust()
+        assert not await place.share(["other"])
+        place.trust = believed
+        place.store.plan.clear()
+        assert await place.read() == NAMES
+
+    run(test)
 
 
 def test_who_has_no_key_shares_nothing_with_strangers(run: Run) -> None:

@@ -40,6 +40,14 @@ def test_one_failure():
     ]
 
 
+def test_the_failures_page_is_named_in_the_box():
+    text = format_report("train.py", [make_failure(1), make_failure(2)], page="/logs/\x1b[2Jfailure-0.txt")
+    (line,) = [line for line in text.splitlines() if line.startswith("  page")]
+    assert line == r"  page      : /logs/\x1b[2Jfailure-0.txt"
+    assert text.index("Root Cause") < text.index(line) < text.rindex("  traceback : ")
+    assert "page  " not in format_report("train.py", [make_failure(1)])
+
+
 @pytest.mark.parametrize("status", [1, -9, -11, -15])
 @pytest.mark.parametrize("with_file", [True, False])
 def test_every_line_of_torchruns_report_is_there(tmp_path, status, with_file):

@@ -208,9 +208,20 @@ def test_who_is_refused_or_lost_sends_no_events() -> None:
 
 def test_that_rank_0_listens_is_passed_on_to_the_others() -> None:
     bed = Bed(3)
-    bed.host.receive(bed.nodes[1], Listens(4))
-    assert [bed.kinds(node).count(MasterListens) for node in range(3)] == [1, 0, 1]
-    assert bed.last(0, MasterListens) == MasterListens(4)
-    bed.host.lost(bed.nodes[1], "gone")
-    bed.host.receive(bed.nodes[1], Listens(5))
+    bed.asked.pop()(FIRST, "")
+    bed.host.receive(bed.nodes[0], Listens(0))
+    assert [bed.kinds(node).count(MasterListens) for node in range(3)] == [0, 1, 1]
+    assert bed.last(1, MasterListens) == MasterListens(0)
+    bed.host.lost(bed.nodes[0], "gone")
+    bed.host.receive(bed.nodes[0], Listens(0))
     assert bed.kinds(2).count(MasterListens) == 1
+
+
+def test_who_has_not_rank_0_of_the_attempt_cannot_say_that_it_listens() -> None:
+    """Else a node could make the others give up waiting, now and in attempts to come."""
+    bed = Bed(3)
+    bed.host.receive(bed.nodes[0], Listens(0))  # no attempt has begun
+    bed.asked.pop()(FIRST, "")
+    for node, attempt in ((1, 0), (2, 0), (0, 1), (0, 1 << 30), (0, -1)):
+        bed.host.receive(bed.nodes[node], Listens(attempt))
+    assert [bed.kinds(node).count(MasterListens) for node in range(3)] == [0, 0, 0]

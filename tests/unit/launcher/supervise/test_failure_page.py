@@ -192,6 +192,8 @@ def test_a_page_is_kept_and_gets_its_first_step_later(tmp_path: Path) -> None:
         stages = json.loads((tmp_path / f"failure-{number}.json").read_text())["stages"]
         assert "first_step_s" not in stages, "it is of another attempt"
     assert said == []
+    assert files.page_of(0) == str(tmp_path / "failure-4.txt")
+    assert files.page_of(1) == "", "of which no page was kept"
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
         f"failure-{number}.{end}" for number in range(5) for end in ("json", "txt")
     )
