@@ -28,7 +28,7 @@ ROUNDS = 5
 RANKS = 8
 LOOK_EVERY_S = 2.0
 LOOKS = 200
-STEPS, STEP_ROUNDS = 20, 20  # rounds: for each of the other figures
+STEP_JOBS, STEP_TURNS, STEPS = 8, 10, 20
 TARGETS = {
     "supervise.step_us": Target(at_most=1.0),
     "supervise.heartbeat_us": Target(at_most=2.0),
@@ -115,8 +115,7 @@ def run(args: argparse.Namespace) -> Figures:
     for name, values in samples.items():
         figures.add(f"supervise.{name}", {"us": "us", "cores": "cores", "s": "s"}[name.rpartition("_")[2]], values)
     plain = ["--rank-hooks", "off", "--on-hang", "off"]
-    with tempfile.TemporaryDirectory(prefix="bench-supervise-") as folder:
-        pairs = measure_steps(plain, [], folder, STEP_ROUNDS * args.rounds, STEPS)
+    pairs = measure_steps(plain, [], STEP_JOBS, STEP_TURNS, STEPS)
     figures.add("supervise.train_step_ms", "ms", [each.plain[0] * 1e3 for each in pairs])
     figures.add("supervise.train_step_added_us", "us", [each.added() * 1e6 for each in pairs])
     figures.add("supervise.train_step_added_cpu_us", "us", [each.added(1) * 1e6 for each in pairs])

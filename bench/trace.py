@@ -28,7 +28,7 @@ from launcher.tracer import SLOTS
 
 ROUNDS = 20
 CALLS = 2_000
-STEPS, STEP_ROUNDS = 20, 5
+STEP_JOBS, STEP_TURNS, STEPS = 8, 10, 20
 REPORT_S = 120.0
 TARGETS = {
     "faults.tracing_us": Target(at_most=10.0),
@@ -70,12 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Figures:
-    """`args.rounds` rounds of the cost, STEP_ROUNDS times as many of steps; each hang once."""
+    """`args.rounds` rounds of the cost; STEP_JOBS pairs of jobs; each hang once."""
     figures = Figures()
     for name, way in WAYS.items():
         figures.add(name, "us", _cost(way, args.rounds))
-    with tempfile.TemporaryDirectory(prefix="bench-trace-") as folder:
-        pairs = measure_steps([], ["--trace-collectives"], folder, STEP_ROUNDS * args.rounds, STEPS)
+    pairs = measure_steps([], ["--trace-collectives"], STEP_JOBS, STEP_TURNS, STEPS)
     figures.add("trace.step_ms", "ms", [each.plain[0] * 1e3 for each in pairs])
     figures.add("trace.step_added_us", "us", [each.added() * 1e6 for each in pairs])
     figures.add("trace.step_added_cpu_us", "us", [each.added(1) * 1e6 for each in pairs])

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import select
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from bench.record import BenchError
@@ -141,16 +143,29 @@ def measure_pairs(
             each.end()
 
 
-def measure_steps(plain: Sequence[str], other: Sequence[str], folder: str, pairs: int, count: int) -> list[Pair]:
-    """Seconds a step of a job of two ranks, and CPU seconds. Args: plain, other: flags of bootrun."""
-    path = f"{folder}/steps.py"
-    with open(path, "w") as file:
-        file.write(STEPS)
+def measure_steps(plain: Sequence[str], other: Sequence[str], jobs: int, turns: int, count: int) -> list[Pair]:
+    """Seconds a step of a job of two ranks, and CPU seconds: of each pair of jobs the medians over its turns.
+
+    Several pairs of jobs, as two processes that do the same differ by more than what is measured.
+    Args: plain, other: flags of bootrun.
+    """
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    bootrun = [sys.executable, "-m", "launcher", "--standalone", "--nproc-per-node", "2"]
-    commands = (
-        [*bootrun, "--log-dir", f"{folder}/plain", *plain, path],
-        [*bootrun, "--log-dir", f"{folder}/other", *other, path],
-    )
-    return measure_pairs(commands, environ, folder, pairs, count)
+    bootrun = [sys.executable, "-m", "launcher", "--standalone", "--nproc-per-node", "2", "--fork-ranks", "off"]
+    found = []
+    for _ in range(jobs):
+        with tempfile.TemporaryDirectory(prefix="bench-steps-") as folder:
+            path = f"{folder}/steps.py"
+            with open(path, "w") as file:
+                file.write(STEPS)
+            commands = (
+                [*bootrun, "--log-dir", f"{folder}/plain", *plain, path],
+                [*bootrun, "--log-dir", f"{folder}/other", *other, path],
+            )
+            pairs = measure_pairs(commands, environ, folder, turns, count)
+        found.append(Pair(_medians(each.plain for each in pairs), _medians(each.other for each in pairs)))
+    return found
+
+
+def _medians(answers: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(statistics.median(values) for values in zip(*answers, strict=True))
