@@ -1,7 +1,7 @@
 """`python -m bench hang_healthy`: false alarms of the hang detector in healthy jobs, and how soon it finds hangs.
 
 Jobs are made by chance from a printed seed on a virtual clock (bench/hang_jobs.py), looked at every 2 s. A hang is
-found in time within max(15 s, 3 times the longest healthy gap before) and two looks; where all spin, within 900 s.
+found in time within max(15 s, 3 times the longest healthy gap before) and 1.5 s; where all spin, within 900 s.
 What looks like a hang from outside (TRAPS) is counted apart: a figure about ordinary jobs would hide it.
 """
 
@@ -176,11 +176,12 @@ def hang_once(
             continue
         delay_s = now_s - hanging.at_s
         # A stopped process is seen so at three looks.
-        limit_s = max(15.0, 3 * hanging.longest_s) if kind != "frozen" else 5.0 + 2 * LOOK_S
+        limit_s = max(15.0, 3 * hanging.longest_s) if kind != "frozen" else 5.0 + LOOK_S
         if kind == "all-busy":
             limit_s = max(900.0, limit_s)
         named = hang.ranks == ((hanging.rank,) if hanging.rank >= 0 else ())
-        return Found(delay_s, delay_s <= limit_s + LATE_S, hang.kind is KINDS[kind], named, false)
+        late_s = 2 * LOOK_S if kind == "frozen" else LATE_S
+        return Found(delay_s, delay_s <= limit_s + late_s, hang.kind is KINDS[kind], named, false)
     return Found(None, False, False, False, false)
 
 

@@ -92,16 +92,15 @@ def _make_lightning() -> type:
             """Args: every_steps: what was logged is read anew after so many."""
             self._every_steps = every_steps
             self._batches = 0
-            self._metrics: dict[str, Metric] = {}
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-            if self._batches % self._every_steps == 0:
-                self._metrics = plain_metrics(trainer.callback_metrics)
+            is_due = self._batches % self._every_steps == 0
             self._batches += 1
-            heartbeat(trainer.global_step, **self._metrics)
+            # Once: what is repeated would look like so many measurements.
+            heartbeat(trainer.global_step, **(plain_metrics(trainer.callback_metrics) if is_due else {}))
 
         def _beat(self, trainer: Any, *_: Any, **__: Any) -> None:
-            heartbeat(trainer.global_step, **self._metrics)
+            heartbeat(trainer.global_step)
 
         on_validation_batch_end = on_test_batch_end = on_predict_batch_end = _beat
         on_save_checkpoint = _beat
@@ -122,7 +121,8 @@ def _make_trainer() -> type:
             self._metrics = plain_metrics(logs or {})
 
         def _beat(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-            heartbeat(state.global_step, **self._metrics)
+            metrics, self._metrics = self._metrics, {}  # once: repeated, they would look like more measurements
+            heartbeat(state.global_step, **metrics)
 
         on_step_end = on_prediction_step = on_evaluate = on_save = _beat
 

@@ -29,6 +29,7 @@ if IS_PROGRAM:
 RUN_PATH = "import runpy,sys;sys.argv=sys.argv[1:];runpy.run_path(sys.argv[0],run_name='__main__')"
 HEARTBEAT_EVERY_NS = 1000000000
 FIRST_BEATS = 16
+FIRST_STEPS = 12
 FULL = (28, 122)  # ENOSPC, EDQUOT: module errno is not loaded at start
 MOST_ERROR_CHARS = 100000
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
@@ -221,7 +222,8 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
             try:
                 fcntl = _import_apart("fcntl")
                 fcntl.fcntl(at, fcntl.F_SETSIG, MARK)
-                look, get = fcntl.fcntl, fcntl.F_GETSIG
+                if fcntl.fcntl(at, fcntl.F_GETSIG) == MARK:  # some sandboxes take it and forget it
+                    look, get = fcntl.fcntl, fcntl.F_GETSIG
             except (ImportError, AttributeError, OSError):
                 pass
         return look(at, get)
@@ -247,11 +249,11 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
         forget()
 
     def beat(step: "Any") -> None:
-        nonlocal said, by_beats, last, level
+        nonlocal said, by_beats, last, level, low, took
         if type(step) is int and -MOST_STEP < step < MOST_STEP:
             said = (step + MOST_STEP) * a_step
         if not by_beats:  # each optimizer's steps may be only a part of one
-            by_beats, level, last = True, 0, 0
+            by_beats, level, last, low, took = True, 0, 0, 0, 0
         now = now_ns()
         gap, last = now - last, now
         if gap >= above or gap < below or run:
@@ -277,7 +279,8 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
                 level -= 1
         else:
             run = 0
-            low = level if not low or level < low else low
+            if count % (1 << 40) > FIRST_STEPS:  # the first ones may only fill a queue
+                low = level if not low or level < low else low
         above, below = levels[level + 1], levels[level]
         took = level * a_level + low * a_low
 
@@ -669,7 +672,8 @@ class Heartbeats:
         self._events = events
         self._first_step = first_step
         self._count = None if page is None else page.beat
-        self._due_ns, self._first = 0, FIRST_BEATS
+        self._due_ns = self._metrics_due_ns = 0
+        self._first = FIRST_BEATS
 
     def beat(
         self,
@@ -680,9 +684,12 @@ class Heartbeats:
         if self._count is not None:
             self._count(step)
         now_ns = _now_ns()
-        if now_ns < self._due_ns and not self._first:
+        # What was measured may come with one beat only: it does not wait for those without.
+        if now_ns < (self._metrics_due_ns if metrics else self._due_ns) and not self._first:
             return
         self._first -= self._first > 0
+        if metrics:
+            self._metrics_due_ns = now_ns + HEARTBEAT_EVERY_NS
         self._due_ns = now_ns + HEARTBEAT_EVERY_NS
         self._first_step.done("heartbeat")
         attrs = ",".join([quote(name) + ":" + measured_value(value) for name, value in metrics.items()])

@@ -994,7 +994,8 @@ class Job:
         from launcher.ranks.report import describe_first
 
         ordered = self._order_failures()
-        first = describe_first(ordered.failures, ordered.unsure)
+        placed = [node.join.local_world_size for node in self._nodes.values() if node.place is not None]
+        first = describe_first(ordered.failures, ordered.unsure, 0 if self._lost else sum(placed))
         return ": " + "; ".join(filter(None, [self._mismatch, first])) if first else ""
 
     def _first_failures(self) -> list[Failure]:

@@ -946,7 +946,10 @@ class Node:
 
         page = "" if self._failure_files is None else self._failure_files.page_of(self._attempt)
         target, attempt = self._spec.entry.target, self._attempt
-        self._console.show(format_report(target, finish.failures, finish.unsure, attempt, finish.lost, page))
+        world_size = self.agent.group.world.world_size if self.agent.group is not None else 0
+        self._console.show(
+            format_report(target, finish.failures, finish.unsure, attempt, finish.lost, page, world_size)
+        )
         own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if own_file:
             self._write_own_error_file(own_file, first)

@@ -31,10 +31,12 @@ def format_report(
     attempt: int = 0,
     lost_nodes: Sequence[str] = (),
     page: str = "",
+    world_size: int = 0,
 ) -> str:
     """The report as text that ends with a newline.
 
-    Args: failures: the first failure first; page: the path of the failure's page, "" for none.
+    Args: failures: the first failure first; page: the path of the failure's page, "" for none; world_size: of the
+    attempt; 0: not known.
     """
     told = [failure for failure in failures if not failure.stopped_by_us]
     stopped = [failure.rank for failure in failures if failure.stopped_by_us]
@@ -53,7 +55,7 @@ def format_report(
         else ["  <NONE: bootrun stopped all ranks>"]
     )
     doubts = []
-    if alike := find_alike(failures):
+    if not lost_nodes and (alike := find_alike(failures, world_size)):
         doubts.append(f"  ranks {format_ranks(alike)} failed alike: all there are")
     elif len(unsure) == 1:
         doubts.append(f"  cannot tell whether rank {unsure[0]} was first")
@@ -83,13 +85,13 @@ def format_report(
     return "\n".join(lines) + "\n"
 
 
-def describe_first(failures: Sequence[Failure], unsure: Sequence[int] = ()) -> str:
+def describe_first(failures: Sequence[Failure], unsure: Sequence[int] = (), world_size: int = 0) -> str:
     """The first failure of an attempt in a line, with its class; "" where bootrun stopped all ranks."""
     first = next((failure for failure in failures if not failure.stopped_by_us), None)
     if first is None:
         return ""
     class_ = f"class {_describe_class(first)}"
-    if alike := find_alike(failures):
+    if alike := find_alike(failures, world_size):
         return f"ranks {format_ranks(alike)} failed alike, all there are; {class_}"
     if unsure:
         return f"ranks {format_ranks(unsure)} failed first, in which order is not known; {class_}"
@@ -97,12 +99,12 @@ def describe_first(failures: Sequence[Failure], unsure: Sequence[int] = ()) -> s
     return f"rank {first.rank} on {clean(first.node)} failed first ({how}); {class_}"
 
 
-def find_alike(failures: Sequence[Failure]) -> tuple[int, ...]:
+def find_alike(failures: Sequence[Failure], world_size: int) -> tuple[int, ...]:
     """All ranks, where each has failed by the same exception at the same line: none of them is the cause.
 
     Only where nobody was stopped by bootrun: such a rank may have been well. Of many, some are compared.
     """
-    if len(failures) < 2 or any(failure.stopped_by_us for failure in failures):
+    if world_size < 2 or len(failures) < world_size or any(failure.stopped_by_us for failure in failures):
         return ()
     compared = failures[:: len(failures) // MOST_ALIKE + 1]
     place = where(compared[0])

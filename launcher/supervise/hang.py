@@ -111,7 +111,13 @@ class HangDetector:
 
     def lasts(self, hang: Hang) -> bool:
         """Whether there was no progress since this was found."""
+        if hang.kind in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL):
+            return self._stopped.any_found()
         return self._idle_ranks.lasts if hang.is_early else self._reported is not None
+
+    def running(self) -> list[int]:
+        """Ranks that have not ended, as far as is known."""
+        return [rank for rank, seen in enumerate(self._ranks) if seen.presence is not Presence.ENDED]
 
     def limit_s(self) -> float | None:
         """How long nothing may come now, all idle; None: no cadence was ever seen, nothing will be said."""
@@ -164,7 +170,9 @@ class HangDetector:
         stopped = self._find_stopped(stuck_s)
         if stopped is not None or self._stopped.any_found():
             return stopped
-        if (self._any_ended or not self._attempt_steps) and not on_s:
+        if self._attempt_steps and not self._any_ended:
+            self._idle_ranks.begin()
+        elif not on_s:
             idle = self._idle_ranks.look(self._ranks, now_s)
             if idle is not None:
                 return idle

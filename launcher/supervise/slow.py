@@ -30,6 +30,7 @@ AGAIN_S, MOST_AGAIN_S = 30.0, 1800.0  # after nobody stood out
 ROUNDS = 8
 LEAST_ROUND_S, MOST_ROUND_S = 0.4, 4.0
 SELDOM, OFTEN = 0.35, 0.6  # of the rounds
+LEAST_PART = 0.75  # of the rounds, or of the answers to them, that must be there
 
 
 class Slow(NamedTuple):
@@ -45,6 +46,7 @@ class SlowDetector:
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=KEPT_LOOKS)
+        self._least_s: dict[int, float] = {}  # of each rank
         self._begin()
 
     def _begin(self) -> None:
@@ -52,9 +54,12 @@ class SlowDetector:
         self._held_until_s = 0.0
         self._again_s = AGAIN_S
         self._is_told = False
+        self._takes_s = 0.0  # at the last look
 
     def new_attempt(self) -> None:
-        """Ranks begin again; what was usual stays known."""
+        """Ranks begin again, maybe others: what was usual is not known."""
+        self._usual.clear()
+        self._least_s.clear()
         self._begin()
 
     def look(self, facts: Iterable[RankFacts], now_s: float) -> Slow | None:
@@ -62,7 +67,11 @@ class SlowDetector:
         known = [each for each in facts if each.step_takes_s > 0.0 and each.steps >= LEAST_STEPS]
         if not known:
             return None
+        if self._counts_otherwise(known):
+            self._usual.clear()
+            self._begin()
         takes_s = median(each.step_takes_s for each in known)
+        self._takes_s = takes_s
         earlier = list(self._usual)[:-RECENT_LOOKS]
         least = [each.step_least_s for each in known if each.step_least_s > 0.0]
         if len(earlier) >= USUAL_LOOKS:
@@ -86,9 +95,25 @@ class SlowDetector:
             return None
         return Slow(self._slow_from_s, takes_s, usual_s)
 
+    def _counts_otherwise(self, facts: Sequence[RankFacts]) -> bool:
+        """Whether a rank counts something else as a step than before: heartbeats in place of optimizers' steps.
+
+        The least that a step takes only falls, else.
+        """
+        is_other = False
+        for each in facts:
+            if each.step_least_s > 0.0:
+                is_other |= each.step_least_s > 1.01 * self._least_s.get(each.rank, each.step_least_s)
+                self._least_s[each.rank] = each.step_least_s
+        return is_other
+
     def judged(self, is_told: bool, now_s: float) -> None:
         """It was looked into: somebody was named, or nobody stood out."""
         self._is_told = is_told
+        if not is_told and len(self._usual) < USUAL_LOOKS:
+            # Known was only the least that steps had taken, which a queue in front of an accelerator makes small.
+            self._usual.clear()
+            self._usual.extend([self._takes_s] * (USUAL_LOOKS + RECENT_LOOKS))
         self._held_until_s = now_s + self._again_s
         self._again_s = min(MOST_AGAIN_S, 2 * self._again_s)
 
@@ -128,8 +153,12 @@ class Rounds:
                     self._apart[rank] = self._apart.get(rank, 0) + 1
 
     def find_slow(self, world_size: int) -> tuple[int, ...]:
-        """Those that the rest waits for; () where nobody stands out."""
-        if len(self._seen) < world_size or min(self._seen.values(), default=0) < 0.75 * self.count:
+        """Those that the rest waits for; () where nobody stands out, or too few rounds were made to tell."""
+        if (
+            self.count < LEAST_PART * ROUNDS
+            or len(self._seen) < world_size
+            or min(self._seen.values(), default=0) < LEAST_PART * self.count
+        ):
             return ()
         ranks = sorted(self._seen)
         waits = [self._with_peers.get(rank, 0) / self._seen[rank] for rank in ranks]

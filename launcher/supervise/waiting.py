@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import NamedTuple
 
-from launcher.supervise.stacks import RankStacks, Source
+from launcher.supervise.stacks import RankStacks, Source, is_installed
 
-_PEERS = re.compile(r"/torch/distributed/(?!run\.py|launch|elastic)")
+# Wrappers of torch.distributed (FSDP's forward, pipelines) are below all that a rank computes: only the innermost
+# calls that are torch's say that it is in a collective.
+_PEERS = re.compile(
+    r"/torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives|rendezvous|device_mesh)\.py$"
+)
 _SLEEPS = ("nanosleep",)  # in the names of the kernel's functions
 MOST_ABSENT_PART = 0.5
 
@@ -27,7 +32,7 @@ class Awaited(NamedTuple):
 
 def is_with_peers(stacks: RankStacks) -> bool:
     """Whether the rank is in a call of torch.distributed: with the others, or waiting for them."""
-    return any(_PEERS.search(frame.file) for frame in stacks.main)
+    return any(_PEERS.search(frame.file) for frame in takewhile(is_installed, stacks.main))
 
 
 def find_awaited(stacks: Mapping[int, RankStacks], waits: Mapping[int, str], world_size: int) -> Awaited | None:

@@ -44,10 +44,6 @@ NEAR_LOOK_S, NEAR_PART = 0.5, 0.03  # and so often, or as this part of the silen
 LEAST_LOOK_S = 0.25  # between two judgements
 NODES_A_SECOND = 250  # of a large job each node looks more rarely: so many messages a second reach the coordinator
 STACKS_S = 6.0  # for all nodes to send what their ranks do
-SERVED_S = (
-    60.0  # before the first step, for what a rank waits for that sends nothing, uses nothing and does not sleep
-)
-START_ACT_S = 300.0  # and before a job is ended for it
 ROUNDS, ROUND_S = 10, 0.15  # of questions, where some ranks are busy: who evaluates is in the same call at times
 EARLY_ROUNDS = 3
 EARLY_KINDS = (HangKind.NOT_STARTED, HangKind.NOT_ENDED)
@@ -56,6 +52,7 @@ MOST_STACKS_BYTES = 4 << 20  # of a node, unpacked
 MOST_TEXT_CHARACTERS = 12_000
 MOST_FRAMES = 64  # of a stack
 MOST_NOTE_CHARACTERS = 300
+MOST_PATH_CHARACTERS = 4096
 
 
 def look_s(nodes: int, silence_s: float = 0.0) -> float:
@@ -131,6 +128,9 @@ class HangWatch:
         self._ask = 0  # of the next question
         self._open: _Open | None = None
         self._held: _Held | None = None
+        self._pending: Hang | None = None  # was found while another one was asked about
+        self._was_late = False  # nodes have not answered in time, so that it was held back once
+        self._told_early: set[HangKind] = set()  # in this attempt
         self._calls: dict[int, Calls] = {}  # of each rank, when it was asked before
         self._slow = SlowDetector()
         self._rounds = Rounds()  # of stacks, where steps take long
@@ -182,13 +182,18 @@ class HangWatch:
                 self._detector.ended(rank)
         self._heard_of.discard(node)
         self._nodes -= self._ranks.pop(node, None) is not None
+        if self._open is not None:
+            self._open = self._open._replace(wanted=min(self._open.wanted, self._nodes))
 
     def answered(self, node: int, number: int, data: bytes, traces: bytes = b"", layout: str = "") -> list[Said]:
         """The stacks of a node's ranks, the collectives they have called, and how ranks lie in parallel groups."""
         if self._open is None or number != self._open.ask or self._open.next_ask_s is not None:
             return []
+        if node in self._answers:
+            return []
         self._answers.add(node)
-        self._stacks.update(unpack_stacks(data))
+        own = self._ranks.get(node, ())
+        self._stacks.update((rank, each) for rank, each in unpack_stacks(data).items() if rank in own)
         if traces:
             self._traces.append(traces)
         self._layout = self._layout or layout
@@ -198,7 +203,9 @@ class HangWatch:
         """The time has come."""
         said: list[Said] = []
         if self._open is not None and now_s >= self._open.until_s:
-            said += self._conclude()
+            said += self._conclude_late(self._open)
+        elif self._open is not None and self._open.next_ask_s is None and len(self._answers) >= self._open.wanted:
+            said += self._heard(self._open)  # the node that was missing has ended
         elif self._open is not None and self._open.next_ask_s is not None and now_s >= self._open.next_ask_s:
             said.append(self._ask_again(self._open._replace(rounds=self._open.rounds + 1)))
         if self._detector is None or self._next_look_s is None or now_s < self._next_look_s:
@@ -207,23 +214,38 @@ class HangWatch:
         self._heard_of.clear()
         facts = list(self._facts.values())
         hang = self._detector.look(facts, now_s)
-        if hang is not None and (self._open is None or self._open.slow is not None):
-            said.append(self._begin(hang, now_s))
+        if self.last is not None and not self._lasts(self.last):
+            self.last = None
+        if hang is not None and hang.kind not in self._told_early:
+            if self._open is None or self._open.slow is not None:
+                said.append(self._begin(hang, now_s))
+            else:
+                self._pending = hang  # it is told once, so not to be lost
         slow = self._slow.look(facts, now_s)
+        if self._open is None and self._pending is not None:
+            pending, self._pending = self._pending, None
+            if self._lasts(pending):
+                said.append(self._begin(pending, now_s))
         if slow is not None and self._open is None and self._held is None:
             said.append(self._begin(_as_hang(slow), now_s, slow))
-        return said or self._look_again(now_s, self._detector)
+        return said or self._look_again(now_s)
+
+    def _lasts(self, hang: Hang) -> bool:
+        if hang.kind is HangKind.SLOW:
+            return self._slow.is_slow()
+        return self._detector is not None and self._detector.lasts(hang)
 
     def _begin(self, hang: Hang, now_s: float, slow: Slow | None = None) -> Ask:
         self._stacks.clear()
         self._calls.clear()
         self._rounds = Rounds()
+        if hang.kind not in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL):
+            self._held = None  # what is held meanwhile is looked at again
         return self._ask_again(_Open(hang, now_s, self._nodes, 0, slow=slow))
 
     def _ask_again(self, opened: _Open) -> Ask:
         self._answers.clear()
         self._traces.clear()
-        self._held = None
         self._open = opened._replace(ask=self._ask, next_ask_s=None)
         self._ask += 1
         return Ask(self._open.ask)
@@ -255,13 +277,23 @@ class HangWatch:
             return []
         return self._conclude()
 
-    def _look_again(self, now_s: float, detector: HangDetector) -> list[Said]:
+    def _look_again(self, now_s: float) -> list[Said]:
         """What was held back is asked about anew, if it is still so."""
         held = self._held
         if held is None or self._open is not None or now_s < held.again_s:
             return []
         self._held = None
-        return [self._begin(held.hang, now_s)] if detector.lasts(held.hang) else []
+        return [self._begin(held.hang, now_s)] if self._lasts(held.hang) else []
+
+    def _conclude_late(self, opened: _Open) -> list[Said]:
+        """Not all have answered. Who was busy may only compute: too few looks tell nothing, the first time."""
+        few = opened.hang.kind is HangKind.ONE_APART and opened.rounds < EARLY_ROUNDS
+        silence_s = opened.began_s - opened.hang.since_s
+        if few and not self._was_late and silence_s < self._settings.busy_s:
+            self._was_late = True
+            self._open, self._held = None, _Held(opened.hang, opened.until_s + LOOK_S)
+            return []
+        return self._conclude()
 
     def _conclude(self) -> list[Said]:
         found, self._open = self._open, None
@@ -280,6 +312,7 @@ class HangWatch:
             if early is None:
                 return []
             found = found._replace(hang=early)
+        self._was_late = False
         self.last = hang = blame_by_stacks(found.hang, group_stacks(self._stacks))
         causes = find_causes_in(self._traces, self._stacks) if self._traces else []
         groups = find_groups_in(self._traces, self._layout)
@@ -289,27 +322,30 @@ class HangWatch:
     def _judge_early(self, found: _Open) -> Hang | None:
         """Before the first step, or at the end: who is waited for, when that is certain enough by now."""
         hang, silence_s = found.hang, found.began_s - found.hang.since_s
+        if not self._lasts(hang):
+            return None
         waits = {rank: facts.wait for rank, facts in self._facts.items()}
         why = f"no rank has done anything for {silence_s:.0f} s, and "
         again_s = found.began_s + max(LOOK_S, silence_s / 2)
         if hang.kind is HangKind.NOT_ENDED:
-            left = tuple(rank for rank, each in self._stacks.items() if each.source is not Source.NOTHING)
+            left = tuple(self._detector.running()) if self._detector is not None else ()
             if not left or not do_sleep(left, waits):
                 return None
+            self._told_early.add(hang.kind)
             why += f"{len(self._facts) - len(left)} of {len(self._facts)} have ended; {name_ranks(left)} sleep"
             return hang._replace(ranks=left, why=why + "s" * (len(left) == 1))
         awaited = find_awaited(self._stacks, waits, len(self._facts))
-        if awaited is None or (not awaited.sleeps and silence_s < SERVED_S):
+        if awaited is None or not awaited.sleeps:  # who waits for a socket, a pipe, a lock may be served late
             self._held = _Held(hang, again_s)
             return None
-        is_early = silence_s < START_ACT_S
-        if is_early:
-            self._held = _Held(hang, hang.since_s + START_ACT_S)
+        self._told_early.add(hang.kind)
         why += f"none has made a step yet; {name_ranks(awaited.by)} wait{'s' * (len(awaited.by) == 1)} for "
-        return hang._replace(ranks=awaited.ranks, why=why + name_ranks(awaited.ranks), is_early=is_early)
+        return hang._replace(ranks=awaited.ranks, why=why + name_ranks(awaited.ranks))
 
     def _forget(self) -> None:
-        self._open = self._held = self.last = None
+        self._open = self._held = self.last = self._pending = None
+        self._was_late = False
+        self._told_early.clear()
         self._stacks.clear()
         self._answers.clear()
         self._traces.clear()
@@ -435,7 +471,7 @@ def unpack_stacks(data: bytes) -> dict[int, RankStacks]:
     try:
         found = json.loads(zlib.decompressobj().decompress(data, MOST_STACKS_BYTES))
         return {each.rank: each for each in map(_from_record, found)}
-    except (zlib.error, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (zlib.error, ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return {}
 
 
@@ -452,12 +488,15 @@ def _as_record(stacks: RankStacks, most_frames: int = MOST_FRAMES) -> dict[str, 
 
 
 def _from_record(record: dict[str, Any]) -> RankStacks:
-    frames = tuple(Frame(str(file), int(line), str(function)) for file, line, function in record["frames"])
+    frames = tuple(
+        Frame(str(file)[:MOST_PATH_CHARACTERS], int(line), str(function)[:MOST_NOTE_CHARACTERS])
+        for file, line, function in record["frames"][:MOST_FRAMES]
+    )
     return RankStacks(
         int(record["rank"]),
         int(record["pid"]),
         Source(record["source"]),
-        main=frames[:MOST_FRAMES],
+        main=frames,
         state=str(record["state"])[:1],
         kernel=tuple(str(each)[:MOST_NOTE_CHARACTERS] for each in record["kernel"][:MOST_FRAMES]),
         note=str(record["note"])[:MOST_NOTE_CHARACTERS],

@@ -62,7 +62,7 @@ def test_a_trainer_of_transformers(beats: Beats, monkeypatch: pytest.MonkeyPatch
     state.global_step = 2
     callback.on_step_end("args", state, "control", model=None)
     callback.on_prediction_step("args", state, "control")
-    assert beats == [(1, {}), (2, told := {"loss": 0.5, "grad_norm": 0.25}), (2, told)]
+    assert beats == [(1, {}), (2, {"loss": 0.5, "grad_norm": 0.25}), (2, {})], "each once"
     assert type(pickle.loads(pickle.dumps(callback))) is bootseer.callbacks.TrainerHeartbeat
 
 
@@ -82,7 +82,7 @@ def test_a_trainer_of_lightning(beats: Beats, monkeypatch: pytest.MonkeyPatch, n
     callback.on_train_batch_end(trainer, "module", "outputs", "batch", 1)
     callback.on_validation_batch_end(trainer, "module", "outputs", "batch", 0, dataloader_idx=0)
     callback.on_train_batch_end(trainer, "module", "outputs", "batch", 2)
-    assert [(step, metrics["loss"]) for step, metrics in beats] == [(1, 0.25), (2, 0.25), (2, 0.25), (2, 9.0)]
+    assert [(step, metrics.get("loss")) for step, metrics in beats] == [(1, 0.25), (2, None), (2, None), (2, 9.0)]
 
 
 def test_there_is_nothing_else() -> None:

@@ -181,14 +181,17 @@ def test_the_first_failure_in_a_line():
 def test_all_ranks_that_fail_alike_are_named_together():
     """A missing module, a typing error: whoever came to it first is no culprit."""
     alike = [make_failure(rank, traceback=TRACE, message="ValueError: boom") for rank in range(4)]
-    assert describe_first(alike).startswith(
+    assert describe_first(alike, world_size=4).startswith(
         "ranks 0-3 failed alike, all there are; class user (ValueError at a.py:3)"
     )
-    assert "  ranks 0-3 failed alike: all there are\n" in format_report("t", alike, unsure=(0, 1))
+    assert "  ranks 0-3 failed alike: all there are\n" in format_report("t", alike, unsure=(0, 1), world_size=4)
     for other in (
         make_failure(3, traceback=TRACE.replace("line 3", "line 4"), message="ValueError: boom"),
         make_failure(3, stopped_by_us=True, traceback=TRACE, message="ValueError: boom"),
         make_failure(3, message=CLOSED),
     ):
-        assert describe_first([*alike[:3], other]).startswith("rank 0 on host0 failed first")
-    assert describe_first(alike[:1]).startswith("rank 0")
+        assert describe_first([*alike[:3], other], world_size=4).startswith("rank 0 on host0 failed first")
+    for some, world_size in ((alike[:1], 1), (alike, 8), (alike, 0)):
+        assert describe_first(some, world_size=world_size).startswith("rank 0"), "not all there are"
+    lost = format_report("t", alike, unsure=(0, 1), lost_nodes=("b",), world_size=4)
+    assert "cannot tell which of ranks 0, 1 was first" in lost

@@ -248,7 +248,9 @@ def test_what_only_looks_like_it(line: str) -> None:
 
 def test_each_rule_has_a_text_and_only_reports() -> None:
     shown = {name for _, name in SAID} | {name for _, name in BY_NUMBER}
-    assert shown | {"heartbeat-not-a-number", "heartbeat-loss-jumps"} == {rule.name for rule in KNOWN}
+    assert shown | {"heartbeat-not-a-number", "heartbeat-gradient", "heartbeat-loss-jumps"} == {
+        rule.name for rule in KNOWN
+    }
     assert len({rule.name for rule in KNOWN}) == len(KNOWN)
     for rule in KNOWN:
         assert rule.action == "report" and rule.hints and (rule.is_alarm or rule.metric)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from launcher.supervise.facts import RankFacts
 from launcher.supervise.slow import AGAIN_S, LASTS_S, ROUNDS, Rounds, Slow, SlowDetector, round_s
 from launcher.supervise.stacks import Frame, RankStacks, Source
+from launcher.supervise.waiting import is_with_peers
 
 PEERS = Frame("/x/site-packages/torch/distributed/distributed_c10d.py", 5, "all_reduce")
 
@@ -112,6 +113,38 @@ def test_alike_ranks_are_not_told_apart(seed: int, world: int, share: float) -> 
         here = (PEERS, *user("exchange")) if random.random() < share else user("compute")
         rounds.take(stacks(dict.fromkeys(range(world), here)))
     assert rounds.find_slow(world) == ()
+
+
+def test_too_few_rounds_tell_nothing() -> None:
+    rounds = Rounds()
+    for _ in range(ROUNDS // 2):
+        rounds.take(stacks({0: (PEERS,), 1: (PEERS,), 2: user("compute")}))
+    assert rounds.find_slow(3) == ()
+
+
+def test_wrappers_of_torch_below_what_a_rank_computes_are_no_collective() -> None:
+    fsdp = Frame("/x/site-packages/torch/distributed/fsdp/fully_sharded_data_parallel.py", 5, "forward")
+    assert not is_with_peers(RankStacks(0, 9, Source.HANDLER, main=(*user("attention"), fsdp, *user("main"))))
+    call = Frame("/x/site-packages/torch/nn/functional.py", 5, "linear")
+    assert not is_with_peers(RankStacks(0, 9, Source.HANDLER, main=(call, fsdp, *user("main"))))
+    assert is_with_peers(RankStacks(0, 9, Source.HANDLER, main=(PEERS, fsdp, *user("main"))))
+
+
+def test_another_unit_of_steps_is_no_slowness() -> None:
+    """Heartbeats every hundred steps take the place of optimizers' steps."""
+    detector = SlowDetector()
+    assert run(detector, 0, 60, 0.05, least_s=0.05) == []
+    assert run(detector, 60, 600, 5.0, least_s=5.0) == []
+    detector.new_attempt()
+    assert run(detector, 700, 100, 50.0, least_s=50.0) == [], "nor are other ranks"
+
+
+def test_a_queue_that_fills_is_looked_into_once() -> None:
+    detector = SlowDetector()
+    found = run(detector, 0, 10, 0.3, least_s=0.004)
+    assert len(found) == 1
+    detector.judged(False, 10)
+    assert run(detector, 10, 3000, 0.3, least_s=0.004) == []
 
 
 def test_ranks_that_do_not_answer_leave_it_open() -> None:
