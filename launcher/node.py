@@ -110,6 +110,7 @@ class Node:
         self.event_file: EventFile | None = None  # this node's own, of a job of several nodes that writes events
         self._tailer: Tailer | None = None
         self._record: AttemptRecord | None = None
+        self._early_exits: list[tuple[Rank, Exited]] = []  # of ranks, before there was one
         self._over: AttemptRecord | None = None  # of the last attempt
         self._unrecorded: RankGroup | None = None  # has just started
         self._attempt = 0
@@ -629,6 +630,9 @@ class Node:
             lambda: self._on_first_step(group.ranks[0]),
         )
         self._launched_ns = 0
+        for rank, exited in self._early_exits:
+            self._record.note_exit(rank, exited.status, exited.time_ns)
+        self._early_exits.clear()
 
     def _on_first_step(self, rank: Rank) -> None:
         """All ranks of this node have made theirs; `rank` is local rank 0."""
@@ -890,6 +894,8 @@ class Node:
             self._console.show(event + "\n")
         if self._record is not None:
             self._record.note_exit(rank, exited.status, exited.time_ns)
+        elif self._events_dir:
+            self._early_exits.append((rank, exited))  # before the others of the node have started
         if (exited.status or group.is_stopping) and not self._end_began:
             self._end_began = True
             self._began_ns = exited.time_ns  # the next start, if there is one, begins with this
@@ -919,6 +925,7 @@ class Node:
             # Its files are read when the next attempt runs: nobody waits for that.
             self._over, self._record = self._record, None
             self._over.stop()
+        self._early_exits.clear()
         if self._tailer is not None:
             self._tailer.end_all()
 

@@ -30,7 +30,7 @@ from launcher.supervise.stacks import (
     name_place,
     name_ranks,
 )
-from launcher.supervise.waiting import do_sleep, find_awaited
+from launcher.supervise.waiting import do_sleep, find_awaited, is_with_peers
 
 if TYPE_CHECKING:
     from bootseer.diagnose.calls import RankTrace
@@ -329,11 +329,17 @@ class HangWatch:
         again_s = found.began_s + max(LOOK_S, silence_s / 2)
         if hang.kind is HangKind.NOT_ENDED:
             left = tuple(self._detector.running()) if self._detector is not None else ()
-            if not left or not do_sleep(left, waits):
+            with_peers = [rank for rank in left if rank in self._stacks and is_with_peers(self._stacks[rank])]
+            apart = tuple(rank for rank in left if rank not in with_peers)
+            if not left or not do_sleep(apart, waits):
                 return None
             self._told_early.add(hang.kind)
-            why += f"{len(self._facts) - len(left)} of {len(self._facts)} have ended; {name_ranks(left)} sleep"
-            return hang._replace(ranks=left, why=why + "s" * (len(left) == 1))
+            ended = tuple(sorted(set(self._facts) - set(left)))
+            why += f"{len(ended)} of {len(self._facts)} have ended; "
+            if apart:
+                return hang._replace(ranks=apart, why=f"{why}{name_ranks(apart)} sleep{'s' * (len(apart) == 1)}")
+            waiting = f"{name_ranks(with_peers)} wait{'s' * (len(with_peers) == 1)} in torch.distributed"
+            return hang._replace(ranks=ended, why=f"{why}{waiting}, for {name_ranks(ended)}")
         awaited = find_awaited(self._stacks, waits, len(self._facts))
         if awaited is None or not awaited.sleeps:  # who waits for a socket, a pipe, a lock may be served late
             self._held = _Held(hang, again_s)

@@ -18,7 +18,7 @@ def test_an_exit_is_seen_and_the_training_goes_on(tmp_path: Path) -> None:
         lacking(reason)
     plan = draw(read_faults(Path(PLAN).read_bytes(), PLAN), 1)
     (exits,) = (each._replace(at_step=21) for each in plan if each.fault.name == "exit-1")
-    [tried] = Trial(str(tmp_path), None).run_all([exits], with_torchrun=False)
+    [tried] = Trial(str(tmp_path), None).run_all([exits], ("bootrun",))
     verdict = tried.ours
     assert verdict.seen_s is not None and verdict.seen_s < 10
     assert verdict.culprit == f"rank {exits.rank}", verdict

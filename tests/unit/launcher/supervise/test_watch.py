@@ -410,6 +410,14 @@ def test_a_rank_that_sleeps_while_others_have_ended_is_named() -> None:
     assert Idle("sk_wait_data", absent=(2,), ended=(0, 1, 3)).run(100) == [], "it may send its results"
 
 
+def test_ranks_that_wait_in_a_collective_for_one_that_has_ended() -> None:
+    [(at_s, finding)] = Idle("hrtimer_nanosleep", absent=(), ended=(1,)).run(100)
+    assert (
+        at_s <= 15 and "1 of 4 have ended; 3 ranks (0, 2-3) wait in torch.distributed, for rank 1" in finding.line
+    )
+    assert json.loads(zlib.decompress(finding.data))["ranks"] == [1]
+
+
 def test_all_ranks_of_a_node_have_ended() -> None:
     job = Idle("hrtimer_nanosleep", absent=(2,), ended=())
     job.run(5)
