@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import cast
 
 from bootseer.errors import ConfigError
 from launcher.cli import parse
-from launcher.guard_client import GuardClient
+from launcher.guard_client import Exited, GuardClient
 from launcher.loop import Loop
 from launcher.node import MOST_STEPS, Node
 from launcher.ranks.console import Console
@@ -72,6 +74,22 @@ class Group:
 
     def cannot_start(self, why: str) -> None:
         self.why.append(why)
+
+
+def test_the_exit_of_a_rank_that_ends_before_all_have_started_is_kept(tmp_path: Path) -> None:
+    loop = Loop()
+    node, group = make_node(loop), Group()
+    node._events_dir = str(tmp_path)
+    group.prepared_ns = group.spawn_began_ns = 1  # type: ignore[attr-defined]
+    node.note_exit(cast(RankGroup, group), group.ranks[0], Exited(0, 7, 3, 5, 0.0, 0.1))
+    assert list(tmp_path.iterdir()) == [], "nothing is written while ranks start"
+    node._unrecorded = cast(RankGroup, group)
+    node._make_record()
+    node.attempt_over()
+    node._tidy()
+    events = [json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
+    assert [event["attrs"]["status"] for event in events if event["name"] == "rank_exited"] == [3]
+    loop.close()
 
 
 class Checkpoint:
