@@ -207,18 +207,18 @@ class NodeSteps:
             text = f"the checks cannot be run: {error.strerror}"
             self._events.answer(Mended(order.attempt, order.step, False, 0.0, text))
 
-    def _looked(self, order: Mend, began_ns: int, findings: list[Finding]) -> None:
+    def _looked(self, order: Mend, began_ns: int, findings: list[Finding], is_whole: bool) -> None:
         self._checks = None
         ended_ns = time.monotonic_ns()
         for found in findings:
             self._events.note_finding(found)
         bad = [found for found in findings if found.level in BAD]
         told = tuple(BadFinding(each.check, each.line()) for each in bad[:MOST_FOUND])
-        text = f"{len(bad)} failed: {bad[0].line()}" if bad else "in order"
+        text = f"{len(bad)} failed: {bad[0].line()}" if bad else "in order" if is_whole else "cut off"
         facts = {"failed": len(bad), "not_in_order": len(findings)}
-        self._events.note(HelperSpan("stop_checks", began_ns, ended_ns, facts, text if bad else ""))
+        self._events.note(HelperSpan("stop_checks", began_ns, ended_ns, facts, text if bad or not is_whole else ""))
         took_s = (ended_ns - began_ns) / 1e9
-        self._events.answer(Mended(order.attempt, order.step, True, took_s, text, told))
+        self._events.answer(Mended(order.attempt, order.step, is_whole, took_s, text, told))
 
 
 def find_suspects(text: str) -> tuple[str, ...]:

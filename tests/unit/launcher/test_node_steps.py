@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import UsageError
-from bootseer.health.finding import BAD, HUNG, Finding
+from bootseer.health.finding import BAD, HUNG, UNKNOWN, Finding
 from bootseer.job_file import parse
 from launcher.cli import get_args_parser
 from launcher.config_file import fill
@@ -258,21 +258,32 @@ def test_any_text_is_read(text: str) -> None:
 # ---- checks --------------------------------------------------------------------------------------------------
 
 
-def look(loop: Loop, folders: list[str], limit_s: float) -> list[Finding]:
-    found: list[list[Finding]] = []
-    StopChecks(loop, folders, dict(os.environ), 0.1, limit_s, found.append)
+def look(loop: Loop, folders: list[str], limit_s: float, **environ: str) -> tuple[list[Finding], bool]:
+    found: list[tuple[list[Finding], bool]] = []
+    StopChecks(loop, folders, {**os.environ, **environ}, 0.1, limit_s, lambda *each: found.append(each))
     wait_until(lambda: loop.run_once(0.05) or found, 60)
     return found[0]
 
 
 @pytest.mark.leaks
 def test_checks_that_find_something(loop: Loop) -> None:
-    bad = [found for found in look(loop, ["/no/such/folder"], 50.0) if found.level in BAD]
+    found, is_whole = look(loop, ["/no/such/folder"], 50.0)
+    bad = [each for each in found if each.level in BAD]
+    assert is_whole
     assert "/no/such/folder" in [found.where for found in bad]
 
 
 @pytest.mark.leaks
 def test_checks_that_do_not_end_are_a_finding(loop: Loop) -> None:
-    found = look(loop, [], 0.01)
+    found, is_whole = look(loop, [], 0.01)
+    assert is_whole  # that they hang is what was found
     assert [(each.check, each.level) for each in found][-1] == ("checks", HUNG)
     assert "no end within 0.01 s" in found[-1].line()
+
+
+@pytest.mark.leaks
+def test_checks_that_are_cut_off_say_nothing_of_the_node(loop: Loop, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(1)\n")
+    found, is_whole = look(loop, [], 50.0, PYTHONPATH=str(tmp_path))
+    assert not is_whole
+    assert [(each.check, each.level) for each in found] == [("checks", UNKNOWN)]
