@@ -66,6 +66,7 @@ class Recovery:
 
     def left_out(self, attempt: int, fault: MachineFault) -> None:
         """A node is left out from now on."""
+        self._ladder.evicted()
         text = f"{fault.host} is left out of further attempts while others suffice: {fault.what}"
         self._around.tell_all(text)
         self._tell(attempt, "exclude", "", text)

@@ -251,7 +251,7 @@ def test_a_node_lost_between_attempts_is_named_when_it_is_waited_for_and_at_the_
         sim.say(1, Stopped(1, (), sim.new_port(), False))
     told = notes_of(sim, 1)[before:]
     assert f"lost node {what}" in told
-    assert told[-1] == "waiting up to 600 s (join_timeout) for 1 more node"
+    assert told[-1] == "waiting up to 610 s (join_timeout) for 1 more node"  # from the end of the pause on
     sim.advance(10.0)
     assert notes_of(sim, 1)[before:] == told, "once"
     sim.advance(600.0)
@@ -428,6 +428,16 @@ def test_master_port_is_fresh_for_each_attempt() -> None:
         sim.fail(2)
         ports.append(sim.world(2).master_port)
     assert len(set(ports)) == 4
+
+
+def test_the_wait_before_a_restart_is_not_that_for_nodes_to_come_back() -> None:
+    sim = fixed(2, max_restarts=5, backoff_s=10.0, join_s=4.0)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(1)
+    sim.fail(1)
+    sim.run_until_idle()
+    assert sim.finish() is None and sim.world(1).attempt == 2
 
 
 def test_early_failures_are_retried_with_backoff_and_late_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
