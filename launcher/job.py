@@ -85,6 +85,7 @@ STOP_MARGIN_S = 12.0
 # A rank 0 that found its port taken is started again this often without touching the budget.
 MOST_PORT_RETRIES = 10
 MOST_FAILURES_TOLD = 64
+MOST_JUDGED = 64  # of the first failures, for what may be a machine's or the network's matter
 MOST_CHECKS_TOLD = 64  # findings between nodes that all are told; the rest only who it is about
 # Of join_s: for all nodes to have the kept environment. What is left suffices to run set-up after it.
 USE_SHARE = 0.5
@@ -233,6 +234,7 @@ class Job:
         self._stop_began_s = 0.0
         self._stop_by_s: float | None = None
         self._failures: list[Failure] = []
+        self._ordered: tuple[tuple[int, int, int], Ordered, list[Failure]] | None = None  # see `_order_failures`
         self._known_failures: set[tuple[int, int]] = set()  # rank and pid
         self._succeeded: set[int] = set()  # nodes that have said so in this attempt
         self._digest = ""  # of the environment of the nodes at work
@@ -939,9 +941,19 @@ class Job:
             self._gather_again(now_s, changed=True)
 
     def _order_failures(self) -> Ordered:
-        from launcher.ranks.cause import order_failures
+        return self._order_all()[0]
 
-        return order_failures(tuple(self._failures), self._lost_nodes())
+    def _order_all(self) -> tuple[Ordered, list[Failure]]:
+        """Also those that may have been the first; worked out once while nothing is added in this attempt."""
+        key = self._attempt, len(self._failures), len(self._lost)
+        if self._ordered is None or self._ordered[0] != key:
+            from launcher.ranks.cause import order_failures
+
+            ordered = order_failures(tuple(self._failures), self._lost_nodes())
+            unsure = frozenset(ordered.unsure)
+            first = [each for each in ordered.failures if each.rank in unsure] or list(ordered.failures[:1])
+            self._ordered = key, ordered, first
+        return self._ordered[1:]
 
     def _lost_nodes(self) -> list[LostNode]:
         if not self._lost:
@@ -1000,8 +1012,7 @@ class Job:
 
     def _first_failures(self) -> list[Failure]:
         """Those that may have been the first to fail."""
-        ordered = self._order_failures()
-        return [each for each in ordered.failures if each.rank in ordered.unsure] or list(ordered.failures[:1])
+        return self._order_all()[1]
 
     def _consider_machines(self, now_s: float, of_network: bool | None = None) -> bool:
         """Leaves nodes out whose machines are to blame. Returns: whether there is one more.
@@ -1014,7 +1025,7 @@ class Job:
             return False
         first = [
             (failure, machine_fault(failure))
-            for failure in self._first_failures()
+            for failure in self._first_failures()[:MOST_JUDGED]
             if of_network in (None, _is_of_network(failure))
         ]
         if self._exclusion is None and not any(fault for _, fault in first):
@@ -1100,7 +1111,7 @@ class Job:
 
     def _is_networks(self) -> bool:
         """Whether all that may have failed first says that it was the network."""
-        first = self._first_failures()
+        first = self._first_failures()[:MOST_JUDGED]
         return bool(first) and all(_is_of_network(failure) for failure in first)
 
     def _will_measure(self, is_network: bool) -> bool:

@@ -60,8 +60,8 @@ class Asked(Generic[Answer]):
 
 
 def failed_checks(asked: Asked[Mended]) -> dict[str, dict[str, str]]:
-    """By host that was looked at, by name of the check: what makes it unfit. That a node says nothing is a finding,
-    too; checks that could not be made say nothing of it, good or bad."""
+    """By host that was looked at, by name of the check: what makes it unfit. That a node says nothing is a
+    finding, too; checks that could not be made say nothing of it, good or bad."""
     failed: dict[str, dict[str, str]] = {}
     for host, answer in asked.answers:
         for found in answer.found if answer.is_well else ():

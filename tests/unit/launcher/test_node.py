@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import cast
 
 from bootseer.errors import ConfigError
@@ -13,8 +14,9 @@ from launcher.node import MOST_CHECKS_SHOWN, MOST_STEPS, Node
 from launcher.ranks.console import Console
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.logs import RankLogs
-from launcher.rendezvous.messages import CheckTold, World
+from launcher.rendezvous.messages import CheckTold, Mend, World
 from launcher.spec import build_spec
+from launcher.supervise.failure_page import FORMAT, pack
 from launcher.supervise.page import Page
 
 
@@ -52,6 +54,30 @@ def test_how_far_ranks_have_come_is_what_the_furthest_says() -> None:
         assert node.reached() == reached
     node._pages, node._numbers_fall = Pages(made_page(3, 102)), True  # type: ignore[assignment]
     assert node.reached() == (3, None)
+    loop.close()
+
+
+def test_a_command_gets_the_page_of_its_own_failure_or_none(tmp_path: Path) -> None:
+    loop = Loop()
+    node, pages = make_node(loop), []
+    node._run_dir = str(tmp_path)
+    node.say = lambda _: None  # type: ignore[method-assign]
+
+    class Steps:
+        def mend(self, _order: Mend, page: str, _began_ns: int) -> None:
+            pages.append(page)
+
+    class Agent:
+        group = None
+
+        def to_job_clock(self, time_ns: int) -> tuple[int, int]:
+            return time_ns, 0
+
+    node._steps, node.agent = Steps(), Agent()  # type: ignore[assignment]
+    known = pack({"format": FORMAT, "run_id": "r", "attempt": 0, "number": 0, "stages": {}, "next_attempt": 1})
+    node.mend(Mend(0, "rollback", 1.0, "user", 0, known, ()))
+    node.mend(Mend(1, "rollback", 1.0, "user", 1, b"what cannot be understood", ()))
+    assert pages == [f"{tmp_path}/failure-0.json", ""]
     loop.close()
 
 
