@@ -1,6 +1,6 @@
 """Health checks of this node between two attempts: the same as beside a start, but waited for, with a bound.
 
-In: folders, a limit. Out: the findings that are not in order, and whether there was a look at all. A check that hangs
+In: folders, a limit. Out: the findings that are not in order, and whether it was a whole look. A check that hangs
 is a finding, and so is a look that does not end; one that was cut off says nothing of the node.
 """
 
@@ -34,8 +34,8 @@ class StopChecks:
         then: Callable[[list[Finding], bool], object],
         options: Options | None = None,
     ) -> None:
-        """Begins it. Args: log_hours: of the kernel's log; then: called once, not after `close`, with whether it was
-        a whole look; options: of the user. Raises: OSError."""
+        """Begins it. Args: log_hours: of the kernel's log; then: called once, not after `close`, with whether it
+        was a whole look; options: of the user. Raises: OSError."""
         self._then = then
         self._limit_s = limit_s
         self._found: list[Finding] = []

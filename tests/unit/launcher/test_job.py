@@ -17,6 +17,7 @@ from launcher.ranks import cause
 from launcher.rendezvous.messages import (
     Distributions,
     Environment,
+    Failure,
     FailurePage,
     Finish,
     Identity,
