@@ -338,7 +338,8 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _ours(
         "--hang-least",
-        "seconds without progress that are never taken for a hang (default 15); more is learned from the job",
+        "seconds (default 15): a standstill is told within so many seconds, or within 3 times the longest gap "
+        "between steps so far, where that is more; nothing shorter than 0.8 of that is taken for one",
         kind=float,
         metavar="S",
     ),
@@ -358,12 +359,12 @@ FLAGS: tuple[Flag, ...] = (
     _ours(
         "--check-pairs",
         "the network between nodes is measured, each with each, before another attempt: auto (after a failure of "
-        "the network), always (after any), or off (default auto)",
+        "the network, with --check after any), always (after any), or off (default auto)",
         choices=("auto", "always", "off"),
     ),
     _ours(
         "--check-own",
-        "a check of your own: JSON on stdout (docs/checks.md); with --check; can be repeated",
+        "a check of your own: JSON on stdout (docs/checks.md); with --check or --stop-checks; can be repeated",
         kind=comma_list,
         default=[],
         metavar="EXECUTABLE",
@@ -371,8 +372,8 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _ours(
         "--check-path",
-        "PATH or PATH:ro; beside a start a small file is written there and read, or one is read; with --check; "
-        "can be repeated",
+        "PATH or PATH:ro; beside a start a small file is written there and read, or one is read; with --check or "
+        "--stop-checks; can be repeated",
         kind=comma_list,
         default=[],
         metavar="PATH",
@@ -380,23 +381,34 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _ours(
         "--check-nic",
-        "that has to have a link, as ib0 or mlx5_0/1; with --check; can be repeated",
+        "that has to have a link, as ib0 or mlx5_0/1; with --check or --stop-checks; can be repeated",
         kind=comma_list,
         default=[],
         metavar="NAME",
         is_repeated=True,
     ),
-    _ours("--check-expect-gpus", "GPUs that have to work on each node; with --check", kind=int, metavar="N"),
+    _ours(
+        "--check-expect-gpus",
+        "GPUs that have to work on each node; with --check or --stop-checks",
+        kind=int,
+        metavar="N",
+    ),
     _ours(
         "--check-every",
         "seconds between two looks while ranks run, 0 for none (default 30); with --check",
         kind=float,
         metavar="S",
     ),
-    _ours("--check-timeout", "seconds for each check (default 60, 10 while ranks run)", kind=float, metavar="S"),
+    _ours(
+        "--check-timeout",
+        "seconds for each check (default 60, 10 while ranks run); between two attempts each has 0.8 of "
+        "--stop-checks-timeout instead",
+        kind=float,
+        metavar="S",
+    ),
     _ours(
         "--check-limit",
-        "another limit, by its name in docs/checks.md; with --check; can be repeated",
+        "another limit, by its name in docs/checks.md; with --check or --stop-checks; can be repeated",
         kind=comma_list,
         default=[],
         metavar="NAME=NUMBER",
@@ -417,7 +429,8 @@ FLAGS: tuple[Flag, ...] = (
     _ours(
         "--exclude-nodes",
         "a node whose accelerator certainly failed, or whose network or file system failed twice within half an "
-        "hour, waits as a spare from then on while others suffice: auto or off (default auto)",
+        "hour, or that --stop-checks, --check-pairs or --replay-command has found to be bad, waits as a spare "
+        "from then on while others suffice: auto or off (default auto)",
         choices=("auto", "off"),
     ),
     _ours(
@@ -449,7 +462,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _ours(
         "--stop-checks-timeout",
-        "a check that has not ended by then has failed (default 60)",
+        "seconds for all checks of a node (default 60); a check that has not ended after 0.8 of that has failed",
         kind=float,
         metavar="S",
     ),

@@ -91,6 +91,8 @@ class NodeHealth:
             self._say(over_line(found))
 
     def _take(self, answer: dict[str, Any]) -> None:
+        if answer.get("done") is True:
+            return
         try:
             found = from_json(one_line(str(answer.get("check")))[:64], answer)[0]
         except ValueError as error:

@@ -81,4 +81,5 @@ class HealthWatch:
 
     def _on_end(self, why: str) -> None:
         self._process = None
+        self.found.clear()  # nobody would say that it is over
         self._say(f"this node is not checked any more while ranks run: {why}")

@@ -1,8 +1,8 @@
 """Runs a command of the user beside the job, with all that it starts, for a bounded time; nothing here blocks.
 
 It runs by /bin/sh below a supervisor of its own (bootseer/env/setup_supervisor.py), which ends what the command
-leaves, also when bootrun is killed. Its output goes to a file, or into memory where there are no logs. The command
-is no rank: what ends ranks does not touch it.
+leaves, also when bootrun is killed. Its output goes to a file, or into memory where there are no logs; one that
+writes too much there is ended. The command is no rank: what ends ranks does not touch it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import bootseer
 from launcher.lines import JsonLines
 from launcher.loop import Alarm, EventLoop
 
-END_S = 8.0  # for the supervisor to end everything
+END_S = 8.0  # for the supervisor to end everything, and to go when it is killed
+LOOK_S = 0.25  # at how much there is of the output
+MOST_LOG_BYTES, MOST_MEMORY_BYTES = 1 << 30, 16 << 20
 MOST_TAIL_BYTES = 64 << 10
 SUPERVISOR = os.path.join(os.path.dirname(bootseer.__file__), "env", "setup_supervisor.py")
 
@@ -33,6 +35,7 @@ class Outcome(NamedTuple):
     seconds: float
     tail: str  # the end of what it wrote
     log_path: str  # "" for none
+    is_large: bool = False  # it was ended for that
 
     @property
     def is_well(self) -> bool:
@@ -44,6 +47,9 @@ class Outcome(NamedTuple):
             return f"it ended well after {self.seconds:.1f} s"
         if self.is_late:
             how = f"it was ended, as it took longer than {limit_s:g} s"
+        elif self.is_large:
+            most = MOST_LOG_BYTES if self.log_path else MOST_MEMORY_BYTES
+            how = f"it was ended, as it wrote more than {most >> 20} MiB to its output"
         elif self.status is None:
             how = "it was ended"
         else:
@@ -72,9 +78,10 @@ class Hook:
         self._then = then
         self._log_path = log_path
         self._status: int | None = None
-        self._is_late = False
+        self._is_late = self._is_large = self._is_ending = False
+        self._most_bytes = MOST_LOG_BYTES if log_path else MOST_MEMORY_BYTES
         self._began_s = time.monotonic()
-        self._alarm = Alarm(loop)
+        self._alarm, self._look = Alarm(loop), Alarm(loop)
         self._lines = JsonLines(loop, self._take, self._on_end)
         if log_path:
             self._log_fd = os.open(log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -96,6 +103,7 @@ class Hook:
         self._lines.open(self._connection)
         self._lines.ask("run", prefix=[], commands=[command], cwd=cwd, environ=dict(environ))
         self._alarm.set(limit_s, self._on_late)
+        self._look.set(LOOK_S, self._on_look)
 
     def _spawn(self, fd: int, environ: Mapping[str, str]) -> int:
         argv = [sys.executable, "-I", "-S", "-X", "utf8", SUPERVISOR]
@@ -103,13 +111,17 @@ class Hook:
         return os.posix_spawn(argv[0], argv, environ, file_actions=actions, setsid=True)
 
     def end(self) -> None:
-        """Ends it with all that it has started; `then` is called when nothing of it is left."""
+        """Ends it with all that it has started; `then` is called when nothing of it is left,
+        or what is left does not die."""
+        if self._is_ending:
+            return
+        self._is_ending = True
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
         self._alarm.set(END_S, self._kill)
 
     def close(self) -> None:
-        """Ends it, and waits for that."""
+        """Ends it, and waits for that, at most twice END_S."""
         if not self._pid:
             return
         self._lines.close()
@@ -125,25 +137,44 @@ class Hook:
         self._is_late = True
         self.end()
 
+    def _on_look(self) -> None:
+        if os.fstat(self._log_fd).st_size - self._from <= self._most_bytes:
+            self._look.set(LOOK_S, self._on_look)
+        elif not self._is_ending:
+            self._is_large = True
+            self.end()
+
     def _kill(self) -> None:
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)  # its connection ends by that
+        os.kill(self._pid, signal.SIGKILL)  # its connection ends by that
+        self._alarm.set(END_S, self._give_up)
+
+    def _give_up(self) -> None:
+        """It waits in the kernel: nobody can end it."""
+        self._lines.close()
+        self._conclude()
 
     def _on_end(self, _why: str) -> None:
         """The supervisor is gone, or going: it holds the connection to its end."""
         self._wait()
+        self._conclude()
+
+    def _conclude(self) -> None:
         took_s = time.monotonic() - self._began_s
         tail = self._read_tail()
         self._drop()
-        self._then(Outcome(self._status, self._is_late, took_s, tail, self._log_path))
+        self._then(Outcome(self._status, self._is_late, took_s, tail, self._log_path, self._is_large))
 
     def _wait(self) -> None:
+        """What does not even end when it is killed is left: it waits in the kernel."""
         self._alarm.cancel()
-        give_up_s = time.monotonic() + END_S
-        while not self._has_ended():
-            if time.monotonic() > give_up_s:
+        for is_killed in (False, True):
+            if is_killed:
                 os.kill(self._pid, signal.SIGKILL)  # not reaped: its pid is no other's
-            time.sleep(0.001)
+            until_s = time.monotonic() + END_S
+            while time.monotonic() < until_s:
+                if self._has_ended():
+                    return
+                time.sleep(0.001)
 
     def _has_ended(self) -> bool:
         with suppress(ChildProcessError):  # reaped by the handler for orphans (first process of a container)
@@ -158,4 +189,6 @@ class Hook:
 
     def _drop(self) -> None:
         self._pid = 0
+        self._alarm.cancel()
+        self._look.cancel()
         os.close(self._log_fd)

@@ -85,6 +85,8 @@ STOP_MARGIN_S = 12.0
 # A rank 0 that found its port taken is started again this often without touching the budget.
 MOST_PORT_RETRIES = 10
 MOST_FAILURES_TOLD = 64
+MOST_JUDGED = 64  # of the first failures, for what may be a machine's or the network's matter
+MOST_CHECKS_TOLD = 64  # findings between nodes that all are told; the rest only who it is about
 # Of join_s: for all nodes to have the kept environment. What is left suffices to run set-up after it.
 USE_SHARE = 0.5
 # How long before its connection broke a node may have failed, where the shell does not know better; and before it
@@ -232,6 +234,7 @@ class Job:
         self._stop_began_s = 0.0
         self._stop_by_s: float | None = None
         self._failures: list[Failure] = []
+        self._ordered: tuple[tuple[int, int, int], Ordered, list[Failure]] | None = None  # see `_order_failures`
         self._known_failures: set[tuple[int, int]] = set()  # rank and pid
         self._succeeded: set[int] = set()  # nodes that have said so in this attempt
         self._digest = ""  # of the environment of the nodes at work
@@ -269,7 +272,7 @@ class Job:
         """The next moment at which `tick` may have something to do."""
         moments: list[float | None] = []
         if self._phase is Phase.GATHERING:
-            if self._gather_since_s is not None:
+            if self._gather_since_s is not None and self._pairs is None:
                 moments.append(self._gather_by_s(self._gather_since_s))
             moments += [self._last_call_at_s, self._not_before_s or None]
         elif self._phase is Phase.RUNNING:
@@ -327,7 +330,7 @@ class Job:
         if self._phase is Phase.GATHERING:
             self._not_before_s = 0.0 if now_s >= self._not_before_s else self._not_before_s
             self._try_start(now_s)
-            since_s = self._gather_since_s
+            since_s = self._gather_since_s if self._pairs is None else None
             if self._phase is Phase.GATHERING and since_s is not None and now_s >= self._gather_by_s(since_s):
                 self._finish(1, self._describe_missing(now_s - since_s))
         elif self._phase is Phase.RUNNING:
@@ -938,9 +941,19 @@ class Job:
             self._gather_again(now_s, changed=True)
 
     def _order_failures(self) -> Ordered:
-        from launcher.ranks.cause import order_failures
+        return self._order_all()[0]
 
-        return order_failures(tuple(self._failures), self._lost_nodes())
+    def _order_all(self) -> tuple[Ordered, list[Failure]]:
+        """Also those that may have been the first; worked out once while nothing is added in this attempt."""
+        key = self._attempt, len(self._failures), len(self._lost)
+        if self._ordered is None or self._ordered[0] != key:
+            from launcher.ranks.cause import order_failures
+
+            ordered = order_failures(tuple(self._failures), self._lost_nodes())
+            unsure = frozenset(ordered.unsure)
+            first = [each for each in ordered.failures if each.rank in unsure] or list(ordered.failures[:1])
+            self._ordered = key, ordered, first
+        return self._ordered[1:]
 
     def _lost_nodes(self) -> list[LostNode]:
         if not self._lost:
@@ -1000,8 +1013,7 @@ class Job:
 
     def _first_failures(self) -> list[Failure]:
         """Those that may have been the first to fail."""
-        ordered = self._order_failures()
-        return [each for each in ordered.failures if each.rank in ordered.unsure] or list(ordered.failures[:1])
+        return self._order_all()[1]
 
     def _consider_machines(self, now_s: float, of_network: bool | None = None) -> bool:
         """Leaves nodes out whose machines are to blame. Returns: whether there is one more.
@@ -1014,7 +1026,7 @@ class Job:
             return False
         first = [
             (failure, machine_fault(failure))
-            for failure in self._first_failures()
+            for failure in self._first_failures()[:MOST_JUDGED]
             if of_network in (None, _is_of_network(failure))
         ]
         if self._exclusion is None and not any(fault for _, fault in first):
@@ -1100,7 +1112,7 @@ class Job:
 
     def _is_networks(self) -> bool:
         """Whether all that may have failed first says that it was the network."""
-        first = self._first_failures()
+        first = self._first_failures()[:MOST_JUDGED]
         return bool(first) and all(_is_of_network(failure) for failure in first)
 
     def _will_measure(self, is_network: bool) -> bool:
@@ -1124,20 +1136,24 @@ class Job:
         if not test.is_over or self._pairs is None:
             return
         self._pairs = None
-        for found in test.findings:
-            own = next((node for node, each in test.named.items() if each is found), None)
-            self._tell_check(found, own)
+        if self._phase is Phase.GATHERING and self._gather_since_s is not None:
+            self._gather_since_s = max(now_s, self._not_before_s)
+        owners = {id(found): node for node, found in test.named.items()}
+        for place, found in enumerate(test.findings):
+            self._tell_check(found, owners.get(id(found)), to_all=place < MOST_CHECKS_TOLD)
         if self._notes is not None:
             self._notes.checked(found.line() for found in test.findings)
         for number, found in test.named.items():
             if number in self._nodes and self._rules.excludes_nodes:
-                self._exclude_tested(self._nodes[number].join.host, found)
+                self._exclude_tested(self._nodes[number].join.host, f"network: {found.what}")
         if not test.named and not self._lost:
             self._consider_machines(now_s, of_network=True)
 
-    def _exclude_tested(self, host: str, found: CheckFinding) -> None:
-        if self._take_exclusion().after_test(host, f"network: {found.what}"):
-            self._tell_all(f"{host} is left out of further attempts while others suffice: its network is bad")
+    def _exclude_tested(self, host: str, what: str) -> None:
+        from launcher.exclusion import MachineFault
+
+        if self._take_exclusion().after_test(host, what):
+            self._take_recovery().left_out(self._attempt, MachineFault(host, what, is_grave=True))
 
     def _on_clock(self, number: int, message: ClockSays) -> None:
         """What a node's wall clock says."""
@@ -1160,9 +1176,11 @@ class Job:
 
         return Limits()._replace(**dict(self._rules.check_limits))
 
-    def _tell_check(self, found: CheckFinding, own: int | None, is_over: bool = False) -> None:
-        """To all nodes. Args: own: the one that it is about."""
-        for number in self._nodes:
+    def _tell_check(
+        self, found: CheckFinding, own: int | None, is_over: bool = False, *, to_all: bool = True
+    ) -> None:
+        """To all nodes, or to `own`, the one that it is about."""
+        for number in self._nodes if to_all else self._nodes.keys() & {own}:
             self._send(number, CheckTold(number == own, is_over, *found))
 
     # ---- pages of failures -----------------------------------------------------------------------------------
@@ -1202,7 +1220,7 @@ class Job:
             return
         self._phase = Phase.GATHERING
         self._regather = True
-        self._gather_since_s = now_s
+        self._gather_since_s = max(now_s, self._not_before_s)  # nobody is late while the job itself waits
         self._try_start(now_s)
         self._tell_waiting(now_s)
 

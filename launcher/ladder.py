@@ -104,6 +104,10 @@ class Ladder:
             return Decision(Step.GIVE_UP, fault.hopeless)
         return Decision(Step.IN_PLACE, "no dearer step is left" if self._steps else "no dearer step was asked for")
 
+    def evicted(self) -> None:
+        """A node is left out for what was found after the step was chosen."""
+        self._has_evicted = True
+
     def _suits(self, step: Step, fault: Fault) -> bool:
         if step not in self._steps or step in self._taken:
             return False

@@ -60,10 +60,11 @@ class Asked(Generic[Answer]):
 
 
 def failed_checks(asked: Asked[Mended]) -> dict[str, dict[str, str]]:
-    """By host, by name of the check: what makes it unfit. That a node says nothing is a finding, too."""
+    """By host that was looked at, by name of the check: what makes it unfit. That a node says nothing is a
+    finding, too; checks that could not be made say nothing of it, good or bad."""
     failed: dict[str, dict[str, str]] = {}
     for host, answer in asked.answers:
-        for found in answer.found:
+        for found in answer.found if answer.is_well else ():
             failed.setdefault(host, {}).setdefault(found.check, found.text)
     for host in asked.silent:
         failed.setdefault(host, {})["answer"] = "nothing was heard of its checks in time"

@@ -73,6 +73,7 @@ RULES_AFTER_S = 1.0  # what ranks have printed before is read then
 STATUS_AFTER_S = 2.0  # nobody asks sooner
 CHECKS_AFTER_S = 3.0  # what was looked at beside the start is looked at again
 EXPECT_AFTER_S = 0.0005  # the ranks that go on have got their signal
+MOST_CHECKS_SHOWN = 64  # lines of a job on what was found between nodes
 MOST_STEPS = 2**60  # a rank may have written anything
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
 
@@ -119,10 +120,11 @@ class Node:
         self._rings: dict[int, bytes] = {}  # of the attempt that is over, as it left them
         self._watch: NodeWatch | None = None  # over the attempt's ranks
         self._rules: NodeRules | None = None  # over what they print
-        self._group_rank = 0  # of this node in the attempt
+        self._group_rank = -1  # of this node in the last attempt that it had part in
         self._health: NodeHealth | None = None
         self._traces = b""  # of collectives, of the attempt that is over
         self._steps: NodeSteps | None = None  # from the first one on
+        self._checks_shown = 0  # of those between nodes
         self._health_watch: HealthWatch | None = None  # once ranks run
         self._numbers_fall = False  # of the heartbeats of the attempt that is over
         self._failure_files: FailureFiles | None = None  # from the first page on
@@ -271,8 +273,12 @@ class Node:
 
         rest = told.measured, told.limit, told.unit, told.way_out
         found = Finding(told.check, told.level, told.said, told.where, *rest)
-        self.say(over_line(found) if told.is_over else f"check: {found.line()}")
-        if self._group_rank == 0 and (found.level != OK or told.is_over):
+        self._checks_shown += 1
+        if self._checks_shown <= MOST_CHECKS_SHOWN:
+            self.say(over_line(found) if told.is_over else f"check: {found.line()}")
+        elif self._checks_shown == MOST_CHECKS_SHOWN + 1:
+            self.say("check: what else is found between nodes is not shown any more; events have it")
+        if self._group_rank == 0 and not self.agent.is_spare and (found.level != OK or told.is_over):
             self._note_finding(found, "check_over" if told.is_over else "check")
         if told.is_own and not told.is_over and found.level in BAD and self._spec.check == "fail":
             self.agent.on_unusable(f"this node is not fit for the job: {found.line()}")
@@ -833,7 +839,8 @@ class Node:
         page, group = "", self.agent.group
         if order.data:
             self.keep_page(FailurePage(order.number, order.data))
-            page = f"{self.last_page.removesuffix('.txt')}.json" if self.last_page else ""
+            kept = self._failure_files.page_of(order.attempt) if self._failure_files is not None else ""
+            page = f"{kept.removesuffix('.txt')}.json" if kept else ""
         self._take_steps().mend(order, page, group.prepared_ns if group is not None else 0)
 
     def note_step(self, step: StepTaken) -> None:

@@ -62,6 +62,7 @@ class NodeSteps:
         self._events = events
         self._hook: Hook | None = None
         self._step = ""  # what the hook is run for
+        self._next: Callable[[], object] | None = None  # once the hook has ended
         self._checks: StopChecks | None = None
 
     def examine(self, order: Examine, group: RankGroup) -> None:
@@ -108,12 +109,25 @@ class NodeSteps:
         self._run(order.step, command, order.attempt, order.limit_s, variables, partial(self._mended, order))
 
     def close(self) -> None:
+        self._next = None
         hook, self._hook = self._hook, None
         if hook is not None:
             hook.close()
+        self._close_checks()
+
+    def _close_checks(self) -> None:
         checks, self._checks = self._checks, None
         if checks is not None:
             checks.close()
+
+    def _when_free(self, begin: Callable[[], object]) -> None:
+        """Calls it once nothing of the step before is left, without a wait for that: ranks and messages go on."""
+        self._close_checks()
+        if self._hook is None:
+            begin()
+        else:
+            self._next = begin
+            self._hook.end()
 
     # ---- commands --------------------------------------------------------------------------------------------
 
@@ -126,9 +140,19 @@ class NodeSteps:
         variables: dict[str, str],
         then: Callable[[str, float, Outcome | None], object],
     ) -> None:
+        self._when_free(partial(self._run_now, step, command, attempt, limit_s, variables, then))
+
+    def _run_now(
+        self,
+        step: str,
+        command: str,
+        attempt: int,
+        limit_s: float,
+        variables: dict[str, str],
+        then: Callable[[str, float, Outcome | None], object],
+    ) -> None:
         from launcher.hook import Hook
 
-        self.close()
         self._step = step
         if not command:
             then("this node was started without that command: give it to all nodes", 0.0, None)
@@ -164,6 +188,9 @@ class NodeSteps:
         name = step.replace("-", "_")
         self._events.note(HelperSpan(name, began_ns, time.monotonic_ns(), facts, error))
         then(text, outcome.seconds, outcome)
+        begin, self._next = self._next, None
+        if begin is not None:
+            begin()
 
     def _examined(self, order: Examine, text: str, took_s: float, _outcome: Outcome | None) -> None:
         self._events.say(f"{POST_MORTEM}: {text}")
@@ -192,9 +219,11 @@ class NodeSteps:
     # ---- checks ----------------------------------------------------------------------------------------------
 
     def _look(self, order: Mend, began_ns: int) -> None:
+        self._when_free(partial(self._look_now, order, began_ns))
+
+    def _look_now(self, order: Mend, began_ns: int) -> None:
         from launcher.stop_checks import StopChecks
 
-        self.close()
         now_ns = time.monotonic_ns()
         hours = (now_ns - began_ns) / 3.6e12 if began_ns else 1.0
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
@@ -207,18 +236,20 @@ class NodeSteps:
             text = f"the checks cannot be run: {error.strerror}"
             self._events.answer(Mended(order.attempt, order.step, False, 0.0, text))
 
-    def _looked(self, order: Mend, began_ns: int, findings: list[Finding]) -> None:
+    def _looked(self, order: Mend, began_ns: int, findings: list[Finding], is_whole: bool) -> None:
         self._checks = None
         ended_ns = time.monotonic_ns()
         for found in findings:
             self._events.note_finding(found)
         bad = [found for found in findings if found.level in BAD]
         told = tuple(BadFinding(each.check, each.line()) for each in bad[:MOST_FOUND])
-        text = f"{len(bad)} failed: {bad[0].line()}" if bad else "in order"
+        text = f"{len(bad)} failed: {bad[0].line()}" if bad else "in order" if is_whole else "cut off"
         facts = {"failed": len(bad), "not_in_order": len(findings)}
-        self._events.note(HelperSpan("stop_checks", began_ns, ended_ns, facts, text if bad else ""))
+        self._events.note(
+            HelperSpan("stop_checks", began_ns, ended_ns, facts, text if bad or not is_whole else "")
+        )
         took_s = (ended_ns - began_ns) / 1e9
-        self._events.answer(Mended(order.attempt, order.step, True, took_s, text, told))
+        self._events.answer(Mended(order.attempt, order.step, is_whole, took_s, text, told))
 
 
 def find_suspects(text: str) -> tuple[str, ...]:

@@ -66,6 +66,7 @@ class Recovery:
 
     def left_out(self, attempt: int, fault: MachineFault) -> None:
         """A node is left out from now on."""
+        self._ladder.evicted()
         text = f"{fault.host} is left out of further attempts while others suffice: {fault.what}"
         self._around.tell_all(text)
         self._tell(attempt, "exclude", "", text)
@@ -134,7 +135,7 @@ class Recovery:
         if exclusion is None:
             return []
         if step is Step.CHECKS:
-            looked_at = {host for host, _ in asked.answers} | set(asked.silent)
+            looked_at = {host for host, answer in asked.answers if answer.is_well} | set(asked.silent)
             return exclusion.after_checks(failed_checks(asked), looked_at)
         suspects = [each for _, answer in asked.answers for each in answer.suspects]
         if len(suspects) == 1 and suspects[0] in self._around.hosts().values():

@@ -1,7 +1,7 @@
 """Health checks of this node between two attempts: the same as beside a start, but waited for, with a bound.
 
-In: folders, a limit. Out: the findings that are not in order. A check that hangs is a finding, and so is a look
-that does not end.
+In: folders, a limit. Out: the findings that are not in order, and whether it was a whole look. A check that hangs
+is a finding, and so is a look that does not end; one that was cut off says nothing of the node.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bootseer.health.finding import HUNG, MOST_FINDINGS, OK, Finding, from_json, one_line
+from bootseer.health.finding import HUNG, MOST_FINDINGS, OK, UNKNOWN, Finding, from_json, one_line
 from launcher.loop import Alarm, EventLoop
 from launcher.service import ServiceProcess
 
@@ -31,14 +31,15 @@ class StopChecks:
         environ: Mapping[str, str],
         log_hours: float,
         limit_s: float,
-        then: Callable[[list[Finding]], object],
+        then: Callable[[list[Finding], bool], object],
         options: Options | None = None,
     ) -> None:
-        """Begins it. Args: log_hours: of the kernel's log; then: called once, not after `close`; options: of the
-        user. Raises: OSError."""
+        """Begins it. Args: log_hours: of the kernel's log; then: called once, not after `close`, with whether it
+        was a whole look; options: of the user. Raises: OSError."""
         self._then = then
         self._limit_s = limit_s
         self._found: list[Finding] = []
+        self._is_done = False
         argv = [sys.executable, "-P", "-m", "bootseer.health.beside", "--log-hours", f"{log_hours:.6f}"]
         argv += options.to_argv() if options is not None else []
         argv += ["--timeout", f"{limit_s * OF_A_CHECK:.3f}", "--", *folders]
@@ -52,6 +53,9 @@ class StopChecks:
         self._process.kill()
 
     def _take(self, answer: dict[str, Any]) -> None:
+        if answer.get("done") is True:
+            self._is_done = True
+            return
         try:
             found = from_json(one_line(str(answer.get("check")))[:64], answer)[0]
         except ValueError:
@@ -61,10 +65,13 @@ class StopChecks:
 
     def _on_late(self) -> None:
         self._process.kill()
-        what = f"no end within {self._limit_s:g} s"
-        self._found.append(Finding("checks", HUNG, what, "", self._limit_s, self._limit_s, "s", WAY_OUT))
-        self._then(self._found)
+        if not self._is_done:
+            what = f"no end within {self._limit_s:g} s"
+            self._found.append(Finding("checks", HUNG, what, "", self._limit_s, self._limit_s, "s", WAY_OUT))
+        self._then(self._found, True)
 
     def _on_end(self, _why: str) -> None:
         self._alarm.cancel()
-        self._then(self._found)
+        if not self._is_done:
+            self._found.append(Finding("checks", UNKNOWN, "cut off before all were made", way_out=WAY_OUT))
+        self._then(self._found, self._is_done)

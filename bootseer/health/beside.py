@@ -2,8 +2,8 @@
 
     python -P -m bootseer.health.beside --log-hours H [what options.py adds] -- FOLDER...
 
-At the lowest priority, as ranks start meanwhile; nothing is written to the folders, and what is named by --path
-is written and read. It ends with who started it.
+The last line is {"done": true}: without it the look was cut off. At the lowest priority, as ranks start meanwhile;
+nothing is written to the folders, and what is named by --path is written and read. It ends with who started it.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ def main(argv: list[str]) -> int:
             for found in findings:
                 sys.stdout.write(json.dumps(found._asdict()) + "\n")
             sys.stdout.flush()
+        sys.stdout.write('{"done": true}\n')
+        sys.stdout.flush()
     except BrokenPipeError:  # the job is over
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -16,6 +16,7 @@ from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, format_val
 from bootseer.health.limits import Limits
 
 CHECK = "pairs"
+MOST_LINKS = 16  # that are told one by one, the worst
 MOST_ROUNDS = 15  # of larger jobs each node measures with so many others
 _LATE_TIMES = 10.0  # as late as others, at least
 _LOST_TIMES = 5.0
@@ -111,7 +112,7 @@ def judge_pairs(
     """Args: results: by node, as far as they are known; names: of all nodes that were asked, each another;
     suspects: the links that may be bad, as another test had it.
 
-    Returns: findings, and the nodes that are bad with most of their partners.
+    Returns: findings, of links the worst alone, and the nodes that are bad with most of their partners.
     """
     ways = join_ways(results)
     if not ways:
@@ -131,12 +132,15 @@ def judge_pairs(
             Finding(CHECK, FAIL, what, way_out="look at what they share: a switch, the fabric, a firewall")
         ], []
     findings = [_describe_node(number, ways, bad, rest, names, limits) for number in named]
-    seen: set[frozenset[int]] = set()
-    for pair, said in bad.items():
-        if seen.isdisjoint({frozenset(pair)}) and not set(pair) & set(named):
-            seen.add(frozenset(pair))
-            where = f"{names[pair[0]]} to {names[pair[1]]}"
-            findings.append(_finding(said, WARN, "", where, ways[pair], rest, limits, _PATH))
+    links: dict[frozenset[int], tuple[int, int]] = {}  # the worse way of each
+    for pair in sorted(bad, key=lambda each: _badness(bad[each], ways[each])):
+        if not set(pair) & set(named):
+            links.setdefault(frozenset(pair), pair)
+    for pair in list(links.values())[:MOST_LINKS]:
+        where = f"{names[pair[0]]} to {names[pair[1]]}"
+        findings.append(_finding(bad[pair], WARN, "", where, ways[pair], rest, limits, _PATH))
+    if len(links) > MOST_LINKS:
+        findings.append(Finding(CHECK, WARN, f"{len(links) - MOST_LINKS} more links are bad", way_out=_PATH))
     return findings or [_in_order(ways, rest, len(names))], named
 
 
@@ -169,6 +173,12 @@ def _find_wrong(way: Way, rest: _Rest, limits: Limits) -> str:
     if way.lost_share is not None and way.lost_share > _most_lost(rest, limits):
         return "lost"
     return ""
+
+
+def _badness(said: str, way: Way) -> tuple[int, float]:
+    """Sorts ways that are bad: the worst first."""
+    value = {"slow": way.bytes_per_s, "late": -(way.latency_s or 0.0), "lost": -(way.lost_share or 0.0)}.get(said)
+    return ("failed", "slow", "late", "lost").index(said), value or 0.0
 
 
 def _slow_bytes_per_s(rest: _Rest, limits: Limits) -> float:

@@ -92,6 +92,13 @@ class Watched:
         self.watch._take({"check": "space", "what": "free", "way_out": "delete", "where": "/data", **fields})
 
 
+def test_what_was_wrong_is_not_said_for_ever_when_nobody_looks_any_more() -> None:
+    watched = Watched()
+    watched.take(level=WARN)
+    watched.watch._on_end("it closed its connection")
+    assert watched.lines() == ()
+
+
 def test_what_comes_and_goes_while_ranks_run() -> None:
     watched = Watched()
     watched.take(level=WARN, measured=9)

@@ -13,9 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from bootseer.diagnose.calls import Call, Group
 from launcher.job import JOIN_SETTLE_S, MOST_LOST_TOLD, MOST_PORT_RETRIES, Phase
 from launcher.policy import StepLimits
+from launcher.ranks import cause
 from launcher.rendezvous.messages import (
     Distributions,
     Environment,
+    Failure,
     FailurePage,
     Finish,
     Identity,
@@ -251,7 +253,7 @@ def test_a_node_lost_between_attempts_is_named_when_it_is_waited_for_and_at_the_
         sim.say(1, Stopped(1, (), sim.new_port(), False))
     told = notes_of(sim, 1)[before:]
     assert f"lost node {what}" in told
-    assert told[-1] == "waiting up to 600 s (join_timeout) for 1 more node"
+    assert told[-1] == "waiting up to 610 s (join_timeout) for 1 more node"  # from the end of the pause on
     sim.advance(10.0)
     assert notes_of(sim, 1)[before:] == told, "once"
     sim.advance(600.0)
@@ -428,6 +430,33 @@ def test_master_port_is_fresh_for_each_attempt() -> None:
         sim.fail(2)
         ports.append(sim.world(2).master_port)
     assert len(set(ports)) == 4
+
+
+def test_failures_of_an_attempt_are_put_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    order = cause.order_failures
+
+    def count(failures: tuple[Failure, ...], lost: list[cause.LostNode]) -> cause.Ordered:
+        calls.append(len(failures))
+        return order(failures, lost)
+
+    monkeypatch.setattr(cause, "order_failures", count)
+    sim = fixed(2, max_restarts=5, backoff_s=0.0)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(1)
+    sim.fail(2)
+    assert sim.world(1).attempt == 2 and len(calls) == 2
+
+
+def test_the_wait_before_a_restart_is_not_that_for_nodes_to_come_back() -> None:
+    sim = fixed(2, max_restarts=5, backoff_s=10.0, join_s=4.0)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(1)
+    sim.fail(1)
+    sim.run_until_idle()
+    assert sim.finish() is None and sim.world(1).attempt == 2
 
 
 def test_early_failures_are_retried_with_backoff_and_late_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,13 @@ from bootseer.errors import ConfigError
 from launcher.cli import parse
 from launcher.guard_client import Exited, GuardClient
 from launcher.loop import Loop
-from launcher.node import MOST_STEPS, Node
+from launcher.node import MOST_CHECKS_SHOWN, MOST_STEPS, Node
 from launcher.ranks.console import Console
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.logs import RankLogs
-from launcher.rendezvous.messages import CheckTold, World
+from launcher.rendezvous.messages import CheckTold, Mend, World
 from launcher.spec import build_spec
+from launcher.supervise.failure_page import FORMAT, pack
 from launcher.supervise.page import Page
 
 
@@ -54,6 +55,30 @@ def test_how_far_ranks_have_come_is_what_the_furthest_says() -> None:
         assert node.reached() == reached
     node._pages, node._numbers_fall = Pages(made_page(3, 102)), True  # type: ignore[assignment]
     assert node.reached() == (3, None)
+    loop.close()
+
+
+def test_a_command_gets_the_page_of_its_own_failure_or_none(tmp_path: Path) -> None:
+    loop = Loop()
+    node, pages = make_node(loop), []
+    node._run_dir = str(tmp_path)
+    node.say = lambda _: None  # type: ignore[method-assign]
+
+    class Steps:
+        def mend(self, _order: Mend, page: str, _began_ns: int) -> None:
+            pages.append(page)
+
+    class Agent:
+        group = None
+
+        def to_job_clock(self, time_ns: int) -> tuple[int, int]:
+            return time_ns, 0
+
+    node._steps, node.agent = Steps(), Agent()  # type: ignore[assignment]
+    known = pack({"format": FORMAT, "run_id": "r", "attempt": 0, "number": 0, "stages": {}, "next_attempt": 1})
+    node.mend(Mend(0, "rollback", 1.0, "user", 0, known, ()))
+    node.mend(Mend(1, "rollback", 1.0, "user", 1, b"what cannot be understood", ()))
+    assert pages == [f"{tmp_path}/failure-0.json", ""]
     loop.close()
 
 
@@ -115,6 +140,7 @@ def test_ranks_that_cannot_be_started_after_a_load_are_the_agents_business() -> 
 class Agent:
     def __init__(self) -> None:
         self.why: list[str] = []
+        self.is_spare = False
 
     def on_unusable(self, why: str) -> None:
         self.why.append(why)
@@ -131,6 +157,10 @@ def test_what_the_coordinator_has_found_is_said_and_its_own_fault_makes_a_node_l
         node.agent = agent = Agent()  # type: ignore[assignment]
         node.say = said.append  # type: ignore[method-assign]
         node._note_finding = lambda found, name, noted=noted: noted.append((name, found.level))  # type: ignore[misc]
+        node.show_check(told("fail"))
+        assert not noted, "it has no part in an attempt yet"
+        said.clear()
+        node._group_rank = 0
         for each in (told("ok"), told("fail"), told("warn", True), told("fail", True), told("fail", True, True)):
             node.show_check(each)
         assert said[0] == "check: ok      pairs node3: slow with 3 of 3 nodes (1 MB, limit 200 MB)"
@@ -140,5 +170,13 @@ def test_what_the_coordinator_has_found_is_said_and_its_own_fault_makes_a_node_l
         assert len(agent.why) == leaves and all("not fit for the job: fail    pairs" in why for why in agent.why)
         node._group_rank = 1
         node.show_check(told("fail"))
+        node._group_rank, agent.is_spare = 0, True  # it had rank 0 before
+        node.show_check(told("fail"))
         assert len(noted) == 4, "only the node with rank 0 keeps it"
+        agent.is_spare = False
+        said.clear()
+        for _ in range(2 * MOST_CHECKS_SHOWN):
+            node.show_check(told("warn"))
+        assert len(said) < MOST_CHECKS_SHOWN and "not shown any more" in said[-1]
+        assert len(noted) == 4 + 2 * MOST_CHECKS_SHOWN
     loop.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.errors import UsageError
-from bootseer.health.finding import BAD, HUNG, Finding
+from bootseer.health.finding import BAD, HUNG, UNKNOWN, Finding
 from bootseer.job_file import parse
+from launcher import hook
 from launcher.cli import get_args_parser
 from launcher.config_file import fill
 from launcher.hook import Hook, Outcome
@@ -22,7 +24,7 @@ from launcher.loop import Loop
 from launcher.node_steps import MOST_SUSPECTS, NodeSteps, StepEvents, find_suspects
 from launcher.policy import StepLimits
 from launcher.recorded_start import HelperSpan
-from launcher.rendezvous.messages import Examined, Mend, Mended
+from launcher.rendezvous.messages import Examine, Examined, Mend, Mended
 from launcher.spec import LaunchSpec, build_spec
 from launcher.stop_checks import StopChecks
 from tests.support import is_running, wait_until
@@ -153,6 +155,60 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_started(loo
 
 
 @pytest.mark.leaks
+@pytest.mark.parametrize("has_log", [True, False])
+def test_a_command_that_writes_too_much_is_ended(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_log: bool
+) -> None:
+    monkeypatch.setattr(hook, "MOST_LOG_BYTES" if has_log else "MOST_MEMORY_BYTES", 1 << 20)
+    path = tmp_path / "hook.log"
+    path.write_bytes(b"x" * (1 << 20))  # what was there before is not its own
+    log_path = str(path) if has_log else ""
+    much = f"head -c 3000000 /dev/zero > {tmp_path}/other; echo small"
+    assert run(loop, much, log_path).is_well, "other files are its own matter"
+    outcome = run(loop, f"rm {tmp_path}/other; head -c 1100000 /dev/zero; sleep 600", log_path)
+    assert outcome.is_large and outcome.status is None and not (tmp_path / "other").exists()
+    assert outcome.describe(20.0).startswith("it was ended, as it wrote more than 1 MiB to its output after ")
+
+
+class Undying(Hook):
+    """Its supervisor never ends, as far as anybody sees."""
+
+    def _has_ended(self) -> bool:
+        return False
+
+
+@pytest.mark.leaks
+def test_a_supervisor_that_does_not_go_is_not_waited_for_without_end(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook, "END_S", 0.1)
+    found: list[Outcome] = []
+    pid = Undying(loop, "true", dict(os.environ), "", 60.0, found.append)._pid
+    wait_until(lambda: loop.run_once(0.05) or found)
+    assert found[0].is_well
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.leaks
+def test_a_supervisor_that_cannot_be_killed_is_left(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook, "END_S", 0.1)
+    found: list[Outcome] = []
+    command = f"kill -STOP $PPID; touch {tmp_path}/stopped"
+    undying = Hook(loop, command, dict(os.environ), "", 60.0, found.append)
+    wait_until(lambda: loop.run_once(0.01) or (tmp_path / "stopped").exists())
+    pid, sent = undying._pid, []
+    with monkeypatch.context() as patch:
+        patch.setattr(hook.os, "kill", lambda *each: sent.append(each))
+        undying.end()
+        wait_until(lambda: loop.run_once(0.05) or found)
+    assert found[0].status is None and sent == [(pid, signal.SIGKILL)]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.leaks
 def test_closing_ends_a_command_and_nothing_is_told(loop: Loop, tmp_path: Path) -> None:
     found: list[Outcome] = []
     hook = Hook(loop, f"touch {tmp_path}/began; sleep 600", dict(os.environ), "", 60.0, found.append)
@@ -166,6 +222,13 @@ def test_closing_ends_a_command_and_nothing_is_told(loop: Loop, tmp_path: Path) 
 def test_a_log_that_cannot_be_written_is_an_error(loop: Loop) -> None:
     with pytest.raises(OSError, match="No such file"):
         Hook(loop, "true", {}, "/no/such/folder/log", 1.0, lambda _: None)
+
+
+class NoRanks:
+    failures = ranks = ()
+
+    def hold(self) -> None:
+        pass
 
 
 class Bed:
@@ -203,6 +266,22 @@ def test_a_replay_finds_its_machines_and_names_one(
     ]
     (span,) = bed.spans
     assert (span.name, span.error, span.facts) == ("replay", "", {"status": 0, "is_late": False})
+
+
+@pytest.mark.leaks
+def test_a_step_begins_when_the_one_before_has_ended_and_nothing_waits(loop: Loop, tmp_path: Path) -> None:
+    command = f"trap '' TERM; echo $$ > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/began; sleep 600"
+    alive = f"read pid < {tmp_path}/began; ! kill -0 $pid 2> /dev/null"
+    bed = Bed(loop, str(tmp_path), "--post-mortem", command, "--rollback-command", alive)
+    bed.steps.examine(Examine(3, 60.0, True), NoRanks())  # type: ignore[arg-type]
+    wait_until(lambda: bed.loop.run_once(0.01) or (tmp_path / "began").exists())
+    bed.steps.end_examination()
+    bed.steps.mend(Mend(3, "rollback", 20.0, "numeric", 0, b"", ()), "", 0)
+    assert bed.steps.doing == "post-mortem" and not bed.answers
+    wait_until(lambda: bed.loop.run_once(0.05) or len(bed.answers) == 2, 30)
+    first, second = bed.answers
+    assert isinstance(first, Examined) and "it was ended after" in first.text
+    assert isinstance(second, Mended) and second.is_well
 
 
 @pytest.mark.leaks
@@ -258,21 +337,32 @@ def test_any_text_is_read(text: str) -> None:
 # ---- checks --------------------------------------------------------------------------------------------------
 
 
-def look(loop: Loop, folders: list[str], limit_s: float) -> list[Finding]:
-    found: list[list[Finding]] = []
-    StopChecks(loop, folders, dict(os.environ), 0.1, limit_s, found.append)
+def look(loop: Loop, folders: list[str], limit_s: float, **environ: str) -> tuple[list[Finding], bool]:
+    found: list[tuple[list[Finding], bool]] = []
+    StopChecks(loop, folders, {**os.environ, **environ}, 0.1, limit_s, lambda *each: found.append(each))
     wait_until(lambda: loop.run_once(0.05) or found, 60)
     return found[0]
 
 
 @pytest.mark.leaks
 def test_checks_that_find_something(loop: Loop) -> None:
-    bad = [found for found in look(loop, ["/no/such/folder"], 50.0) if found.level in BAD]
+    found, is_whole = look(loop, ["/no/such/folder"], 50.0)
+    bad = [each for each in found if each.level in BAD]
+    assert is_whole
     assert "/no/such/folder" in [found.where for found in bad]
 
 
 @pytest.mark.leaks
 def test_checks_that_do_not_end_are_a_finding(loop: Loop) -> None:
-    found = look(loop, [], 0.01)
+    found, is_whole = look(loop, [], 0.01)
+    assert is_whole  # that they hang is what was found
     assert [(each.check, each.level) for each in found][-1] == ("checks", HUNG)
     assert "no end within 0.01 s" in found[-1].line()
+
+
+@pytest.mark.leaks
+def test_checks_that_are_cut_off_say_nothing_of_the_node(loop: Loop, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(1)\n")
+    found, is_whole = look(loop, [], 50.0, PYTHONPATH=str(tmp_path))
+    assert not is_whole
+    assert [(each.check, each.level) for each in found] == [("checks", UNKNOWN)]

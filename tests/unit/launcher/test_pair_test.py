@@ -115,6 +115,11 @@ def test_a_node_with_a_bad_network_is_named_and_left_out_where_others_suffice() 
     job.run_until_idle()
     assert job.ranks() == {1: 0, 2: 1, 4: 2}
     assert any("node3 is left out" in note.text for note in job.inbox[1] if isinstance(note, Note))
+    assert (0, "exclude") in job.steps()
+    for _ in range(3):  # until no restart is left
+        job.break_down(1)
+        job.run_until_idle()
+    assert job.finish() is not None and "replay-advised" not in [step for _, step in job.steps()]
     assert any("pairs node3" in line for line in job.pages()[0]["checks"])
 
 
@@ -237,6 +242,27 @@ def test_a_node_that_is_lost_meanwhile_is_not_waited_for() -> None:
     assert job.world(1).attempt == 0
     job.lose(4)
     assert job.told()[0].said.startswith("3 nodes, 3 links") and job.world(1).attempt == 1
+
+
+@pytest.mark.parametrize("join_s", [1.0, READY_S])
+def test_its_time_is_not_that_for_nodes_to_come_back(join_s: float) -> None:
+    job = Network(4, join_s=join_s)
+    job.mute = {2}  # waited for as long as that takes
+    job.break_down()
+    job.run_until_idle()
+    assert job.finish() is None and job.world(1).attempt == 1
+
+
+def test_after_it_nodes_have_all_their_time_to_come() -> None:
+    job = Network(4, join_s=20.0)
+    job.mute = {1, 2, 3, 4}
+    job.break_down()
+    job.lose(4)
+    job.advance(READY_S + 0.1)
+    job.advance(19.0)
+    assert job.finish() is None
+    job.advance(1.1)
+    assert job.finish() is not None
 
 
 def test_a_signal_ends_the_job_in_the_middle_of_it() -> None:

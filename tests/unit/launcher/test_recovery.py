@@ -95,6 +95,19 @@ def test_a_node_that_is_not_fit_is_left_out_and_comes_back() -> None:
     assert sim.ranks() == {1: 0, 2: 1}
 
 
+def test_checks_that_could_not_be_made_take_nothing_back() -> None:
+    sim = job_of(4, 2)
+    sim.mended[2, CHECKS] = unfit("disks")
+    sim.fail(1, **NAN)
+    assert sim.ranks() == {1: 0, 3: 1}
+    sim.advance(3600.0)  # a new row
+    sim.mended[2, CHECKS] = Mended(0, CHECKS, False, 1.0, "cut off")
+    sim.fail(1, **NAN)
+    assert len(asked(sim, CHECKS)) == 8
+    sim.lose(3)
+    assert sim.ranks() == {1: 0, 4: 1}
+
+
 def test_what_all_nodes_fail_leaves_nobody_out() -> None:
     sim = job_of(3, 2)
     for node in (1, 2, 3):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN
 from bootseer.health.limits import Limits
-from bootseer.health.pairs import MOST_ROUNDS, Measured, count_rounds, find_partner, judge_pairs
+from bootseer.health.pairs import MOST_LINKS, MOST_ROUNDS, Measured, count_rounds, find_partner, judge_pairs
 
 RATE, LATENCY_S = 1e9, 1e-4
 Results = dict[int, list[Measured]]
@@ -123,6 +123,23 @@ def test_a_bad_link_is_named_and_no_node(nodes: int, seed: int, spoil, data) -> 
     findings, named = judge(results, nodes)
     assert named == [] and len(findings) == 1
     assert findings[0].level == WARN and set(findings[0].where.split(" to ")) == {f"node{first}", f"node{second}"}
+
+
+def test_of_many_bad_links_the_worst_are_told_and_the_rest_counted() -> None:
+    nodes, rates = 60, {}
+    for number in range(nodes):  # each node has one, so that no node differs
+        partner = find_partner(nodes, number, 3)
+        if partner is not None and not {number, partner} & {each for pair in rates for each in pair}:
+            rates[frozenset((number, partner))] = 1e6 * (nodes - number)
+
+    def change(number: int, partner: int, found: Measured) -> Measured:
+        return found._replace(bytes_per_s=rates.get(frozenset((number, partner)), found.bytes_per_s))
+
+    findings, named = judge(measure(nodes, 1, change), nodes)
+    assert named == [] and len(rates) > MOST_LINKS
+    told = [frozenset(int(each.removeprefix("node")) for each in f.where.split(" to ")) for f in findings[:-1]]
+    assert told == sorted(rates, key=rates.__getitem__)[:MOST_LINKS]
+    assert (findings[-1].level, findings[-1].what) == (WARN, f"{len(rates) - MOST_LINKS} more links are bad")
 
 
 @settings(max_examples=40, deadline=None)
