@@ -125,9 +125,7 @@ def describe_broken_rule(kind: str, line: str, rank: int, told_s: float, ordered
         "ranks": [rank] if rank >= 0 else [],
         "rank": rank if rank >= 0 else None,
         "culprit_sure": GUESS,
-        "culprit_sure_why": "it has printed the line"
-        if rank >= 0
-        else "no rank has printed what the rule is about",
+        "culprit_sure_why": "it has printed what the rule is about" if rank >= 0 else "the rule is of no rank",
         "since_s": told_s,
         **_describe_rest(ordered, told),
     }
