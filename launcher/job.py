@@ -758,6 +758,7 @@ class Job:
                 self._verdict = status, each.line
             if self._phase is Phase.RUNNING and each.action in ("restart", "give-up", "stop"):
                 self._stood_still, self._stood_kind = each.line, each.kind or "rule"
+                self._take_notes().rule_broken(self._stood_kind, each.line, each.rank, now_s)
                 self._examine(each.line, None, now_s)
 
     def _add_failures(self, failures: Iterable[Failure]) -> None:
@@ -906,8 +907,10 @@ class Job:
                 from launcher.supervise.watch import find_mismatch
 
                 self._mismatch, self._traces = find_mismatch(self._traces), []
-            notes, is_stood = self._take_notes(), bool(self._stood_still)
-            notes.ended(self._attempt, self._failures, self._lost_nodes(), is_stood, self._stop_began_s, now_s)
+            notes, lost = self._take_notes(), self._lost_nodes()
+            is_stood = self._stood_kind == "hang"
+            lasts = self._watch is not None and self._watch.last is not None
+            notes.ended(self._attempt, self._failures, lost, is_stood, lasts, self._stop_began_s, now_s)
             notes.called_otherwise(self._mismatch)
             notes.checked(self._skews.values())
         if self._signum:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from launcher.stage_span import StageSpan
     from launcher.status.node_status import Told
     from launcher.status.server import StatusServer
-    from launcher.supervise.failure_files import FailureFiles
+    from launcher.supervise.failure_files import FailureFiles, Rings
     from launcher.supervise.node_watch import NodeWatch
 
 # What an attempt leaves to be done is done when the next one is under way: it must not take CPU from its start.
@@ -117,7 +117,7 @@ class Node:
         self._attempt = 0
         self._end_began = False  # the first rank of the attempt has ended
         self._finish: Finish | None = None
-        self._rings: dict[int, bytes] = {}  # of the attempt that is over, as it left them
+        self._rings: Rings = (-1, {})  # of the attempt that is over, as it left them
         self._watch: NodeWatch | None = None  # over the attempt's ranks
         self._rules: NodeRules | None = None  # over what they print
         self._group_rank = -1  # of this node in the last attempt that it had part in
@@ -802,13 +802,13 @@ class Node:
 
             agent = self.agent
             self._failure_files = FailureFiles(
+                self._loop,
                 self._run_dir,
                 lambda: agent.to_job_clock(time.monotonic_ns())[0] / 1e9,
                 self.say,
                 self._began_wall_s,
             )
         self._failure_files.keep(page, self._attempt, self._first_step_s, self._rings)
-        self._rings = {}
 
     @property
     def step(self) -> str:
@@ -911,11 +911,9 @@ class Node:
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
         self._has_ranks, self._traces = False, b""
+        self._take_traces()
         if self._watch is not None:
             self._numbers_fall = self._watch.numbers_fall
-            if self._spec.trace_collectives:
-                self._traces = self._watch.traces()
-            self._rings = self._watch.copy_rings()
             self._watch.stop()
             self._watch = None
         if self._rules is not None:
@@ -935,6 +933,17 @@ class Node:
         self._early_exits.clear()
         if self._tailer is not None:
             self._tailer.end_all()
+
+    def _take_traces(self) -> None:
+        """What the ranks had called of torch.distributed, as they left it."""
+        group = self.agent.group
+        if not self._spec.trace_collectives or group is None:
+            return
+        from launcher.supervise.node_watch import pack_traces
+        from launcher.supervise.ring import copy_ring
+
+        self._traces = pack_traces(group, self.agent.to_job_clock(0)[0])
+        self._rings = group.world.attempt, {each.rank: copy_ring(each.page_file) for each in group.ranks}
 
     def hold_port(self, given: int | None) -> HeldPort:
         """A port for rank 0: the user's, or any."""
@@ -987,8 +996,16 @@ class Node:
         """Goes without what the console has not taken."""
         if self._tailer is not None:
             self._tailer.hasten()
+        if self._failure_files is not None:
+            self._failure_files.hasten()
 
     def _on_drained(self, _line: str) -> None:
+        if self._failure_files is None:
+            self._on_all_written()
+        else:
+            self._failure_files.finish(self._on_all_written)
+
+    def _on_all_written(self) -> None:
         self._show_report()
         self._note_warmed()
         self.agent.on_drained()  # after this no event is sent to the coordinator
@@ -1006,6 +1023,8 @@ class Node:
             self._health_watch.close()
         if self._status is not None:
             self._status.close()
+        if self._failure_files is not None:
+            self._failure_files.close()
         self.workplace.close()
         self._finish_record()
         if self._record is not None:

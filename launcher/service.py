@@ -21,6 +21,7 @@ from launcher.loop import EventLoop
 END_S = 0.5  # it holds nothing that others wait for; one that is in the middle of something is told to end
 
 _left: list[int] = []  # processes that go on without us
+_abandoned: list[int] = []  # that have been killed, to be reaped later
 
 
 class ServiceProcess:
@@ -66,6 +67,16 @@ class ServiceProcess:
             os.kill(self.pid, signal.SIGKILL)  # it was not waited for, so the pid is its own
         self.close()
 
+    def abandon(self) -> None:
+        """Ends one that the kernel may hold, and waits for nothing."""
+        self._lines.close()
+        _reap_abandoned()
+        if self.pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            _abandoned.append(self.pid)
+            self.pid = 0
+
     def leave(self) -> None:
         """Closes this end and lets it go on: it ends by itself."""
         self._lines.close()
@@ -96,6 +107,15 @@ class ServiceProcess:
     def _end(self, why: str) -> None:
         self._wait()
         self._on_end(why)
+
+
+def _reap_abandoned() -> None:
+    for pid in _abandoned[:]:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                _abandoned.remove(pid)
+        except ChildProcessError:
+            _abandoned.remove(pid)
 
 
 def has_left() -> bool:

@@ -139,12 +139,13 @@ def _call_of(
 def fill_members(traces: Iterable[RankTrace]) -> list[RankTrace]:
     """Ranks of groups of which they were not told: those seen in them; of the world's all that are here."""
     listed = list(traces)
+    everybody = {each.rank for each in listed}
     seen: dict[Group, set[int]] = {}
     for trace in listed:
         for call in trace.calls:
             if not call.group.ranks:
-                everybody = {each.rank for each in listed} if call.group.label == "default_pg" else {trace.rank}
-                seen.setdefault(call.group, set()).update(everybody)
+                ranks = everybody if call.group.label == "default_pg" else {trace.rank}
+                seen.setdefault(call.group, set()).update(ranks)
     filled = {group: group._replace(ranks=tuple(sorted(ranks))) for group, ranks in seen.items()}
     return [
         trace._replace(

@@ -32,6 +32,15 @@ class _Stood(NamedTuple):
     told_s: float
 
 
+class _Broken(NamedTuple):
+    """A rule over what ranks print, for which the attempt is ended."""
+
+    kind: str
+    line: str
+    rank: int  # -1: none in particular
+    told_s: float
+
+
 class _Ended:
     """An attempt that ended by failure, and what has come after."""
 
@@ -44,12 +53,13 @@ class _Ended:
         heard: dict[tuple[int, int], float],
         stood: _Stood | None,
         is_stood: bool,
+        broken: _Broken | None,
         stop_began_s: float,
         now_s: float,
     ) -> None:
         self.number = number  # of its page
         self.attempt, self.failures, self.lost, self.heard = attempt, tuple(failures), tuple(lost), heard
-        self.stood, self.is_stood = stood, is_stood
+        self.stood, self.is_stood, self.broken = stood, is_stood, broken
         self.stop_began_s, self.stopped_s = stop_began_s, now_s
         self.action, self.rule, self.backoff_s = "", "", 0.0
         self.mismatch = ""  # of collectives
@@ -71,6 +81,7 @@ class FailureNotes:
         self._count = 0
         self._heard: dict[tuple[int, int], float] = {}  # rank and pid: when the coordinator heard of its end
         self._stood: _Stood | None = None  # of the attempt at work
+        self._broken: _Broken | None = None  # that ends it
         self._examined: tuple[float, list[str]] | None = None  # its post-mortem: seconds, what came of it
         self._waiting: list[_Ended] = []
         self.due_s: float | None = None  # when `take` has something
@@ -84,12 +95,17 @@ class FailureNotes:
         self, attempt: int, hang: Hang, found: Finding, is_ended: bool, now_s: float
     ) -> FailurePage | None:
         """A standstill was told. Returns: its page, unless the attempt is ended by it: then it comes later."""
-        self._stood = _Stood(hang, found, now_s)
+        stood = _Stood(hang, found, now_s)
+        self._stood = None if hang.is_early else stood  # by which no attempt ends, as of one that is slow
         if is_ended:
             return None
         done = {"action": "told, with what each rank does", "rule": "--on-hang report", "next_attempt": None}
-        known = {**_of_standstill(self._stood), **done, "stages": _seen(self._stood)}
+        known = {**_of_standstill(stood), **done, "stages": _seen(stood)}
         return self._page(attempt, known, self._next_number())
+
+    def rule_broken(self, kind: str, line: str, rank: int, now_s: float) -> None:
+        """A rule over what ranks print ends the attempt. Args: kind: its class; rank: -1: none in particular."""
+        self._broken = _Broken(kind, line, rank, now_s)
 
     def examined(self, took_s: float, lines: Sequence[str]) -> None:
         """The post-mortem of the attempt that is about to be ended is over."""
@@ -101,14 +117,20 @@ class FailureNotes:
         failures: Sequence[Failure],
         lost: Sequence[LostNode],
         is_stood: bool,
+        lasts: bool,
         stop_began_s: float,
         now_s: float,
     ) -> None:
-        """Nothing of the attempt runs any more; `is_stood`: it was ended because it stood still."""
-        stood, self._stood = self._stood, None
+        """Nothing of the attempt runs any more.
+
+        Args: is_stood: it was ended because it stood still; lasts: a standstill that was told, to the end.
+        """
+        broken, self._broken = self._broken, None
+        is_stood = is_stood and broken is None  # a rule may have that class, too
+        stood, self._stood = self._stood if is_stood or lasts else None, None
         heard, self._heard = self._heard, {}
         number = self._next_number()
-        last = _Ended(number, attempt, failures, lost, heard, stood, is_stood, stop_began_s, now_s)
+        last = _Ended(number, attempt, failures, lost, heard, stood, is_stood, broken, stop_began_s, now_s)
         examined, self._examined = self._examined, None
         if examined is not None:
             last.step_stages["post_mortem_s"], last.done = examined[0], examined[1][:MOST_DONE]
@@ -151,7 +173,7 @@ class FailureNotes:
     def began(self, now_s: float) -> None:
         """The nodes were told of the next attempt."""
         self._heard.clear()
-        self._stood = self._examined = None
+        self._stood = self._broken = self._examined = None
         if self._waiting and self._waiting[-1].sent_s is None:
             self._waiting[-1].sent_s = now_s
 
@@ -178,18 +200,24 @@ class FailureNotes:
 
     def _of_attempt(self, ended: _Ended) -> FailurePage | None:
         from launcher.ranks.cause import order_failures
-        from launcher.supervise.failure_page import describe_failures
+        from launcher.supervise.failure_page import describe_broken_rule, describe_failures
 
         stages: dict[str, float | None]
         if ended.is_stood and ended.stood is not None:
             found, stages = _of_standstill(ended.stood), _seen(ended.stood)
         else:
             ordered = order_failures(ended.failures, ended.lost)
-            found = describe_failures(ordered)
+            broken = ended.broken
+            found = (
+                describe_failures(ordered)
+                if broken is None
+                else describe_broken_rule(broken.kind, broken.line, broken.rank, broken.told_s, ordered)
+            )
             if "since_s" not in found and ended.lost:
                 found["since_s"] = min(node.heard_ns for node in ended.lost) / 1e9
             heard_s = ended.heard.get((found.get("rank", -1), found.get("pid", -1)), ended.stop_began_s)
-            stages = {"seen_s": _after(heard_s, found.get("since_s"))}
+            # When a line was printed is not known, only when it was told.
+            stages = {"seen_s": None if broken is not None else _after(heard_s, found.get("since_s"))}
             if ended.stood is not None:
                 found |= {"standstill": ended.stood.found.line, "stacks": ended.stood.found.text}
         stages |= {

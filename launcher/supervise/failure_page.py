@@ -110,6 +110,27 @@ def describe_standstill(hang: Hang, line: str) -> dict[str, Any]:
     }
 
 
+def describe_broken_rule(kind: str, line: str, rank: int, told_s: float, ordered: Ordered) -> dict[str, Any]:
+    """What is known where a rule over what ranks print has ended the attempt; of ranks that failed then, too.
+
+    Args: rank: that has printed it; -1: none in particular; ordered: failures of ranks.
+    """
+    told = [failure for failure in ordered.failures if not failure.stopped_by_us]
+    return {
+        "class": kind,
+        "why": "a rule over what ranks print",
+        "message": line,
+        "class_sure": CERTAIN,
+        "class_sure_why": "the rule says so",
+        "ranks": [rank] if rank >= 0 else [],
+        "rank": rank if rank >= 0 else None,
+        "culprit_sure": GUESS,
+        "culprit_sure_why": "it has printed what the rule is about" if rank >= 0 else "the rule is of no rank",
+        "since_s": told_s,
+        **_describe_rest(ordered, told),
+    }
+
+
 def pack(record: Mapping[str, Any]) -> bytes:
     """The record for the way; of long texts less, until it fits."""
     most, lines = MOST_TEXT_CHARACTERS, MOST_LINES

@@ -1,68 +1,93 @@
-"""Dumps of torch's flight recorder: found where torch puts them, read by a process that may fail.
+"""What ranks have left in files (flight_child.py), had from a process that may fail, or never come back.
 
-Torch writes them when a collective of NCCL has timed out, or when it is told to. Only those that are newer than
-what is asked about count: files of earlier jobs lie at the same places.
+On the event loop, never waiting: a mount that does not answer must not hold who watches over a job.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import sys
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from bootseer.diagnose.layout import MOST_LINE
+from bootseer.secret import SECRET_VARIABLES
+from launcher.loop import Alarm, EventLoop
+from launcher.service import ServiceProcess
 
 MOST_RANKS = 1024  # whose dumps are read
-LIMIT_S = 4.0  # less than a coordinator waits for a node, or for the stacks of its ranks
+LIMIT_S = 3.0  # less than a coordinator waits for a node, or for the stacks of its ranks
 
 
-def find_dumps(ranks: Iterable[int], environ: Mapping[str, str], after_wall_s: float) -> dict[int, str]:
-    """Paths by rank, of those that are there. Args: after_wall_s: older files are others'."""
-    home, cache = environ.get("HOME") or "/tmp", environ.get("XDG_CACHE_HOME")  # noqa: S108
-    prefixes = [
-        environ.get("TORCH_FR_DUMP_TEMP_FILE"),
-        environ.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
-        f"{cache or f'{home}/.cache'}/torch/comm_lib_trace_rank_",
-        "/tmp/nccl_trace_rank_",  # noqa: S108 - of older torch; whose file it is, is looked at
-    ]
-    folders: dict[str, set[str]] = {}
-    found: dict[int, str] = {}
-    for rank in list(ranks)[:MOST_RANKS]:
-        for prefix in prefixes:
-            if not prefix or rank in found:
-                continue
-            folder, _, name = f"{prefix}{rank}".rpartition("/")
-            try:
-                if folder not in folders:
-                    folders[folder] = set(os.listdir(folder or "."))
-                if name in folders[folder] and os.lstat(f"{prefix}{rank}").st_mtime >= after_wall_s:
-                    found[rank] = f"{prefix}{rank}"
-            except OSError:
-                folders.setdefault(folder, set())
-    return found
+class Left(NamedTuple):
+    """What there was."""
+
+    traces: bytes = b""  # calls in dumps of torch's flight recorder, packed as of rings (ring.py)
+    layout: str = ""  # how ranks lie in parallel groups
 
 
-def read_dumps(dumps: Mapping[int, str], shift_ns: int = 0) -> bytes:
-    """Their calls, packed as of rings (ring.py); b"" where nothing comes of it. It waits for at most LIMIT_S.
+class LeftReader:
+    """One reading at a time."""
 
-    That is when the job stands still or a rank has failed, and only where there are dumps.
-    Args: shift_ns: from this node's monotonic clock to the one on which calls are told.
-    """
-    import subprocess
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._alarm = Alarm(loop)
+        self._process: ServiceProcess | None = None
+        self._then: Callable[[Left], object] | None = None
 
-    shift_ns += time.monotonic_ns() - time.time_ns()
-    order = json.dumps({"dumps": [*dumps.items()], "shift_ns": shift_ns}) + "\n"
-    argv = [sys.executable, "-P", "-m", "launcher.supervise.flight_child"]
-    try:
-        ran = subprocess.run(
-            argv,
-            check=False,
-            input=order.encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=LIMIT_S,
-        )
-        return base64.b64decode(str(json.loads(ran.stdout)["traces"]))
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError):
-        return b""
+    @property
+    def is_busy(self) -> bool:
+        return self._then is not None
+
+    def read(
+        self,
+        then: Callable[[Left], object],
+        ranks: Iterable[int],
+        after_wall_s: float = 0.0,
+        shift_ns: int = 0,
+        layout: str = "",
+    ) -> None:
+        """Calls `then` once, within LIMIT_S, never from within; of a reading under way no more is heard.
+
+        Args: ranks: whose dumps are looked for; after_wall_s: older ones are others'; shift_ns: from this node's
+        monotonic clock to the one on which calls are told; layout: the file with that; "": none.
+        """
+        self.close()
+        self._then = then
+        argv = [sys.executable, "-P", "-m", "launcher.supervise.flight_child"]
+        environ = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+        try:
+            self._process = ServiceProcess(self._loop, argv, environ, self._take, lambda _why: self._end(Left()))
+        except OSError:
+            self._alarm.set(0.0, self._end, Left())
+            return
+        order = {
+            "ranks": list(ranks)[:MOST_RANKS],
+            "after_wall_s": after_wall_s,
+            "shift_ns": shift_ns,
+            "layout": layout,
+        }
+        self._process.ask("read", **order)
+        self._alarm.set(LIMIT_S, self._end, Left())
+
+    def close(self) -> None:
+        """Nobody is called any more."""
+        self._then = None
+        self._alarm.cancel()
+        process, self._process = self._process, None
+        if process is not None:
+            process.abandon()
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        try:
+            traces = base64.b64decode(str(answer["traces"]))
+            self._end(Left(traces, str(answer["layout"])[:MOST_LINE]))
+        except (ValueError, KeyError):
+            self._end(Left())
+
+    def _end(self, found: Left) -> None:
+        then = self._then
+        self.close()
+        if then is not None:
+            then(found)

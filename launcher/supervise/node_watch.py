@@ -11,20 +11,26 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from bootseer.diagnose.layout import MOST_LINE
-from launcher.loop import Cancellable, EventLoop
+from launcher.loop import Alarm, Cancellable, EventLoop
 from launcher.ranks.group import RankGroup, RankState
 from launcher.rendezvous.messages import NodeStacks, RankLooks, Standstill
 from launcher.supervise.collector import StackCollector
 from launcher.supervise.facts import RankFacts
 from launcher.supervise.sampler import Sampler
+from launcher.supervise.stacks import RankStacks
 from launcher.supervise.watch import look_s, pack_stacks
+
+if TYPE_CHECKING:
+    from launcher.supervise.flight import Left, LeftReader
 
 MOST_SENT_BYTES = 60 << 10  # of stacks: what the wire takes
 MOST_REPORT_BYTES = 4 << 20
 KEPT_LOOKS = 16  # for whoever asks how the ranks do
 SHOWN_LINES = 40  # of a report, on the console
+SAME_S = 20.0  # questions that come closer are of one standstill: what is in files is read once for them
+FILES_S = 1.0  # for that, once the stacks are there
 
 
 class NodeWatch:
@@ -46,6 +52,11 @@ class NodeWatch:
         self._counts: list[tuple[int, int]] = []
         self._sampler = Sampler(group.ranks)
         self._collector: StackCollector | None = None
+        self._reader: LeftReader | None = None  # of what ranks have left in files
+        self._read_at_s = 0.0
+        self._left: Left | None = None  # by the last reading
+        self._held: NodeStacks | None = None  # waits for that
+        self._files_alarm = Alarm(loop)
         self._timer: Cancellable | None = None
         self.looks: deque[list[RankFacts]] = deque(maxlen=KEPT_LOOKS)  # by this node's clock, the newest last
         self._look()  # what comes first is learned from, too
@@ -67,55 +78,58 @@ class NodeWatch:
         self._sampler.close()
         if self._collector is not None:
             self._collector.close()
-
-    def copy_rings(self) -> dict[int, bytes]:
-        """What ranks had called, by rank, for the page of their failure; {} where that is not traced."""
-        if not self._traced:
-            return {}
-        from launcher.supervise.ring import copy_ring
-
-        return {each.rank: copy_ring(each.page_file) for each in self._group.ranks}
+        self._files_alarm.cancel()
+        self._held = None
+        if self._reader is not None:
+            self._reader.close()
 
     def ask(self, number: int) -> None:
         """The job stands still: what do the ranks of this node do?"""
         if self._collector is None:
             self._collector = StackCollector(self._loop, self._group.ranks)
-        self._collector.collect(
-            lambda found: self._send(
-                NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), self.traces(), self._layout())
-            )
-        )
+        self._read_files()
+        self._collector.collect(lambda found: self._on_stacks(number, found))
 
-    def _layout(self) -> str:
-        """How the ranks lie in parallel groups, as they have said by bootseer.layout; "" for nothing."""
-        first = next((each for each in self._group.ranks if each.local_rank == 0), None)
-        if first is None or not first.events_file.endswith(".jsonl"):
-            return ""
-        try:
-            with open(f"{first.events_file[:-6]}.layout", encoding="ascii") as file:
-                return file.read(MOST_LINE)
-        except (OSError, ValueError):
-            return ""
+    def _read_files(self) -> None:
+        """Has dumps of torch's flight recorder and the ranks' layout read, beside the question."""
+        now_s = self._loop.time()
+        if self._reader is not None and now_s < self._read_at_s + SAME_S:
+            return
+        from launcher.supervise.flight import LeftReader
 
-    def traces(self) -> bytes:
-        """What the ranks have called of torch.distributed; b"" where that is not traced."""
-        if not self._traced:
-            return self._dumps()
-        from launcher.supervise.ring import pack_rings, read_ring
-
-        ended = (RankState.LINGERING, RankState.SUCCEEDED, RankState.FAILED)
-        found = [read_ring(each.page_file, each.rank, each.state in ended) for each in self._group.ranks]
-        rings = [each for each in found if each is not None]
-        return pack_rings(rings, self._to_job_clock(0)[0], MOST_SENT_BYTES)
-
-    def _dumps(self) -> bytes:
-        """The same by dumps of torch's flight recorder, where this attempt has left any."""
-        from launcher.supervise.flight import find_dumps, read_dumps
-
+        self._reader = self._reader or LeftReader(self._loop)
+        self._read_at_s, self._left = now_s, None
         began_ns = min((each.started_ns for each in self._group.ranks), default=0)
         after_s = time.time() - (time.monotonic_ns() - began_ns) / 1e9
-        dumps = find_dumps([each.rank for each in self._group.ranks], os.environ, after_s)
-        return read_dumps(dumps, self._to_job_clock(0)[0]) if dumps else b""
+        first = next((each.events_file for each in self._group.ranks if each.local_rank == 0), "")
+        self._reader.read(
+            self._on_files,
+            () if self._traced else [each.rank for each in self._group.ranks],
+            after_s,
+            self._to_job_clock(0)[0],
+            f"{first[:-6]}.layout" if first.endswith(".jsonl") else "",
+        )
+
+    def _on_stacks(self, number: int, found: dict[int, RankStacks]) -> None:
+        traces = pack_traces(self._group, self._to_job_clock(0)[0]) if self._traced else b""
+        self._held = NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), traces, "")
+        if self._reader is not None and self._reader.is_busy:
+            self._files_alarm.set(FILES_S, self._answer)
+        else:
+            self._answer()
+
+    def _on_files(self, found: Left) -> None:
+        self._left = found
+        self._answer()
+
+    def _answer(self) -> None:
+        self._files_alarm.cancel()
+        held, self._held = self._held, None
+        if held is None:
+            return
+        if self._left is not None:
+            held = held._replace(traces=held.traces or self._left.traces, layout=self._left.layout)
+        self._send(held)
 
     def _look(self) -> None:
         self.looks.append(self.look_now())
@@ -127,6 +141,15 @@ class NodeWatch:
         shift_s = self._to_job_clock(0)[0] / 1e9
         facts = tuple(_on_job_clock(each, shift_s) for each in self.looks[-1])
         self._send(RankLooks(self._group.world.attempt, facts))
+
+
+def pack_traces(group: RankGroup, shift_ns: int) -> bytes:
+    """What ranks have called of torch.distributed, by their rings. Args: shift_ns: to the job's clock."""
+    from launcher.supervise.ring import pack_rings, read_ring
+
+    ended = (RankState.LINGERING, RankState.SUCCEEDED, RankState.FAILED)
+    found = [read_ring(each.page_file, each.rank, each.state in ended) for each in group.ranks]
+    return pack_rings([each for each in found if each is not None], shift_ns, MOST_SENT_BYTES)
 
 
 def _on_job_clock(facts: RankFacts, shift_s: float) -> RankFacts:

@@ -266,7 +266,9 @@ class HangWatch:
         came_along = False
         for rank, stacks in self._stacks.items():
             calls = tuple((frame.file, frame.function) for frame in stacks.main)
-            came_along |= bool(calls) and self._calls.get(rank, calls) != calls
+            # Who waits for others may look for them again and again.
+            counts = bool(calls) and not (hang.kind in EARLY_KINDS and is_with_peers(stacks))
+            came_along |= counts and self._calls.get(rank, calls) != calls
             self._calls[rank] = calls
         silence_s = opened.began_s - hang.since_s
         if came_along and silence_s < self._settings.busy_s:

@@ -61,6 +61,17 @@ def test_a_restart_uses_the_budget() -> None:
     )
 
 
+def test_the_page_of_an_attempt_that_a_rule_has_ended_is_about_the_rule() -> None:
+    sim = job_of(max_restarts=1)
+    sim.advance(7.0)
+    sim.say(1, finding("restart"))
+    sim.run_until_idle()
+    (page,) = sim.pages(0)
+    assert (page["class"], page["rank"], page["since_s"]) == ("numeric", 1, 7.0)
+    assert page["message"] == "rule 'loss' (numeric): the job (rank 1 prints it): loss is nan: 'loss nan'"
+    assert "stacks" not in page
+
+
 @pytest.mark.parametrize(("action", "status"), [("give-up", 93), ("stop", 1)])
 def test_the_job_is_ended_although_it_could_restart(action: str, status: int) -> None:
     sim = job_of(max_restarts=5, give_up_status=93)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 from bootseer.errors import ConfigError
@@ -13,12 +14,15 @@ from launcher.guard_client import Exited, GuardClient
 from launcher.loop import Loop
 from launcher.node import MOST_CHECKS_SHOWN, MOST_STEPS, Node
 from launcher.ranks.console import Console
-from launcher.ranks.group import Rank, RankGroup
+from launcher.ranks.group import Rank, RankGroup, RankState
 from launcher.ranks.logs import RankLogs
 from launcher.rendezvous.messages import CheckTold, Mend, World
 from launcher.spec import build_spec
 from launcher.supervise.failure_page import FORMAT, pack
 from launcher.supervise.page import Page
+from launcher.supervise.page import Pages as RankPages
+from launcher.supervise.ring import NEW_RING, traces_of, unpack_rings
+from launcher.tracer import LOW_SERIAL, RECORD_BYTES, RECORDS_AT, Ring
 
 
 def make_node(loop: Loop, *flags: str) -> Node:
@@ -134,6 +138,29 @@ def test_ranks_that_cannot_be_started_after_a_load_are_the_agents_business() -> 
     assert group.why == []
     checkpoint.then({})  # type: ignore[operator]
     assert group.why == ["--numa-binding: there is no such node"]
+    loop.close()
+
+
+def test_what_ranks_have_called_is_read_of_an_attempt_that_nobody_watches() -> None:
+    """It has failed before the watch begins, or that is off."""
+    loop, pages = Loop(), RankPages()
+    node = make_node(loop, "--trace-collectives", "--on-hang", "off")
+    (page,) = pages.renew(1, False, NEW_RING)
+    with open(page.path, "r+b") as file:
+        ring = Ring(file.fileno(), __import__)
+    ring.say_hooked(1)
+    ring.add_group(b"0\t1\t7\tdp\t0:2:1\n")
+    call = (1, 1, 4000, 10, 0, 1, 1, 1, -1, 0, 2, 10, 100, 0, 0, 0, 0, 1 & LOW_SERIAL)
+    ring.put(ring.map, RECORDS_AT + RECORD_BYTES, *call)
+    group = Group()
+    group.world = group.world._replace(attempt=3)
+    group.ranks = [SimpleNamespace(rank=0, page_file=page.path, state=RankState.FAILED)]  # type: ignore[list-item]
+    node.agent = SimpleNamespace(group=group, to_job_clock=lambda _: (0, 0))  # type: ignore[assignment]
+    node.attempt_over()
+    pages.close()
+    assert [call.seq for call in unpack_rings(node.traces(), {})[0].calls] == [1]
+    assert node._rings[0] == 3
+    assert [call.seq for call in traces_of(node._rings[1])[0].calls] == [1]
     loop.close()
 
 

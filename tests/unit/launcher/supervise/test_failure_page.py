@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.loop import Loop
 from launcher.ranks.cause import LostNode, order_failures
 from launcher.rendezvous.messages import Failure, FailurePage
 from launcher.supervise.facts import Hang, HangKind
@@ -170,9 +171,9 @@ def page_of(number: int = 0, following: int | None = 1) -> FailurePage:
     return FailurePage(number, pack({"format": FORMAT, "run_id": "r", "attempt": 0, **found, **more}))
 
 
-def test_a_page_is_kept_and_gets_its_first_step_later(tmp_path: Path) -> None:
+def test_a_page_is_kept_and_gets_its_first_step_later(tmp_path: Path, loop: Loop) -> None:
     said: list[str] = []
-    files = FailureFiles(str(tmp_path), lambda: 0.0, said.append, time.time())
+    files = FailureFiles(loop, str(tmp_path), lambda: 0.0, said.append, time.time())
     files.keep(page_of(), 1, None)
     assert json.loads((tmp_path / "failure-0.json").read_text())["stages"] == {"seen_s": 0.5}
     assert files.last_path == str(tmp_path / "failure-0.txt")
@@ -191,6 +192,7 @@ def test_a_page_is_kept_and_gets_its_first_step_later(tmp_path: Path) -> None:
         files.first_step(9.0)
         stages = json.loads((tmp_path / f"failure-{number}.json").read_text())["stages"]
         assert "first_step_s" not in stages, "it is of another attempt"
+    files.close()
     assert said == []
     assert files.page_of(0) == str(tmp_path / "failure-4.txt")
     assert files.page_of(1) == "", "of which no page was kept"
@@ -199,20 +201,22 @@ def test_a_page_is_kept_and_gets_its_first_step_later(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_kept_costs_one_line(tmp_path: Path) -> None:
+def test_what_cannot_be_kept_costs_one_line(tmp_path: Path, loop: Loop) -> None:
     said: list[str] = []
-    files = FailureFiles(str(tmp_path / "gone"), lambda: 0.0, said.append, time.time())
+    files = FailureFiles(loop, str(tmp_path / "gone"), lambda: 0.0, said.append, time.time())
     files.keep(page_of(), 1, None)
     files.keep(page_of(1), 1, 2.0)
     files.keep(FailurePage(2, b"no page"), 1, None)
+    files.close()
     assert said == [f"a failure's page cannot be kept in {tmp_path}/gone: No such file or directory"]
     assert files.last_path == ""
 
 
-def test_since_when_is_known_of_what_has_no_wall_clock(tmp_path: Path) -> None:
+def test_since_when_is_known_of_what_has_no_wall_clock(tmp_path: Path, loop: Loop) -> None:
     import time
 
-    files = FailureFiles(str(tmp_path), lambda: 100.0, print, time.time())
+    files = FailureFiles(loop, str(tmp_path), lambda: 100.0, print, time.time())
     files.keep(FailurePage(0, pack({"format": FORMAT, "since_s": 40.0, "class": "hang"})), 0, None)
+    files.close()
     since_s = json.loads((tmp_path / "failure-0.json").read_text())["since_wall_s"]
     assert abs(time.time() - 60.0 - since_s) < 30.0

@@ -6,15 +6,21 @@ import json
 import os
 import pickle
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bootseer.diagnose.flight import read_dump
+from launcher.loop import Loop
 from launcher.rendezvous.messages import FailurePage
-from launcher.supervise import flight_child
+from launcher.supervise import failure_files, flight, flight_child
 from launcher.supervise.failure_files import FailureFiles
 from launcher.supervise.failure_page import FORMAT, pack
-from launcher.supervise.flight import find_dumps, read_dumps
+from launcher.supervise.flight import Left, LeftReader
+from launcher.supervise.flight_child import find_dumps
+from launcher.supervise.ring import RankRing, pack_rings
 from launcher.supervise.watch import find_causes_in
 from tests.unit.bootseer.diagnose.test_flight import OPEN, dump, entry
 
@@ -32,31 +38,114 @@ def test_only_new_ones_count_and_the_told_place_first(tmp_path: Path) -> None:
     assert find_dumps([0, 1, 2, 3], environ, 100.0) == {0: f"{told}0", 1: f"{cache}1"}
 
 
-def test_what_is_read_is_packed_as_rings_are(tmp_path: Path) -> None:
-    paths = {0: str(tmp_path / "0"), 1: str(tmp_path / "1"), 2: str(tmp_path / "2"), 3: str(tmp_path / "gone")}
-    for path, data in zip(paths.values(), (HERE, GONE, b"junk"), strict=False):
-        Path(path).write_bytes(data)
-    (cause,) = find_causes_in([read_dumps(paths)], {})
+def read(loop: Loop, ranks: Iterable[int], layout: str = "") -> Left:
+    reader, found = LeftReader(loop), list[Left]()
+    reader.read(found.append, ranks, layout=layout)
+    assert found == [], "never from within"
+    run_until(loop, lambda: bool(found))
+    assert not reader.is_busy
+    return found[0]
+
+
+def run_until(loop: Loop, condition: Callable[[], bool]) -> None:
+    end_s = loop.time() + 20.0
+    while not condition():
+        assert loop.time() < end_s
+        loop.run_once(0.1)
+
+
+def test_what_is_read_is_packed_as_rings_are(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "rank_"))
+    for rank, data in enumerate((HERE, GONE, b"junk")):
+        (tmp_path / f"rank_{rank}").write_bytes(data)
+    (tmp_path / "rank_3").symlink_to("/dev/zero")
+    (tmp_path / "layout").write_text("tp=2")
+    found = read(loop, range(5), str(tmp_path / "layout"))
+    (cause,) = find_causes_in([found.traces], {})
     assert (cause.ranks, cause.victims) == ((1,), (0,))
-    assert read_dumps({0: "/dev/zero"}) == b"", "no plain file"
+    assert found.layout == "tp=2"
+    assert read(loop, (3,), str(tmp_path / "gone")) == Left(), "no plain file"
 
 
-def test_a_number_that_asks_for_all_memory_costs_only_the_reader(tmp_path: Path) -> None:
-    (tmp_path / "0").write_bytes(b"\x80\x02]r\xff\xff\xff\x7f" + pickle.dumps({"entries": []})[2:])
-    assert read_dumps({0: str(tmp_path / "0")}) == b""
+def test_a_number_that_asks_for_all_memory_costs_only_the_reader(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "rank_"))
+    (tmp_path / "rank_0").write_bytes(b"\x80\x02]r\xff\xff\xff\x7f" + pickle.dumps({"entries": []})[2:])
+    assert read(loop, (0,)) == Left()
     assert flight_child.MEMORY_BYTES <= 2 << 30
 
 
-def test_a_failures_page_says_who_kept_whom_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_never_ends_to_be_opened_holds_nobody(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "LIMIT_S", 0.3)
+    os.mkfifo(tmp_path / "layout")
+    began_s = time.monotonic()
+    reader, found = LeftReader(loop), list[Left]()
+    reader.read(found.append, (), layout=str(tmp_path / "layout"))
+    assert time.monotonic() - began_s < 0.2
+    run_until(loop, lambda: bool(found))
+    assert found == [Left()]
+
+
+PAGE = pack({"format": FORMAT, "class": "killed", "attempt": 0})
+
+
+def test_a_failures_page_says_who_kept_whom_waiting(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "rank_"))
     for rank, data in enumerate((HERE, GONE)):
         (tmp_path / f"rank_{rank}").write_bytes(data)
-    files = FailureFiles(str(tmp_path), lambda: 0.0, print, time.time() - 1)
-    page = pack({"format": FORMAT, "class": "killed"})
-    files.keep(FailurePage(0, page), 0, None)
-    files.keep(FailurePage(1, page), 0, None)
+    files = FailureFiles(loop, str(tmp_path), lambda: 0.0, print, time.time() - 1)
+    done: list[bool] = []
+
+    def keep(number: int) -> dict[str, Any]:
+        files.keep(FailurePage(number, PAGE), 0, None)
+        return json.loads((tmp_path / f"failure-{number}.json").read_text())
+
+    def finish() -> None:
+        files.finish(lambda: done.append(True))
+        run_until(loop, lambda: bool(done))
+        done.clear()
+
+    assert "causes" not in keep(0), "it is written at once"
+    finish()
     text = (tmp_path / "failure-0.txt").read_text()
     assert "collectives:\n  root cause (certain): rank 1 has not come to all_reduce #2 of group world" in text
     record = json.loads((tmp_path / "failure-0.json").read_text())
     assert record["causes"][0]["ranks"] == [1]
+    keep(1)
+    finish()
     assert "causes" not in json.loads((tmp_path / "failure-1.json").read_text()), "it is told once"
+    again = keep(0)
+    assert (again["causes"], again["collectives"]) == (record["causes"], record["collectives"])
+    assert files.last_path == str(tmp_path / "failure-1.txt"), "which is newer"
+    files.finish(lambda: done.append(True))
+    assert done, "nothing is read any more"
+
+
+def test_a_page_that_comes_again_keeps_what_rings_have_told(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = find_causes_in([pack_rings(two_ranks(), 0, 1 << 16)], {})
+    monkeypatch.setattr(failure_files, "_find_mismatches", lambda rings: list(cause) if rings else [])
+    files = FailureFiles(loop, str(tmp_path), lambda: 0.0, print, time.time())
+
+    def keep(number: int, data: bytes, rings: failure_files.Rings) -> dict[str, Any]:
+        files.keep(FailurePage(number, data), 0, None, rings)
+        return json.loads((tmp_path / f"failure-{number}.json").read_text())
+
+    first = keep(0, PAGE, (0, {0: b"ring"}))
+    assert first["causes"][0]["ranks"] == [1]
+    assert "causes" not in keep(1, PAGE, (3, {0: b"ring"})), "of another attempt"
+    told = pack({"format": FORMAT, "class": "killed", "attempt": 0, "collectives": "by all nodes"})
+    again = keep(0, told, (1, {}))
+    assert (again["causes"], again["collectives"]) == (first["causes"], "by all nodes")
+    files.close()
+
+
+def two_ranks() -> list[RankRing]:
+    traces = [read_dump(data, rank) for rank, data in enumerate((HERE, GONE))]
+    return [RankRing(each.rank, each.calls, False) for each in traces if each is not None]

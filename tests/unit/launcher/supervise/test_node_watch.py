@@ -1,0 +1,109 @@
+"""One node's answers about a standstill: stacks, and what ranks have left in files, whenever that comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launcher.loop import Loop
+from launcher.ranks.group import RankGroup
+from launcher.rendezvous.messages import NodeStacks
+from launcher.supervise import flight, node_watch
+from launcher.supervise.flight import Left
+from launcher.supervise.node_watch import NodeWatch
+
+
+class Collector:
+    """Has the stacks when the test says so."""
+
+    def __init__(self, *_: object) -> None:
+        self.then: list[Callable[[dict[int, Any]], object]] = []
+
+    def collect(self, then: Callable[[dict[int, Any]], object]) -> None:
+        self.then.append(then)
+
+    def close(self) -> None:
+        self.then.clear()
+
+
+class Reader:
+    """Answers when the test says so."""
+
+    asked: list[Callable[[Left], object]]
+
+    def __init__(self, _loop: object) -> None:
+        self.is_busy = False
+
+    def read(self, then: Callable[[Left], object], *_: object) -> None:
+        self.is_busy = True
+        self.asked.append(lambda left: (setattr(self, "is_busy", False), then(left)))
+
+    def close(self) -> None:
+        self.is_busy = False
+
+
+class Job:
+    """A node's watch without ranks."""
+
+    def __init__(self, loop: Loop, patch: pytest.MonkeyPatch) -> None:
+        self.loop = loop
+        self.asked: list[Callable[[Left], object]] = []
+        self.sent: list[NodeStacks] = []
+        patch.setattr(node_watch, "StackCollector", Collector)
+        patch.setattr(flight, "LeftReader", Reader)
+        patch.setattr(Reader, "asked", self.asked, raising=False)
+        world = SimpleNamespace(group_world_size=1, attempt=0)
+        group = cast(RankGroup, SimpleNamespace(ranks=[], world=world))
+        self.watch = NodeWatch(loop, group, lambda _: (0, 0), self._send, print)
+
+    def _send(self, message: object) -> None:
+        if isinstance(message, NodeStacks):
+            self.sent.append(message)
+
+    def stacks_come(self) -> None:
+        collector = cast(Collector, self.watch._collector)
+        collector.then.pop(0)({})
+
+
+@pytest.fixture
+def job(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(loop, monkeypatch)
+
+
+@pytest.mark.parametrize("files_first", [True, False])
+def test_an_answer_has_stacks_and_files_and_the_next_ones_the_same_files(job: Job, files_first: bool) -> None:
+    job.watch.ask(0)
+    steps = [job.stacks_come, lambda: job.asked[0](Left(b"calls", "tp=2"))]
+    for step in reversed(steps) if files_first else steps:
+        assert job.sent == []
+        step()
+    job.watch.ask(1)
+    job.stacks_come()
+    assert [(each.number, each.traces, each.layout) for each in job.sent] == [
+        (0, b"calls", "tp=2"),
+        (1, b"calls", "tp=2"),
+    ]
+    assert len(job.asked) == 1, "one reading of files for one standstill"
+    job.watch.stop()
+
+
+def test_stacks_wait_for_files_only_for_a_moment(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_watch, "FILES_S", 0.05)
+    job.watch.ask(0)
+    job.stacks_come()
+    assert job.sent == []
+    end_s = job.loop.time() + 10.0
+    while not job.sent:
+        assert job.loop.time() < end_s
+        job.loop.run_once(0.1)
+    assert (job.sent[0].number, job.sent[0].traces, job.sent[0].layout) == (0, b"", "")
+    job.asked[0](Left(b"calls"))
+    assert len(job.sent) == 1, "it came too late for this one"
+    monkeypatch.setattr(node_watch, "SAME_S", 0.0)
+    job.watch.ask(1)
+    assert len(job.asked) == 2, "another standstill"
+    job.watch.stop()
+    assert len(job.sent) == 1
