@@ -109,6 +109,7 @@ def test_the_exit_of_a_rank_that_ends_before_all_have_started_is_kept(tmp_path: 
     loop = Loop()
     node, group = make_node(loop), Group()
     node._events_dir = str(tmp_path)
+    node.agent = SimpleNamespace(group=group)  # type: ignore[assignment]
     group.prepared_ns = group.spawn_began_ns = 1  # type: ignore[attr-defined]
     node.note_exit(cast(RankGroup, group), group.ranks[0], Exited(0, 7, 3, 5, 0.0, 0.1, 0))
     assert list(tmp_path.iterdir()) == [], "nothing is written while ranks start"
