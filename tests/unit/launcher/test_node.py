@@ -116,7 +116,7 @@ def test_the_exit_of_a_rank_that_ends_before_all_have_started_is_kept(tmp_path: 
     node._unrecorded = cast(RankGroup, group)
     node._make_record()
     node.attempt_over()
-    node._tidy()
+    node._finish_record()
     events = [json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
     assert [event["attrs"]["status"] for event in events if event["name"] == "rank_exited"] == [3]
     loop.close()
