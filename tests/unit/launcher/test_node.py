@@ -79,7 +79,8 @@ def test_a_command_gets_the_page_of_its_own_failure_or_none(tmp_path: Path) -> N
             return time_ns, 0
 
     node._steps, node.agent = Steps(), Agent()  # type: ignore[assignment]
-    known = pack({"format": FORMAT, "run_id": "r", "attempt": 0, "number": 0, "stages": {}, "next_attempt": 1})
+    head = {"format": FORMAT, "run_id": "r", "attempt": 0, "number": 0, "class": "user", "class_sure": "certain"}
+    known = pack({**head, "stages": {}, "next_attempt": 1})  # for which no dumps are looked for
     node.mend(Mend(0, "rollback", 1.0, "user", 0, known, ()))
     node.mend(Mend(1, "rollback", 1.0, "user", 1, b"what cannot be understood", ()))
     assert pages == [f"{tmp_path}/failure-0.json", ""]
