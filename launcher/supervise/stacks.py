@@ -147,13 +147,13 @@ def group_stacks(by_rank: Mapping[int, RankStacks]) -> list[StackGroup]:
 
 def _key(stacks: RankStacks) -> object:
     if stacks.main:
-        own = _own_frames(stacks.main)
+        own = own_frames(stacks.main)
         places = tuple((each.file, 0 if is_installed(each) else each.line, each.function) for each in own)
         return places, stacks.note
     return stacks.note, stacks.state, stacks.kernel
 
 
-def _own_frames(frames: Sequence[Frame]) -> Sequence[Frame]:
+def own_frames(frames: Sequence[Frame]) -> Sequence[Frame]:
     """Without those of ours: below the script's, which a rank that was exec'd has, and between, of the tracer."""
     end = len(frames)
     while end > 1 and _OURS.search(frames[end - 1].file):
@@ -245,7 +245,7 @@ def _format_group(group: StackGroup) -> list[str]:
     example = group.example
     note = f" ({example.note})" if example.note else ""
     lines = [f"{name_ranks(group.ranks)}{note}:"]
-    frames = _own_frames(example.main)
+    frames = own_frames(example.main)
     shown = [*range(len(frames))][:MOST_FRAMES_SHOWN]
     users = [place for place, frame in enumerate(frames) if not is_installed(frame)]
     if users and users[0] not in shown:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
-from launcher.supervise.stacks import RankStacks, Source, is_installed
+from launcher.supervise.stacks import RankStacks, Source, is_installed, own_frames
 
 # Wrappers of torch.distributed (FSDP's forward, pipelines) are below all that a rank computes: only the innermost
 # calls that are torch's say that it is in a collective.
@@ -32,7 +32,7 @@ class Awaited(NamedTuple):
 
 def is_with_peers(stacks: RankStacks) -> bool:
     """Whether the rank is in a call of torch.distributed: with the others, or waiting for them."""
-    return any(_PEERS.search(frame.file) for frame in takewhile(is_installed, stacks.main))
+    return any(_PEERS.search(frame.file) for frame in takewhile(is_installed, own_frames(stacks.main)))
 
 
 def find_awaited(stacks: Mapping[int, RankStacks], waits: Mapping[int, str], world_size: int) -> Awaited | None:

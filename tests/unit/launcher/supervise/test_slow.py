@@ -128,6 +128,8 @@ def test_wrappers_of_torch_below_what_a_rank_computes_are_no_collective() -> Non
     call = Frame("/x/site-packages/torch/nn/functional.py", 5, "linear")
     assert not is_with_peers(RankStacks(0, 9, Source.HANDLER, main=(call, fsdp, *user("main"))))
     assert is_with_peers(RankStacks(0, 9, Source.HANDLER, main=(PEERS, fsdp, *user("main"))))
+    ours = Frame("/x/launcher/tracer.py", 5, "wait")
+    assert is_with_peers(RankStacks(0, 9, Source.HANDLER, main=(ours, PEERS, *user("main"))))
 
 
 def test_another_unit_of_steps_is_no_slowness() -> None:
