@@ -105,7 +105,8 @@ def count_watches(pid: int) -> int:
 def take(job: Job, restart_s: float) -> Moment:
     """Looks at all processes of the job."""
     bootrun = job.programs[0].pid
-    [sentinel] = children_of(bootrun)
+    # Beside it there may be a process that looks for dumps, for the page of the failure: it ends by itself.
+    [sentinel] = [pid for pid in children_of(bootrun) if children_of(pid)]
     [guard] = children_of(sentinel)
     preloaded = job.find(PRELOADED)
     if len(preloaded) != 1:
