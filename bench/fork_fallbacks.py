@@ -67,13 +67,15 @@ class Job:
 
     def start(self) -> None:
         """Starts it, or its next node."""
+        # What is done to a job is done to its first node, and is seen of rank 0: else whoever joins first.
+        place = ["--node-rank", str(len(self.programs))] if "--nnodes" in self.argv else []
         with (
             open(os.path.join(self.folder, "stdin"), "rb") as stdin,
             open(self._output_path(len(self.programs)), "wb") as output,
         ):
             self.programs.append(
                 subprocess.Popen(
-                    self.argv,
+                    [*self.argv[:1], *place, *self.argv[1:]],
                     env=self.environ,
                     cwd=self.folder,
                     stdin=stdin,
