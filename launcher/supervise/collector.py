@@ -23,11 +23,13 @@ from launcher.supervise.processes import (
     read_signals,
     read_stat,
 )
-from launcher.supervise.stacks import RankStacks, Source, find_main, parse_py_spy, parse_stacks
+from launcher.supervise.stacks import RankStacks, Source, calls_of, find_main, parse_answers, parse_py_spy
 
 ANSWER_S = 2.0  # a handler answers within milliseconds, unless the machine has no time for the rank
 LOOK_EVERY_S = 0.05  # what has not grown between two looks is whole
 MOST_STUCK_LOOKS = 10
+# Whoever runs is asked more often: who computes is in another function now and then, who spins never is.
+ASKED_TIMES, ASKED_EVERY_S = 8, 0.015
 PY_SPY_S = 10.0  # reads the interpreter's symbols, half a second on a quiet machine
 MOST_PY_SPY = 2  # at a time
 ALL_PY_SPY_S = 20.0  # whoever has had no turn by then goes without
@@ -63,6 +65,7 @@ class _Asked:
         self.state = ""
         self.kernel: tuple[str, ...] = ()
         self.note = ""
+        self.asked_times = 0
         if self.pid and rank.stacks_file:
             try:
                 self.fd = os.open(rank.stacks_file, os.O_RDWR | os.O_CLOEXEC)
@@ -127,12 +130,39 @@ class _Asked:
                 os.ftruncate(self.fd, self.size)
             if not signals.pending & bit:  # else it has not even answered the last time
                 signal.pidfd_send_signal(pidfd, page.stacks_signal)
+            self.asked_times = 1 if self.state == "R" else ASKED_TIMES
             return True
         except OSError:
             self.look()
             return False
         finally:
             os.close(pidfd)
+
+    def ask_again(self) -> bool:
+        """Once more, if it has answered the last time. Returns: whether it is to be asked yet another time."""
+        page = self.page
+        if page is None or self.asked_times >= ASKED_TIMES:
+            return False
+        self.asked_times += 1
+        try:
+            pidfd = os.pidfd_open(page.pid)
+        except OSError:
+            return False
+        try:
+            if not is_same_file(page.pid, page.stacks_fd, self.fd):
+                return False
+            signals, bit = read_signals(page.pid), 1 << (page.stacks_signal - 1)
+            if signals is None or not signals.caught & bit or signals.blocked & bit:
+                return False
+            if os.fstat(self.fd).st_size - self.begin > MOST_READ_BYTES // 2:
+                return False
+            if not signals.pending & bit:
+                signal.pidfd_send_signal(pidfd, page.stacks_signal)
+        except OSError:
+            return False
+        finally:
+            os.close(pidfd)
+        return self.asked_times < ASKED_TIMES
 
     def has_answered(self) -> bool:
         """Whether there is an answer that has not grown since the last look."""
@@ -141,15 +171,22 @@ class _Asked:
         self.size = size
         return is_whole or size - self.begin > MOST_READ_BYTES
 
-    def answer(self) -> RankStacks | None:
-        """What it has written; None for nothing."""
+    def answer(self, is_whole: bool) -> RankStacks | None:
+        """What it has written; None for nothing. Args: is_whole: it may be compared with what it wrote before."""
         size = min(max(0, self.size - self.begin), MOST_READ_BYTES)
         data = os.pread(self.fd, size, self.begin) if size else b""
-        threads = parse_stacks(data.decode("ascii", "replace"))
-        if not threads:
+        answers = parse_answers(data.decode("ascii", "replace"), ASKED_TIMES)
+        if not answers:
             return None
-        main = find_main(threads, 0 if self.page is None else self.page.main_thread)
-        return self._made(Source.HANDLER)._replace(threads=tuple(threads), main=main, note="")
+        ident = 0 if self.page is None else self.page.main_thread
+        # The first may be the rest of an answer that came too late for the question before.
+        mains = {calls_of(thread.frames) for threads in answers for thread in threads if thread.ident == ident}
+        return self._made(Source.HANDLER)._replace(
+            threads=tuple(answers[-1]),
+            main=find_main(answers[-1], ident),
+            note="",
+            comes_along=is_whole and len(mains) > 1,
+        )
 
     def from_py_spy(self, text: bytes) -> RankStacks | None:
         """What py-spy says of it; None for nothing."""
@@ -242,6 +279,7 @@ class StackCollector:
         self._ranks = list(ranks)
         self._py_spy = py_spy
         self._timer: Cancellable | None = None
+        self._again: Cancellable | None = None
         self._then: list[Done] = []
         self._found: dict[int, RankStacks] = {}
         self._waiting: list[_Asked] = []  # for their handlers
@@ -270,9 +308,20 @@ class StackCollector:
                 self._left.append(asked)
         self._until_s = self._loop.time() + ANSWER_S
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+        if any(asked.asked_times < ASKED_TIMES for asked in self._waiting):
+            self._again = self._loop.call_later(ASKED_EVERY_S, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._again = None
+        again = [asked for asked in self._waiting if asked.ask_again()]
+        if again:
+            self._again = self._loop.call_later(ASKED_EVERY_S, self._ask_again)
 
     def close(self) -> None:
         """Nobody is called any more."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -292,7 +341,8 @@ class StackCollector:
         is_late = self._loop.time() > self._until_s
         still = []
         for asked in self._waiting:
-            found = asked.answer() if asked.has_answered() or is_late else None
+            is_whole = self._again is None and asked.has_answered()
+            found = asked.answer(is_whole) if is_whole or is_late else None
             if found is not None:
                 self._take(asked, found)
             elif not is_late and asked.may_answer():

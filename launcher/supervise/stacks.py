@@ -63,6 +63,7 @@ class RankStacks(NamedTuple):
     state: str = ""  # of the main thread, of proc(5)
     kernel: tuple[str, ...] = ()  # functions in which the main thread waits, innermost first
     note: str = ""  # why there is no more, or what is odd: "is stopped ..."; it follows the rank's name
+    comes_along: bool = False  # asked a few times at once, its main thread was in different functions
 
 
 class StackGroup(NamedTuple):
@@ -75,13 +76,13 @@ class StackGroup(NamedTuple):
 # ---- reading -------------------------------------------------------------------------------------------------
 
 
-def parse_stacks(text: str) -> list[Thread]:
+def parse_stacks(text: str, most_threads: int = MOST_THREADS) -> list[Thread]:
     """Threads of faulthandler's text, in its order; what is not understood is left out."""
     threads: list[Thread] = []
     frames: list[Frame] = []
     for line in text.splitlines():
         if found := _THREAD.match(line):
-            if len(threads) >= MOST_THREADS:
+            if len(threads) >= most_threads:
                 break
             frames = []
             threads.append(Thread(int(found[2], 16), found[3] or "", found[1] != "Thread", ()))
@@ -90,6 +91,27 @@ def parse_stacks(text: str) -> list[Thread]:
             frames.append(Frame("???" if found[1] is None else found[1], number, found[3]))
             threads[-1] = threads[-1]._replace(frames=tuple(frames))
     return threads
+
+
+def parse_answers(text: str, most: int) -> list[list[Thread]]:
+    """The same of a process that was asked up to `most` times: the threads of each answer.
+
+    A thread that begins between two of them is put with the first.
+    """
+    answers: list[list[Thread]] = []
+    seen: set[int] = set()
+    for thread in parse_stacks(text, most * MOST_THREADS):
+        if not answers or thread.ident in seen:
+            answers.append([])
+            seen.clear()
+        answers[-1].append(thread)
+        seen.add(thread.ident)
+    return answers
+
+
+def calls_of(frames: Sequence[Frame]) -> tuple[tuple[str, str], ...]:
+    """File and function of each frame, innermost first: whoever comes along in its code changes these."""
+    return tuple((frame.file, frame.function) for frame in frames)
 
 
 def parse_py_spy(found: Any) -> list[Thread]:

@@ -2,8 +2,9 @@
 
 A standstill that the detector sees is asked about: every node sends the stacks of its ranks. When all have, or
 after a moment, the finding goes out: what stands still, since when, how the ranks differ. Where some ranks are
-busy, ten times: who evaluates alone comes along in its code, who spins does not. What is done about it is the
-user's word (--on-hang): a report alone, or a restart. It never ends a job by a failure of its own.
+busy, a few times, and each time these more than once (collector.py): who evaluates alone comes along in its code,
+who spins does not. What is done about it is the user's word (--on-hang): a report alone, or a restart. It never
+ends a job by a failure of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from launcher.supervise.stacks import (
     RankStacks,
     Source,
     StackGroup,
+    calls_of,
     find_odd,
     find_shared,
     format_groups,
@@ -44,7 +46,7 @@ NEAR_LOOK_S, NEAR_PART = 0.5, 0.03  # and so often, or as this part of the silen
 LEAST_LOOK_S = 0.25  # between two judgements
 NODES_A_SECOND = 250  # of a large job each node looks more rarely: so many messages a second reach the coordinator
 STACKS_S = 6.0  # for all nodes to send what their ranks do
-ROUNDS, ROUND_S = 10, 0.15  # of questions, where some ranks are busy: who evaluates is in the same call at times
+ROUNDS, ROUND_S = 6, 0.25  # of questions, where some ranks are busy: who evaluates is in the same call at times
 EARLY_ROUNDS = 3
 EARLY_KINDS = (HangKind.NOT_STARTED, HangKind.NOT_ENDED)
 SURE_KINDS = (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL, HangKind.SLOW, *EARLY_KINDS)  # by more than one round
@@ -265,10 +267,10 @@ class HangWatch:
             return self._conclude()
         came_along = False
         for rank, stacks in self._stacks.items():
-            calls = tuple((frame.file, frame.function) for frame in stacks.main)
+            calls = calls_of(stacks.main)
             # Who waits for others may look for them again and again.
             counts = bool(calls) and not (hang.kind in EARLY_KINDS and is_with_peers(stacks))
-            came_along |= counts and self._calls.get(rank, calls) != calls
+            came_along |= counts and (stacks.comes_along or self._calls.get(rank, calls) != calls)
             self._calls[rank] = calls
         silence_s = opened.began_s - hang.since_s
         if came_along and silence_s < self._settings.busy_s:
@@ -492,6 +494,7 @@ def _as_record(stacks: RankStacks, most_frames: int = MOST_FRAMES) -> dict[str, 
         "state": stacks.state,
         "kernel": list(stacks.kernel[:most_frames]),
         "note": stacks.note[:MOST_NOTE_CHARACTERS],
+        **({"comes_along": True} if stacks.comes_along else {}),
     }
 
 
@@ -508,4 +511,5 @@ def _from_record(record: dict[str, Any]) -> RankStacks:
         state=str(record["state"])[:1],
         kernel=tuple(str(each)[:MOST_NOTE_CHARACTERS] for each in record["kernel"][:MOST_FRAMES]),
         note=str(record["note"])[:MOST_NOTE_CHARACTERS],
+        comes_along=record.get("comes_along") is True,
     )

@@ -201,8 +201,17 @@ def waits_beside_a_thread():
     thread.start()
     ready()
     thread.join()
+def some():
+    return sum(range(20000))
+def others():
+    return sum(range(20000))
+def computes():
+    ready()
+    while True:
+        some()
+        others()
 doings = [sleeps, is_busy, is_blocked, has_no_handler, has_a_blocked_signal, has_closed_all, is_stopped,
-          waits_beside_a_thread]
+          waits_beside_a_thread, computes]
 if rank in (0, 2):
     ready()
 doings[rank]()
@@ -211,9 +220,9 @@ doings[rank]()
 
 @FORKED
 def test_stacks_of_ranks_that_hang(program: Programs, tmp_path: Path, loop: Loop, fork: str) -> None:
-    job = start(program, tmp_path, DOINGS, 8, "--fork-ranks", fork)
-    ranks = find_ranks(job, 8)
-    assert len(ranks) == 8
+    job = start(program, tmp_path, DOINGS, 9, "--fork-ranks", fork)
+    ranks = find_ranks(job, 9)
+    assert len(ranks) == 9
     wait_until(lambda: state_of(ranks[6].pid) == "T")
     wait_until(lambda: state_of(ranks[0].pid) == state_of(ranks[2].pid) == "S")
     collector = StackCollector(loop, ranks, py_spy="")
@@ -239,7 +248,8 @@ def test_stacks_of_ranks_that_hang(program: Programs, tmp_path: Path, loop: Loop
         assert all(found[rank].source is Source.KERNEL and found[rank].kernel for rank in (3, 4, 5, 6))
         assert all(state_of(rank.pid) in "RST" for rank in ranks)
         groups = group_stacks(found)
-        assert len(groups) == 8 and find_odd(groups) == ()
+        assert len(groups) == 9 and find_odd(groups) == ()
+        assert [rank for rank, each in found.items() if each.comes_along] == [8], "is_busy never does"
     assert (tmp_path / "precious").read_bytes() == b""
     os.kill(ranks[6].pid, signal.SIGCONT)
     wait_until(lambda: state_of(ranks[6].pid) == "S")

@@ -193,6 +193,7 @@ class Alone(Job):
         self.asked: list[float] = []
         self.alone_s = 0.0  # of computing
         self.calls = ["endless"]
+        self.comes_along = False  # within one question
 
     def run(self, seconds: float, *, steps: bool = True) -> list[Said]:
         said: list[Said] = []
@@ -217,10 +218,12 @@ class Alone(Job):
         call = self.calls[len(self.asked) % len(self.calls)]
         self.asked.append(self.now_s)
         said: list[Said] = []
+        last = self.world_size - 1
         for node in range(self.nodes):
             stacks = {
                 rank: stack(rank, 9)._replace(
-                    main=(Frame("/job/train.py", 1, call if rank == self.world_size - 1 else "wait"),)
+                    main=(Frame("/job/train.py", 1, call if rank == last else "wait"),),
+                    comes_along=self.comes_along and rank == last,
                 )
                 for rank in range(2 * node, 2 * node + 2)
             }
@@ -228,7 +231,7 @@ class Alone(Job):
         return said
 
 
-def test_a_rank_that_spins_is_asked_ten_times_and_told() -> None:
+def test_a_rank_that_spins_is_asked_a_few_times_and_told() -> None:
     job = Alone()
     assert job.run(60) == []
     said = job.run(25, steps=False)
@@ -244,6 +247,15 @@ def test_a_rank_that_comes_along_is_not_told_until_it_does_not() -> None:
     assert job.run(50, steps=False) == []
     assert 4 <= len(job.asked) <= 6  # twice each time, and more rarely
     job.calls = ["endless"]
+    assert len(job.run(60, steps=False)) == 1
+
+
+def test_a_rank_that_comes_along_within_one_question_is_not_told() -> None:
+    job = Alone()
+    job.comes_along = True  # each time it is found in the same function
+    job.run(60)
+    assert job.run(50, steps=False) == []
+    job.comes_along = False
     assert len(job.run(60, steps=False)) == 1
 
 
