@@ -20,6 +20,7 @@ from bench.fork import children_of, find_preloaded
 from bench.kill import MARK, find_guard, find_marked
 from bench.kill_restart_plan import (
     NODES,
+    OF_LADDER,
     PAUSE_S,
     RANKS,
     RANKS_OF_NODE,
@@ -40,6 +41,11 @@ END_S = 20.0  # of a job that goes on and is told that it is enough
 GONE_S = 10.0  # for all that is left, after the last launcher has ended
 JOIN_S = 6.0  # a job that cannot go on waits so long for another node
 STEP_S = {"torch": 0.02, "bare": 0.005}
+# With how often they are said at each restart.
+LADDER_WORDS = {
+    "mending": ("before the restart: stop-time-checks on", 1),
+    "measuring": ("bootrun: stop-time-checks on", NODES),
+}
 TELL_AFTER_S = 0.1  # a rank is told to fail so long after a kill that comes before that
 
 
@@ -114,6 +120,9 @@ class _Job:
         argv += ["--rdzv-endpoint", self.endpoint, "--rdzv-id", "kill", "--rdzv-conf", conf]
         argv += ["--max-restarts", "5", "--restart-backoff", str(PAUSE_S), "--shutdown-timeout", "2"]
         argv += ["--fork-ranks", "on", *(["--preload", "none,json"] if self._kind == "bare" else [])]
+        if kill.has_ladder:
+            examine = f"touch {folder}/examining-$BOOTSEER_ATTEMPT; exec sleep 0.2"
+            argv += ["--post-mortem", examine, "--stop-checks", "always", "--check-pairs", "always"]
         argv += ["--log-dir", f"{folder}/logs-{node}", "-r", "3"]
         argv += [f"{folder}/train.py", folder, self._kind, str(STEP_S[self._kind]), str(kill.slow_s)]
         with open(self._output(len(self._programs)), "wb") as file:
@@ -161,7 +170,14 @@ class _Job:
         at_host = next(number for number, (node, _) in enumerate(self._programs) if node == kill.host)
         words = {"stopping": f"stopping attempt {last}", "gathering": f"restart {kill.restart} of "}
         words["starting"] = f"attempt {kill.restart} starts"
-        if kill.stage in words:
+        if kill.stage == "examining":
+            path = f"{self._folder}/examining-{last}"
+            self._wait(lambda: os.path.exists(path), "the post-mortem command runs", START_S)
+        elif kill.stage in OF_LADDER:
+            word, each = LADDER_WORDS[kill.stage]
+            count = each * last + 1
+            self._wait(lambda: self._said(at_host).count(word) >= count, f"it says {word!r}", START_S)
+        elif kill.stage in words:
             self._wait(lambda: words[kill.stage] in self._said(at_host), f"it says {words[kill.stage]!r}", START_S)
         elif kill.stage == "joining":
             self._wait(lambda: self._has_begun(kill.restart), "a rank of the next attempt runs", START_S)

@@ -18,13 +18,17 @@ TARGETS = ("agent0", "agent1", "guard0", "guard1", "coordinator", "preloaded")
 STAGES: dict[str, float] = {
     "before": 0.2,  # all ranks make steps; a rank fails a little later
     "failing": 0.01,  # a rank is about to end
+    "examining": 0.2,  # the post-mortem command runs, ranks are held; with the steps of the ladder only
     "stopping": 0.0,  # the rest is told to end: as long as that takes
+    "mending": 1.0,  # health checks of the nodes; the same
+    "measuring": 0.5,  # and of the network between them
     "gathering": 0.01,  # the restart is decided: with a pause, as long as that takes
     "starting": 0.03,  # nodes have their ranks
     "joining": 0.1,  # the first rank of the next attempt runs
     "after": 0.3,  # all ranks have made a step
     "time": 0.8,  # from `failing` on
 }
+OF_LADDER = ("examining", "mending", "measuring")
 MODES = ("elastic", "fixed", "replaced")
 MOST_SLOW_S = 0.3  # that ranks take to end
 PAUSE_S = 0.3  # before a second restart
@@ -45,6 +49,7 @@ class Kill(NamedTuple):
     restart: int  # of the job, from 1; the second has a pause before it
     fail_rank: int
     slow_s: float
+    has_ladder: bool = False  # a post-mortem command, health checks and the pairwise test at each restart
 
     @property
     def must_go_on(self) -> bool:
@@ -54,7 +59,8 @@ class Kill(NamedTuple):
     def __str__(self) -> str:
         name = self.target if self.target[-1] in "01" else f"{self.target} (node {self.node})"
         when = f"{self.stage} + {self.after_s * 1000:.0f} ms of restart {self.restart}"
-        return f"{self.number}: {name}, {self.mode}, {when}"
+        ladder = ", with the ladder's steps" if self.has_ladder else ""
+        return f"{self.number}: {name}, {self.mode}, {when}{ladder}"
 
 
 def draw(seed: int, count: int, targets: Sequence[str] = TARGETS) -> list[Kill]:
@@ -93,6 +99,7 @@ def draw(seed: int, count: int, targets: Sequence[str] = TARGETS) -> list[Kill]:
                 restart=restart,
                 fail_rank=chance.randrange(RANKS),
                 slow_s=slow_s,
+                has_ladder=stage in OF_LADDER or chance.random() < 0.3,
             )
         )
     return kills
