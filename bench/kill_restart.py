@@ -1,6 +1,6 @@
 """`python -m bench kill_restart`: SIGKILL of bootrun, guard, coordinator, preloaded process, in restarts of a job.
 
-A training on two nodes with four ranks, forked, on gloo. A rank fails; at a moment of the restart (in some jobs with
+A training on two nodes with four ranks, forked, on gloo. A rank fails; at a moment of the restart (some with a
 post-mortem command, checks of the nodes and of the network between them), or of the time before or after, one
 process is killed. Within 30 s the job has to make steps again with all ranks of its world, or every launcher that
 is left has to end with an error that names what died and where. Then nothing may be left: no process, socket, name

@@ -92,6 +92,7 @@ USE_SHARE = 0.5
 # How long before its connection broke a node may have failed, where the shell does not know better; and before it
 # said that it leaves.
 UNHEARD_S, LEFT_S = 5.0, 1.0
+ALIKE_S = 0.4  # after an error of the code, for the other ranks to come to the same line
 MOST_LOST_TOLD = 8  # nodes of an attempt; each is told to all others
 # A rank that somebody ends by one of these says nothing of whether the job gets on.
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -232,8 +233,10 @@ class Job:
         self._regroup_at_s: float | None = None  # late joiners restart the job then
         self._running_since_s = 0.0
         self._stop_began_s = 0.0
+        self._waited_s = 0.0  # before that, for failures that are alike
         self._stop_by_s: float | None = None
         self._failures: list[Failure] = []
+        self._alike: tuple[str, list[int], float] | None = None  # see `_wait_for_alike`
         self._ordered: tuple[tuple[int, int, int], Ordered, list[Failure]] | None = None  # see `_order_failures`
         self._known_failures: set[tuple[int, int]] = set()  # rank and pid
         self._succeeded: set[int] = set()  # nodes that have said so in this attempt
@@ -277,6 +280,7 @@ class Job:
             moments += [self._last_call_at_s, self._not_before_s or None]
         elif self._phase is Phase.RUNNING:
             moments.append(self._regroup_at_s)
+            moments.append(self._alike[2] if self._alike is not None else None)
             if self._watch is not None:
                 moments.append(self._watch.deadline_s())
             if self._rule_watch is not None:
@@ -334,7 +338,9 @@ class Job:
             if self._phase is Phase.GATHERING and since_s is not None and now_s >= self._gather_by_s(since_s):
                 self._finish(1, self._describe_missing(now_s - since_s))
         elif self._phase is Phase.RUNNING:
-            if self._regroup_at_s is not None and now_s >= self._regroup_at_s:
+            if self._alike is not None:
+                self._wait_for_alike(now_s)
+            elif self._regroup_at_s is not None and now_s >= self._regroup_at_s:
                 self._regroup(now_s)
             elif self._watch is not None:
                 self._heed(self._watch.tick(now_s), now_s)
@@ -640,7 +646,9 @@ class Job:
                     self._add_failures([failure])
                     self._take_notes().heard(failure, now_s)
                     if self._phase is Phase.RUNNING:
-                        self._examine(_describe_failure(failure), number, now_s)
+                        self._alike = self._alike or (_describe_failure(failure), [], now_s + ALIKE_S)
+                        self._alike[1].append(number)
+                        self._wait_for_alike(now_s)
                     else:
                         self._examine_too(node, number, now_s)
             case Succeeded(attempt):
@@ -833,11 +841,33 @@ class Job:
 
     # ---- ending an attempt -----------------------------------------------------------------------------------
 
+    def _wait_for_alike(self, now_s: float) -> None:
+        """Ends the attempt, in which a rank has failed; a moment later while all may fail at the same line.
+
+        An error of the code that all ranks make is no rank's; those that are stopped before are not known to.
+        """
+        if self._alike is None:
+            return
+        from launcher.ranks.failure_class import certain_user_error
+
+        reason, numbers, until_s = self._alike
+        placed = [node.join.local_world_size for node in self._nodes.values() if node.place is not None]
+        if now_s < until_s and len(self._failures) < sum(placed):
+            places = {certain_user_error(failure) for failure in self._failures[:MOST_JUDGED]}
+            if len(places) == 1 and places != {""}:
+                return
+        self._waited_s = now_s - (until_s - ALIKE_S)
+        self._examine(reason, numbers[0], now_s)
+        for number in numbers[1:]:
+            if number in self._nodes:
+                self._examine_too(self._nodes[number], number, now_s)
+
     def _examine(self, reason: str, only: int | None, now_s: float) -> None:
         """The attempt has failed: has the post-mortem command run where there is one, then ends its ranks.
 
         Args: only: the node whose rank has failed; None: no rank has, so all are looked at.
         """
+        self._alike = None
         limit_s = self._rules.steps.post_mortem_s
         if not limit_s:
             self._stop(reason, signal.SIGTERM, now_s)
@@ -872,8 +902,8 @@ class Job:
 
     def _stop(self, reason: str, signum: int, now_s: float) -> None:
         self._phase = Phase.STOPPING
-        self._examining = None
-        self._stop_began_s = now_s
+        self._examining = self._alike = None
+        self._stop_began_s, self._waited_s = now_s - self._waited_s, 0.0
         self._regroup_at_s = None
         self._stop_by_s = now_s + self._rules.grace_s + STOP_MARGIN_S
         for number, node in self._nodes.items():

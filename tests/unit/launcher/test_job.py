@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bootseer.diagnose.calls import Call, Group
-from launcher.job import JOIN_SETTLE_S, MOST_LOST_TOLD, MOST_PORT_RETRIES, Phase
+from launcher.job import ALIKE_S, JOIN_SETTLE_S, MOST_LOST_TOLD, MOST_PORT_RETRIES, Phase
 from launcher.policy import StepLimits
 from launcher.ranks import cause
 from launcher.rendezvous.messages import (
@@ -392,9 +392,43 @@ def test_a_restart_says_who_failed_first_and_of_what_class() -> None:
     sim.join(1)
     sim.join(2)
     sim.fail(2, traceback='Traceback:\n  File "/job/train.py", line 7, in <module>\nKeyError: 1\n')
+    sim.advance(ALIKE_S)
     said = [message.text for message in sim.inbox[1] if isinstance(message, Note)]
     line = "restart 1 of 1: rank 1 on node1 failed first (exit status 3); class user (KeyError at /job/train.py:7)"
     assert said[-1] == line
+
+
+def test_all_ranks_may_come_to_the_same_error_before_they_are_stopped() -> None:
+    sim = fixed(3, max_restarts=9, backoff_s=0.0, stops_on_same_error=False)
+    for node in (1, 2, 3):
+        sim.join(node)
+    for node in (2, 1, 3):
+        assert not said_of_restarts(sim)
+        sim.fail(node, traceback=USER_ERROR.format(line=4))
+        sim.advance(ALIKE_S / 4)
+    (line,) = said_of_restarts(sim)
+    assert "ranks 0-2 failed alike, all there are; class user" in line
+
+    sim.fail(2, traceback=USER_ERROR.format(line=4))
+    sim.advance(ALIKE_S / 2)
+    sim.fail(1, message="RuntimeError: Connection closed by peer [10.0.0.2]:4711")
+    assert len(said_of_restarts(sim)) == 2, "the others fail by it: nothing is waited for"
+    assert "rank 1 on node1 failed first" in said_of_restarts(sim)[-1]
+
+    sim.fail(2, message="MemoryError")
+    assert len(said_of_restarts(sim)) == 3, "no error of the code"
+
+    sim.fail(2, traceback=USER_ERROR.format(line=4))
+    sim.advance(ALIKE_S / 2)
+    sim.lose(1)
+    assert sim.job.statistics()["phase"] != "running"
+    sim.join(1)
+    sim.advance(1.0)
+    assert sim.job.statistics()["phase"] == "running", "what was waited for is forgotten"
+
+
+def said_of_restarts(sim: Sim) -> list[str]:
+    return [line for line in notes(sim, 3) if line.startswith("restart ")]
 
 
 def test_a_restart_says_who_called_another_collective_than_the_rest() -> None:
@@ -488,6 +522,7 @@ def test_the_same_error_of_the_code_twice_ends_the_job() -> None:
     sim.run_until_idle()
     assert sim.finish() is None
     sim.fail(2, traceback=USER_ERROR.format(line=4))
+    sim.advance(ALIKE_S)
     finish = sim.finish()
     assert finish is not None
     assert finish.status == 93
