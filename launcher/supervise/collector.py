@@ -29,7 +29,7 @@ ANSWER_S = 2.0  # a handler answers within milliseconds, unless the machine has 
 LOOK_EVERY_S = 0.05  # what has not grown between two looks is whole
 MOST_STUCK_LOOKS = 10
 # Whoever runs is asked more often: who computes is in another function now and then, who spins never is.
-ASKED_TIMES, ASKED_EVERY_S = 8, 0.015
+ASKED_TIMES, ASKED_EVERY_S = 12, 0.012
 PY_SPY_S = 10.0  # reads the interpreter's symbols, half a second on a quiet machine
 MOST_PY_SPY = 2  # at a time
 ALL_PY_SPY_S = 20.0  # whoever has had no turn by then goes without
