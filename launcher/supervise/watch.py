@@ -10,6 +10,7 @@ ends a job by a failure of its own.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -287,7 +288,7 @@ class HangWatch:
         if held is None or self._open is not None or now_s < held.again_s:
             return []
         self._held = None
-        return [self._begin(held.hang, now_s)] if self._lasts(held.hang) else []
+        return [self._begin(_as_of(held.hang, now_s), now_s)] if self._lasts(held.hang) else []
 
     def _conclude_late(self, opened: _Open) -> list[Said]:
         """Not all have answered. Who was busy may only compute: too few looks tell nothing, the first time."""
@@ -360,6 +361,12 @@ class HangWatch:
         self._answers.clear()
         self._traces.clear()
         self._layout = ""
+
+
+def _as_of(hang: Hang, now_s: float) -> Hang:
+    """The same after it was held back: it lasts longer by now."""
+    lasts = f" for {now_s - hang.since_s:.0f} s; "
+    return hang._replace(why=re.sub(r" for \d+ s; ", lasts, hang.why, count=1))
 
 
 def _as_hang(slow: Slow) -> Hang:
