@@ -42,6 +42,7 @@ MOST_STEP = 1 << 55
 # All signals below 32 have a meaning, C libraries keep 32 to 34 for themselves, what takes real-time signals
 # (profilers with PAPI, HPCToolkit, message queues) counts up from SIGRTMIN, and valgrind has the last one.
 STACKS_SIGNAL = 59
+MAIN_SIGNAL = 58  # for the stack of the main thread alone: other threads may run while it is taken
 MARK = 61  # of the page's open file; for signals that are never sent
 HIGH_FD, SPARED_FDS = 1000, 24  # out of the way of scripts that close 3 to 255, and of small limits
 
@@ -124,8 +125,9 @@ def measured_value(value: "Any") -> str:
 class Page:
     """A file in memory in which bootrun sees, without asking, how far this rank is, also when it hangs or is dead.
 
-    The same file takes the stacks of all threads, behind the page, when bootrun sends STACKS_SIGNAL: faulthandler
-    writes them in the signal handler, without the interpreter's lock. A handler that the script sets wins.
+    The same file takes the stacks of all threads, behind the page, when bootrun sends STACKS_SIGNAL, and that of
+    the main thread at MAIN_SIGNAL: faulthandler writes them in the signal handler, without the interpreter's lock.
+    A handler that the script sets wins.
     Raises OSError and the like where there is no such file: then there is no page, and that is all.
     """
 
@@ -155,15 +157,18 @@ class Page:
                 os.unlink(path)  # nobody else needs the name, and nobody may be there to take it away
             except OSError:
                 pass
-        signum = 0
+        signum = main = 0
         try:
-            _import_apart("faulthandler").register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
+            register = _import_apart("faulthandler").register
+            register(STACKS_SIGNAL, file=fd, all_threads=True, chain=False)
             signum = STACKS_SIGNAL
+            register(MAIN_SIGNAL, file=fd, all_threads=False, chain=False)
+            main = MAIN_SIGNAL
         except Exception:
             pass
         self.pulse, self.beat, forget = _make_pulse(fd)
         os.register_at_fork(after_in_child=forget)
-        head = sys.modules["_thread"].get_ident() | fd << 64 | signum << 96
+        head = sys.modules["_thread"].get_ident() | fd << 64 | signum << 96 | main << 120
         os.pwrite(fd, head.to_bytes(16, "little"), 16)
         os.pwrite(fd, os.getpid().to_bytes(4, "little"), 12)  # last: from now on it is believed
 

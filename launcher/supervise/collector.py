@@ -23,12 +23,21 @@ from launcher.supervise.processes import (
     read_signals,
     read_stat,
 )
-from launcher.supervise.stacks import RankStacks, Source, calls_of, find_main, parse_answers, parse_py_spy
+from launcher.supervise.stacks import (
+    RankStacks,
+    Source,
+    calls_of,
+    find_main,
+    parse_looks,
+    parse_py_spy,
+    parse_stacks,
+)
 
 ANSWER_S = 2.0  # a handler answers within milliseconds, unless the machine has no time for the rank
 LOOK_EVERY_S = 0.05  # what has not grown between two looks is whole
 MOST_STUCK_LOOKS = 10
-# Whoever runs is asked more often: who computes is in another function now and then, who spins never is.
+# Where the main thread of whoever runs is, is asked more often: who computes is in another function now and then,
+# who spins never is.
 ASKED_TIMES, ASKED_EVERY_S = 12, 0.012
 PY_SPY_S = 10.0  # reads the interpreter's symbols, half a second on a quiet machine
 MOST_PY_SPY = 2  # at a time
@@ -130,7 +139,7 @@ class _Asked:
                 os.ftruncate(self.fd, self.size)
             if not signals.pending & bit:  # else it has not even answered the last time
                 signal.pidfd_send_signal(pidfd, page.stacks_signal)
-            self.asked_times = 1 if self.state == "R" else ASKED_TIMES
+            self.asked_times = 1 if self.state == "R" and page.main_signal else ASKED_TIMES
             return True
         except OSError:
             self.look()
@@ -151,13 +160,15 @@ class _Asked:
         try:
             if not is_same_file(page.pid, page.stacks_fd, self.fd):
                 return False
-            signals, bit = read_signals(page.pid), 1 << (page.stacks_signal - 1)
-            if signals is None or not signals.caught & bit or signals.blocked & bit:
+            signals = read_signals(page.pid)
+            first, bit = 1 << (page.stacks_signal - 1), 1 << (page.main_signal - 1)
+            if signals is None or not signals.caught & bit:
                 return False
             if os.fstat(self.fd).st_size - self.begin > MOST_READ_BYTES // 2:
                 return False
-            if not signals.pending & bit:
-                signal.pidfd_send_signal(pidfd, page.stacks_signal)
+            # In a handler its own signal is blocked: what one of them writes shall not stand within the other's.
+            if not (signals.blocked | signals.pending) & (first | bit):
+                signal.pidfd_send_signal(pidfd, page.main_signal)
         except OSError:
             return False
         finally:
@@ -175,17 +186,14 @@ class _Asked:
         """What it has written; None for nothing. Args: is_whole: it may be compared with what it wrote before."""
         size = min(max(0, self.size - self.begin), MOST_READ_BYTES)
         data = os.pread(self.fd, size, self.begin) if size else b""
-        answers = parse_answers(data.decode("ascii", "replace"), ASKED_TIMES)
-        if not answers:
+        text = data.decode("ascii", "replace")
+        threads = parse_stacks(text)
+        if not threads:
             return None
-        ident = 0 if self.page is None else self.page.main_thread
-        # The first may be the rest of an answer that came too late for the question before.
-        mains = {calls_of(thread.frames) for threads in answers for thread in threads if thread.ident == ident}
+        main = find_main(threads, 0 if self.page is None else self.page.main_thread)
+        looks = {calls_of(frames) for frames in (main, *parse_looks(text)) if frames}
         return self._made(Source.HANDLER)._replace(
-            threads=tuple(answers[-1]),
-            main=find_main(answers[-1], ident),
-            note="",
-            comes_along=is_whole and len(mains) > 1,
+            threads=tuple(threads), main=main, note="", comes_along=is_whole and len(looks) > 1
         )
 
     def from_py_spy(self, text: bytes) -> RankStacks | None:

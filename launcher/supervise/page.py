@@ -4,7 +4,8 @@ Written by launcher/inside.py (class Page), which says why a read that is torn s
 numbers are little endian; behind the page faulthandler appends the stacks of the rank's threads (stacks.py):
     0  8  magic BOOTRANK            28  2  signal that asks for stacks, 0: no handler
     8  4  version                   30  1  1: something counts steps
-   12  4  pid; 0: not opened yet    32  5  steps and heartbeats so far
+   12  4  pid; 0: not opened yet    31  1  signal that asks for the stack of the main thread alone, or 0
+                                    32  5  steps and heartbeats so far
                                     37  1  how long most steps took at the least, as a level; 0: not known
                                     38  1  and how long they take now; level n is 2^(n/8) microseconds
    16  8  ident of the main thread  40  8  monotonic ns of the last one
@@ -48,6 +49,7 @@ class Page(NamedTuple):
     step: int | None  # the number that was given with the last heartbeat
     least_s: float = 0.0  # that most steps took at a time; 0: not known
     takes_s: float = 0.0  # that most steps take now
+    main_signal: int = 0  # that asks for the main thread's stack alone; 0: it has no handler
 
 
 class PageFile(NamedTuple):
@@ -174,6 +176,7 @@ def parse_page(data: bytes) -> Page | None:
         step=step - _NO_STEP if step else None,
         least_s=_level_s(data[37]),
         takes_s=_level_s(data[38]),
+        main_signal=data[31],
     )
 
 

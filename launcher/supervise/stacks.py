@@ -20,6 +20,7 @@ MOST_NAMED = 12  # runs of ranks in one line
 WIDTH = 140
 _THREAD = re.compile(r"(Current thread|Thread) 0x([0-9a-fA-F]+)(?: \[(.*)\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d+|\?\?\?) in (.*)')
+_ALONE = "Stack (most recent call first):\n"  # of the thread that has got the signal, and no other
 # Files of the interpreter and of what is installed: there a line tells no more than the function. Not the user's.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64|32)?/python\d(?:\.\d+)?(?=/)|^<")
 _OURS = re.compile(r"(?:^|/)(?:launcher|bootseer/rank)/(?:inside|preloaded)\.py$")
@@ -76,37 +77,42 @@ class StackGroup(NamedTuple):
 # ---- reading -------------------------------------------------------------------------------------------------
 
 
-def parse_stacks(text: str, most_threads: int = MOST_THREADS) -> list[Thread]:
+def parse_stacks(text: str) -> list[Thread]:
     """Threads of faulthandler's text, in its order; what is not understood is left out."""
     threads: list[Thread] = []
     frames: list[Frame] = []
+    is_alone = False  # what follows is of another question
     for line in text.splitlines():
-        if found := _THREAD.match(line):
-            if len(threads) >= most_threads:
+        if line == _ALONE[:-1]:
+            is_alone = True
+        elif found := _THREAD.match(line):
+            is_alone = False
+            if len(threads) >= MOST_THREADS:
                 break
             frames = []
             threads.append(Thread(int(found[2], 16), found[3] or "", found[1] != "Thread", ()))
-        elif threads and len(frames) < MOST_FRAMES and (found := _FRAME.fullmatch(line)):
-            number = 0 if found[2] == "???" else int(found[2][:9])
-            frames.append(Frame("???" if found[1] is None else found[1], number, found[3]))
+        elif threads and not is_alone and len(frames) < MOST_FRAMES and (found := _FRAME.fullmatch(line)):
+            frames.append(_read_frame(found))
             threads[-1] = threads[-1]._replace(frames=tuple(frames))
     return threads
 
 
-def parse_answers(text: str, most: int) -> list[list[Thread]]:
-    """The same of a process that was asked up to `most` times: the threads of each answer.
+def _read_frame(found: re.Match[str]) -> Frame:
+    number = 0 if found[2] == "???" else int(found[2][:9])
+    return Frame("???" if found[1] is None else found[1], number, found[3])
 
-    A thread that begins between two of them is put with the first.
-    """
-    answers: list[list[Thread]] = []
-    seen: set[int] = set()
-    for thread in parse_stacks(text, most * MOST_THREADS):
-        if not answers or thread.ident in seen:
-            answers.append([])
-            seen.clear()
-        answers[-1].append(thread)
-        seen.add(thread.ident)
-    return answers
+
+def parse_looks(text: str) -> list[tuple[Frame, ...]]:
+    """Where the main thread was each time that it was asked alone, in the same text as stacks of all threads."""
+    found = []
+    for part in text.split(_ALONE)[1:]:
+        frames: list[Frame] = []
+        for line in part.splitlines():
+            if (frame := _FRAME.fullmatch(line)) is None or len(frames) == MOST_FRAMES:
+                break
+            frames.append(_read_frame(frame))
+        found.append(tuple(frames))
+    return found
 
 
 def calls_of(frames: Sequence[Frame]) -> tuple[tuple[str, str], ...]:

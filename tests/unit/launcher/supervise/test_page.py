@@ -76,6 +76,7 @@ def test_what_is_counted_is_read(made: Pages) -> None:
     )
     assert before_ns < found.step_ns < time.monotonic_ns()
     assert (found.stacks_signal, found.stacks_fd) == (inside.STACKS_SIGNAL, inside.HIGH_FD)
+    assert found.main_signal == inside.MAIN_SIGNAL
     assert rest == ["False", "['0',", "'1',", "'2',", f"'{inside.HIGH_FD}']"]
 
 

@@ -26,7 +26,7 @@ from launcher.supervise.stacks import (
     format_groups,
     group_stacks,
     name_ranks,
-    parse_answers,
+    parse_looks,
     parse_py_spy,
     parse_stacks,
 )
@@ -59,15 +59,17 @@ def test_what_is_printed_is_read(threads: list[Thread]) -> None:
     assert parse_stacks(printed(threads)) == threads
 
 
-@given(
-    st.lists(THREADS, min_size=1, max_size=4, unique_by=lambda each: each.ident),
-    st.lists(st.lists(FRAMES, max_size=3).map(tuple), max_size=4),
-)
-def test_answers_that_follow_each_other_are_told_apart(
-    threads: list[Thread], frames: list[tuple[Frame, ...]]
+@given(st.lists(THREADS, max_size=4), st.lists(st.lists(FRAMES, max_size=3).map(tuple), max_size=4))
+def test_looks_at_the_main_thread_alone_are_told_from_stacks(
+    threads: list[Thread], looks: list[tuple[Frame, ...]]
 ) -> None:
-    answers = [[each._replace(frames=mine) for each in threads] for mine in frames]
-    assert parse_answers("\n".join(map(printed, answers)), len(answers)) == answers
+    alone = [
+        "".join(["Stack (most recent call first):\n", *printed([Thread(1, "", True, each)]).partition("\n")[2]])
+        for each in looks
+    ]
+    text = printed(threads) + "\n" + "\n".join(alone)
+    assert parse_looks(text) == looks
+    assert parse_stacks(text) == threads
 
 
 @given(
