@@ -844,7 +844,8 @@ class Job:
     def _wait_for_alike(self, now_s: float) -> None:
         """Ends the attempt, in which a rank has failed; a moment later while all may fail at the same line.
 
-        An error of the code that all ranks make is no rank's; those that are stopped before are not known to.
+        An error of the code that all ranks make is no rank's; those that are stopped before are not known to make
+        it. After the first step that is not waited for: what is wrong for all shows before it, mostly.
         """
         if self._alike is None:
             return
@@ -852,7 +853,8 @@ class Job:
 
         reason, numbers, until_s = self._alike
         placed = [node.join.local_world_size for node in self._nodes.values() if node.place is not None]
-        if now_s < until_s and len(self._failures) < sum(placed):
+        is_early = self._watch is None or not self._watch.has_stepped
+        if is_early and now_s < until_s and len(self._failures) < sum(placed):
             places = {certain_user_error(failure) for failure in self._failures[:MOST_JUDGED]}
             if len(places) == 1 and places != {""}:
                 return

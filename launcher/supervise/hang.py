@@ -115,6 +115,11 @@ class HangDetector:
             return self._stopped.any_found()
         return self._idle_ranks.lasts if hang.is_early else self._reported is not None
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether steps were counted in this attempt."""
+        return self._attempt_steps
+
     def running(self) -> list[int]:
         """Ranks that have not ended, as far as is known."""
         return [rank for rank, seen in enumerate(self._ranks) if seen.presence is not Presence.ENDED]

@@ -233,6 +233,11 @@ class HangWatch:
             said.append(self._begin(_as_hang(slow), now_s, slow))
         return said or self._look_again(now_s)
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether steps were counted in this attempt."""
+        return self._detector is not None and self._detector.has_stepped
+
     def _lasts(self, hang: Hang) -> bool:
         if hang.kind is HangKind.SLOW:
             return self._slow.is_slow()

@@ -24,6 +24,7 @@ from launcher.rendezvous.messages import (
     Leave,
     Note,
     RankFailed,
+    RankLooks,
     Signalled,
     Spare,
     Started,
@@ -33,6 +34,7 @@ from launcher.rendezvous.messages import (
     World,
 )
 from launcher.supervise import failure_notes
+from launcher.supervise.facts import RankFacts
 from launcher.supervise.ring import RankRing, pack_rings
 from tests.unit.launcher.jobsim import Sim, make_failure, make_rules
 
@@ -425,6 +427,19 @@ def test_all_ranks_may_come_to_the_same_error_before_they_are_stopped() -> None:
     sim.join(1)
     sim.advance(1.0)
     assert sim.job.statistics()["phase"] == "running", "what was waited for is forgotten"
+
+
+def test_after_the_first_step_an_error_waits_for_nobody() -> None:
+    sim = fixed(2, max_restarts=9, backoff_s=0.0)
+    sim.join(1)
+    sim.join(2)
+    for steps in (1, 2):
+        sim.advance(2.0)
+        for node in (1, 2):
+            facts = RankFacts(node - 1, sim.now_s, steps, sim.now_s, 0, 1.0, 0, "S", "")
+            sim.say(node, RankLooks(0, (facts,)))
+    sim.fail(2, traceback=USER_ERROR.format(line=4))
+    assert [line for line in notes(sim, 1) if line.startswith("restart 1 of 9: rank 1 on node1 failed first")]
 
 
 def said_of_restarts(sim: Sim) -> list[str]:
