@@ -430,7 +430,7 @@ def test_all_ranks_may_come_to_the_same_error_before_they_are_stopped() -> None:
 
 
 def test_after_the_first_step_an_error_waits_for_nobody() -> None:
-    sim = fixed(2, max_restarts=9, backoff_s=0.0)
+    sim = fixed(2, max_restarts=9, backoff_s=0.0, on_hang="report")
     sim.join(1)
     sim.join(2)
     for steps in (1, 2):
