@@ -74,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     column = parser.add_mutually_exclusive_group()
     column.add_argument("--no-torchrun", action="store_true", help="without torchrun's column")
     column.add_argument("--only-torchrun", action="store_true", help="only torchrun's column")
+    column.add_argument(
+        "--torchrun-from",
+        metavar="DIR",
+        help="torchrun's column from what --keep has kept there of an earlier run",
+    )
     parser.add_argument("--no-faults", action="store_true", help="only what --healthy adds")
     parser.add_argument(
         "--healthy", type=float, nargs="?", const=HEALTHY_MINUTES, metavar="MINUTES", help="of real jobs"
@@ -104,7 +109,7 @@ def run(args: argparse.Namespace) -> Figures:
         raise BenchError(reason)
     figures = Figures()
     with tempfile.TemporaryDirectory(prefix="bench-faults-") as folder:
-        trial = Trial(folder, args.keep)
+        trial = Trial(folder, args.keep, args.torchrun_from)
         if not args.no_faults:
             with open(PLAN, "rb") as file:
                 faults = read_faults(file.read(), PLAN)
@@ -125,10 +130,11 @@ def run(args: argparse.Namespace) -> Figures:
 class Trial:
     """Runs injections; what all runs share lies in `folder`."""
 
-    def __init__(self, folder: str, keep: str | None) -> None:
+    def __init__(self, folder: str, keep: str | None, torchrun_from: str | None = None) -> None:
         self.cache = f"{folder}/cache"
         self.broken = 0  # injections that came to no end from which to judge
         self._keep = keep
+        self._torchrun_from = torchrun_from
         self._folder = folder
         self._clock = ""
         self._known_flags = _known_flags()
@@ -142,7 +148,7 @@ class Trial:
                 continue
             began_s = time.monotonic()
             try:
-                found = {launcher: self._run(injection, launcher) for launcher in launchers}
+                found = {launcher: self._run_or_read(injection, launcher) for launcher in launchers}
             except BenchError as error:
                 self.broken += 1
                 note(f"{number}/{len(plan)} {injection.key}: no figure can be made of it: {error}")
@@ -151,6 +157,11 @@ class Trial:
             note(f"{number}/{len(plan)} {_brief(injection, found[launchers[0]][0])} {took}")
             ours, outcome = found.get("bootrun", (None, Outcome()))
             yield Tried(injection, ours, outcome, found["torchrun"][0] if "torchrun" in found else None)
+
+    def _run_or_read(self, injection: Injection, launcher: str) -> tuple[Verdict, Outcome]:
+        if launcher != "torchrun" or self._torchrun_from is None:
+            return self._run(injection, launcher)
+        return read_kept(f"{self._torchrun_from}/{injection.key}-torchrun/verdict.json", injection), Outcome()
 
     def _run(self, injection: Injection, launcher: str) -> tuple[Verdict, Outcome]:
         flags, left_out = self._flags(injection, launcher)
@@ -195,7 +206,7 @@ class Trial:
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
         record: dict[str, Any] = {
-            "injection": {**job.injection._asdict(), "fault": job.injection.fault.name},
+            "injection": _as_record(job.injection),
             "outcome": {**outcome._asdict(), "words": [word._asdict() for word in outcome.words]},
             "verdict": verdict._asdict(),
         }
@@ -203,6 +214,22 @@ class Trial:
             json.dump(record, file, indent=1)
         with open(f"{folder}/output.txt", "w", encoding="utf-8") as file:
             file.write(job.text())
+
+
+def read_kept(path: str, injection: Injection) -> Verdict:
+    """The verdict of an earlier run that --keep has kept. Raises: BenchError where it is none of this injection."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        if record["injection"] != json.loads(json.dumps(_as_record(injection))):
+            raise BenchError(f"{path}: of another injection: take the same --seed")
+        return Verdict(**record["verdict"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise BenchError(f"{path}: {error}") from error
+
+
+def _as_record(injection: Injection) -> dict[str, Any]:
+    return {**injection._asdict(), "fault": injection.fault.name}
 
 
 def follow(job: Job, most_s: float | None) -> Outcome:
