@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     column.add_argument(
         "--torchrun-from",
         metavar="DIR",
-        help="torchrun's column from what --keep has kept there of an earlier run",
+        help="the same, of an earlier run, by what --keep has kept there",
     )
     parser.add_argument("--no-faults", action="store_true", help="only what --healthy adds")
     parser.add_argument(
@@ -217,7 +217,7 @@ class Trial:
 
 
 def read_kept(path: str, injection: Injection) -> Verdict:
-    """The verdict of an earlier run that --keep has kept. Raises: BenchError where it is none of this injection."""
+    """The verdict that --keep has kept of an earlier run. Raises: BenchError where it is of another injection."""
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
