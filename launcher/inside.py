@@ -7,7 +7,7 @@ Stdlib only, and almost only what every interpreter has loaded before its first 
 Needs Python 3.8; it parses in 3.4 and later, where it runs TARGET without us. Whatever is out of the ordinary (no
 such script, a syntax error) is left to the plain interpreter too. What a script can see of us is one frame below
 its own, the module _bootseer_rank, that its log files survive a full disk, where caches are kept a function of
-inductor's, and with a page (class Page) a hook of torch's optimizers, a signal handler and a descriptor.
+inductor's, and with a page (class Page) a hook of torch's optimizers, two signal handlers and a descriptor.
 """
 
 _TEMPLATE = dict(globals())  # what the interpreter puts into __main__ before a script's first statement

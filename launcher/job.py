@@ -168,6 +168,16 @@ class Part(Enum):
     STOPPING = "stopping"  # told to stop, has not answered
 
 
+class _Alike(NamedTuple):
+    """A rank has failed, and it is waited for others that may fail alike."""
+
+    reason: str  # the attempt ends for
+    place: str  # of the error
+    nodes: list[int]  # on which ranks have failed
+    until_s: float
+    ranks: int  # of the attempt
+
+
 class _Loss(NamedTuple):
     host: str
     what: str  # the node and why
@@ -236,7 +246,7 @@ class Job:
         self._waited_s = 0.0  # before that, for failures that are alike
         self._stop_by_s: float | None = None
         self._failures: list[Failure] = []
-        self._alike: tuple[str, list[int], float] | None = None  # see `_wait_for_alike`
+        self._alike: _Alike | None = None  # see `_wait_for_alike`
         self._ordered: tuple[tuple[int, int, int], Ordered, list[Failure]] | None = None  # see `_order_failures`
         self._known_failures: set[tuple[int, int]] = set()  # rank and pid
         self._succeeded: set[int] = set()  # nodes that have said so in this attempt
@@ -279,10 +289,12 @@ class Job:
                 moments.append(self._gather_by_s(self._gather_since_s))
             moments += [self._last_call_at_s, self._not_before_s or None]
         elif self._phase is Phase.RUNNING:
-            moments.append(self._regroup_at_s)
-            moments.append(self._alike[2] if self._alike is not None else None)
-            if self._watch is not None:
-                moments.append(self._watch.deadline_s())
+            if self._alike is not None:
+                moments.append(self._alike.until_s)
+            else:
+                moments.append(self._regroup_at_s)
+                if self._watch is not None:
+                    moments.append(self._watch.deadline_s())
             if self._rule_watch is not None:
                 moments.append(self._rule_watch.deadline_s())
         elif self._phase is Phase.STOPPING:
@@ -339,7 +351,7 @@ class Job:
                 self._finish(1, self._describe_missing(now_s - since_s))
         elif self._phase is Phase.RUNNING:
             if self._alike is not None:
-                self._wait_for_alike(now_s)
+                self._wait_for_alike(self._alike, True, now_s)
             elif self._regroup_at_s is not None and now_s >= self._regroup_at_s:
                 self._regroup(now_s)
             elif self._watch is not None:
@@ -646,9 +658,7 @@ class Job:
                     self._add_failures([failure])
                     self._take_notes().heard(failure, now_s)
                     if self._phase is Phase.RUNNING:
-                        self._alike = self._alike or (_describe_failure(failure), [], now_s + ALIKE_S)
-                        self._alike[1].append(number)
-                        self._wait_for_alike(now_s)
+                        self._on_first(failure, number, now_s)
                     else:
                         self._examine_too(node, number, now_s)
             case Succeeded(attempt):
@@ -841,26 +851,32 @@ class Job:
 
     # ---- ending an attempt -----------------------------------------------------------------------------------
 
-    def _wait_for_alike(self, now_s: float) -> None:
+    def _on_first(self, failure: Failure, number: int, now_s: float) -> None:
+        """A rank has failed, and no other is stopped yet."""
+        place = ""
+        if not self._rules.steps.post_mortem_s and self._rules.on_hang != "off":
+            from launcher.ranks.failure_class import certain_user_error
+
+            place = certain_user_error(failure)
+        known = self._alike
+        if known is None:
+            placed = [node.join.local_world_size for node in self._nodes.values() if node.place is not None]
+            known = self._alike = _Alike(_describe_failure(failure), place, [], now_s + ALIKE_S, sum(placed))
+        known.nodes.append(number)
+        has_stepped = self._watch is not None and self._watch.has_stepped
+        self._wait_for_alike(known, place != "" and place == known.place and not has_stepped, now_s)
+
+    def _wait_for_alike(self, known: _Alike, may_be: bool, now_s: float) -> None:
         """Ends the attempt, in which a rank has failed; a moment later while all may fail at the same line.
 
         An error of the code that all ranks make is no rank's; those that are stopped before are not known to make
         it. After the first step that is not waited for: what is wrong for all shows before it, mostly.
         """
-        if self._alike is None:
+        if may_be and now_s < known.until_s and len(self._failures) < known.ranks:
             return
-        from launcher.ranks.failure_class import certain_user_error
-
-        reason, numbers, until_s = self._alike
-        placed = [node.join.local_world_size for node in self._nodes.values() if node.place is not None]
-        is_early = self._watch is None or not self._watch.has_stepped
-        if is_early and now_s < until_s and len(self._failures) < sum(placed):
-            places = {certain_user_error(failure) for failure in self._failures[:MOST_JUDGED]}
-            if len(places) == 1 and places != {""}:
-                return
-        self._waited_s = now_s - (until_s - ALIKE_S)
-        self._examine(reason, numbers[0], now_s)
-        for number in numbers[1:]:
+        self._waited_s = now_s - (known.until_s - ALIKE_S)
+        self._examine(known.reason, known.nodes[0], now_s)
+        for number in known.nodes[1:]:
             if number in self._nodes:
                 self._examine_too(self._nodes[number], number, now_s)
 

@@ -3,7 +3,8 @@
 In: ranks with their pages (page.py). Out: one call with what each is doing (stacks.py), within some seconds;
 nothing here waits. A rank is sent the signal only if it is certain to be caught by the handler of ours: the page
 names a descriptor, and that is this page's file in the process which gets the signal; the kernel says that the
-signal is caught and not blocked, and the process not stopped. By default it would be the rank's end.
+signal is caught and not blocked, and the process not stopped. By default it would be the rank's end. A script may
+have put a handler of its own in the place of ours: it gets one signal at each question.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class _Asked:
         self.kernel: tuple[str, ...] = ()
         self.note = ""
         self.asked_times = 0
+        self.looks = 0  # at its main thread alone
+        self.asked_bytes = 0  # of the file, when it was last asked
         if self.pid and rank.stacks_file:
             try:
                 self.fd = os.open(rank.stacks_file, os.O_RDWR | os.O_CLOEXEC)
@@ -137,6 +140,7 @@ class _Asked:
                 # Old answers go; the length stays, as the rank goes on to write where it is: a hole costs nothing.
                 os.ftruncate(self.fd, head_bytes(self.fd))
                 os.ftruncate(self.fd, self.size)
+            self.asked_bytes = self.begin
             if not signals.pending & bit:  # else it has not even answered the last time
                 signal.pidfd_send_signal(pidfd, page.stacks_signal)
             self.asked_times = 1 if self.state == "R" and page.main_signal else ASKED_TIMES
@@ -164,10 +168,14 @@ class _Asked:
             first, bit = 1 << (page.stacks_signal - 1), 1 << (page.main_signal - 1)
             if signals is None or not signals.caught & bit:
                 return False
-            if os.fstat(self.fd).st_size - self.begin > MOST_READ_BYTES // 2:
+            size = os.fstat(self.fd).st_size
+            if size - self.begin > MOST_READ_BYTES // 2:
                 return False
             # In a handler its own signal is blocked: what one of them writes shall not stand within the other's.
-            if not (signals.blocked | signals.pending) & (first | bit):
+            # Who does not answer may have another handler than ours.
+            if size > self.asked_bytes and not (signals.blocked | signals.pending) & (first | bit):
+                self.asked_bytes = size
+                self.looks += 1
                 signal.pidfd_send_signal(pidfd, page.main_signal)
         except OSError:
             return False
@@ -191,9 +199,15 @@ class _Asked:
         if not threads:
             return None
         main = find_main(threads, 0 if self.page is None else self.page.main_thread)
-        looks = {calls_of(frames) for frames in (main, *parse_looks(text)) if frames}
+        looks = [calls_of(frames) for frames in (main, *parse_looks(text)) if frames]
+        if len(looks) > 1 and any(each[: len(looks[-1])] == looks[-1] for each in looks[:-1]):
+            looks.pop()  # the same, or it was cut off while it was written
         return self._made(Source.HANDLER)._replace(
-            threads=tuple(threads), main=main, note="", comes_along=is_whole and len(looks) > 1
+            threads=tuple(threads),
+            main=main,
+            note="",
+            looks=1 + self.looks,
+            comes_along=is_whole and len(set(looks)) > 1,
         )
 
     def from_py_spy(self, text: bytes) -> RankStacks | None:
@@ -349,7 +363,7 @@ class StackCollector:
         is_late = self._loop.time() > self._until_s
         still = []
         for asked in self._waiting:
-            is_whole = self._again is None and asked.has_answered()
+            is_whole = asked.has_answered() and self._again is None
             found = asked.answer(is_whole) if is_whole or is_late else None
             if found is not None:
                 self._take(asked, found)

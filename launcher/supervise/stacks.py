@@ -64,7 +64,8 @@ class RankStacks(NamedTuple):
     state: str = ""  # of the main thread, of proc(5)
     kernel: tuple[str, ...] = ()  # functions in which the main thread waits, innermost first
     note: str = ""  # why there is no more, or what is odd: "is stopped ..."; it follows the rank's name
-    comes_along: bool = False  # asked a few times at once, its main thread was in different functions
+    looks: int = 1  # at its main thread, for one question
+    comes_along: bool = False  # it was in different functions at these
 
 
 class StackGroup(NamedTuple):

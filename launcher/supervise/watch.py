@@ -13,6 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.supervise.facts import Hang, HangKind, RankFacts
@@ -47,10 +48,12 @@ NEAR_LOOK_S, NEAR_PART = 0.5, 0.03  # and so often, or as this part of the silen
 LEAST_LOOK_S = 0.25  # between two judgements
 NODES_A_SECOND = 250  # of a large job each node looks more rarely: so many messages a second reach the coordinator
 STACKS_S = 6.0  # for all nodes to send what their ranks do
-ROUNDS, ROUND_S = 4, 0.28  # of questions, where some ranks are busy: who evaluates is in the same call at times
+# Questions and looks, where some ranks are busy: who evaluates is in the same call at times.
+ROUNDS, ROUND_S, ENOUGH_LOOKS = 10, 0.15, 36
 EARLY_ROUNDS = 3
 EARLY_KINDS = (HangKind.NOT_STARTED, HangKind.NOT_ENDED)
 SURE_KINDS = (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL, HangKind.SLOW, *EARLY_KINDS)  # by more than one round
+MOST_LOOKS = 1000  # for one question
 MOST_STACKS_BYTES = 4 << 20  # of a node, unpacked
 MOST_TEXT_CHARACTERS = 12_000
 MOST_FRAMES = 64  # of a stack
@@ -135,6 +138,7 @@ class HangWatch:
         self._was_late = False  # nodes have not answered in time, so that it was held back once
         self._told_early: set[HangKind] = set()  # in this attempt
         self._calls: dict[int, Calls] = {}  # of each rank, when it was asked before
+        self._looks: dict[int, int] = {}  # at each rank by now
         self._slow = SlowDetector()
         self._rounds = Rounds()  # of stacks, where steps take long
         self._stacks: dict[int, RankStacks] = {}
@@ -246,6 +250,7 @@ class HangWatch:
     def _begin(self, hang: Hang, now_s: float, slow: Slow | None = None) -> Ask:
         self._stacks.clear()
         self._calls.clear()
+        self._looks.clear()
         self._rounds = Rounds()
         if hang.kind not in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL):
             self._held = None  # what is held meanwhile is looked at again
@@ -273,6 +278,7 @@ class HangWatch:
             return self._conclude()
         came_along = False
         for rank, stacks in self._stacks.items():
+            self._looks[rank] = self._looks.get(rank, 0) + stacks.looks
             calls = calls_of(stacks.main)
             # Who waits for others may look for them again and again.
             counts = bool(calls) and not (hang.kind in EARLY_KINDS and is_with_peers(stacks))
@@ -282,7 +288,9 @@ class HangWatch:
         if came_along and silence_s < self._settings.busy_s:
             self._open, self._held = None, _Held(hang, opened.began_s + max(LOOK_S, silence_s))
             return []
-        if opened.rounds < (ROUNDS if hang.kind is HangKind.ONE_APART else EARLY_ROUNDS):
+        looks = min((self._looks.get(rank, 0) for rank in hang.ranks), default=0)
+        rounds, enough = (ROUNDS, ENOUGH_LOOKS) if hang.kind is HangKind.ONE_APART else (EARLY_ROUNDS, inf)
+        if opened.rounds < rounds and looks < enough:
             self._open = opened._replace(next_ask_s=opened.began_s + opened.rounds * ROUND_S)
             return []
         return self._conclude()
@@ -297,9 +305,11 @@ class HangWatch:
 
     def _conclude_late(self, opened: _Open) -> list[Said]:
         """Not all have answered. Who was busy may only compute: too few looks tell nothing, the first time."""
-        few = opened.hang.kind is HangKind.ONE_APART and opened.rounds < EARLY_ROUNDS
+        few = opened.rounds < EARLY_ROUNDS and not self._was_late
+        comes_along = any(each.comes_along for each in self._stacks.values())
         silence_s = opened.began_s - opened.hang.since_s
-        if few and not self._was_late and silence_s < self._settings.busy_s:
+        is_one_apart = opened.hang.kind is HangKind.ONE_APART
+        if is_one_apart and (few or comes_along) and silence_s < self._settings.busy_s:
             self._was_late = True
             self._open, self._held = None, _Held(opened.hang, opened.until_s + LOOK_S)
             return []
@@ -506,7 +516,7 @@ def _as_record(stacks: RankStacks, most_frames: int = MOST_FRAMES) -> dict[str, 
         "state": stacks.state,
         "kernel": list(stacks.kernel[:most_frames]),
         "note": stacks.note[:MOST_NOTE_CHARACTERS],
-        **({"comes_along": True} if stacks.comes_along else {}),
+        **({"looks": stacks.looks, "comes_along": stacks.comes_along} if stacks.looks > 1 else {}),
     }
 
 
@@ -523,5 +533,6 @@ def _from_record(record: dict[str, Any]) -> RankStacks:
         state=str(record["state"])[:1],
         kernel=tuple(str(each)[:MOST_NOTE_CHARACTERS] for each in record["kernel"][:MOST_FRAMES]),
         note=str(record["note"])[:MOST_NOTE_CHARACTERS],
+        looks=min(max(1, int(record.get("looks", 1))), MOST_LOOKS),
         comes_along=record.get("comes_along") is True,
     )

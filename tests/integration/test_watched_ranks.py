@@ -17,7 +17,7 @@ from launcher.supervise import collector as collector_module
 from launcher.supervise.collector import StackCollector
 from launcher.supervise.facts import RankFacts
 from launcher.supervise.sampler import Sampler
-from launcher.supervise.stacks import Source, find_odd, group_stacks
+from launcher.supervise.stacks import RankStacks, Source, find_odd, group_stacks
 from tests.integration.watched_ranks import Logs, SeenRank, collect, find_ranks
 from tests.support import BOOTRUN, Program, Programs, is_running, wait_until
 
@@ -256,6 +256,54 @@ def test_stacks_of_ranks_that_hang(program: Programs, tmp_path: Path, loop: Loop
     assert collect(collector, loop)[6].main
     job.signal(signal.SIGTERM)
     job.wait()
+
+
+RUNNING = """
+def spin():
+    ready()
+    while True:
+        pass
+if rank == 0:
+    signal.signal(58, signal.SIG_DFL)
+elif rank == 1:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [58])
+elif rank == 2:
+    signal.signal(58, lambda *_: open("mine", "a").write("x"))
+spin()
+"""
+
+
+def test_looks_at_the_main_thread_end_nobody(program: Programs, tmp_path: Path, loop: Loop) -> None:
+    job = start(program, tmp_path, RUNNING, 4)
+    ranks = find_ranks(job, 4)
+    collector = StackCollector(loop, ranks, py_spy="")
+    looks = 0
+    for _ in range(3):
+        found = collect(collector, loop)
+        assert [found[rank].main[0].function for rank in range(4)] == ["spin"] * 4
+        assert not any(each.comes_along for each in found.values())
+        assert [found[rank].looks for rank in range(3)] in ([1, 1, 1], [1, 1, 2])
+        looks += found[3].looks
+    assert looks > 3, "it ran when it was asked"
+    assert all(is_running(rank.pid) for rank in ranks)
+    mine = tmp_path / "mine"
+    assert len(mine.read_text() if mine.exists() else "") <= 3, "a handler of the script's gets one a question"
+
+
+def test_an_agent_that_had_no_time_has_the_stacks_all_the_same(
+    program: Programs, tmp_path: Path, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "ANSWER_S", 0.0)
+    job = start(program, tmp_path, "def spin():\n    ready()\n    while True:\n        pass\nspin()", 1)
+    [rank] = find_ranks(job, 1)
+    before = os.stat(rank.page_file).st_size
+    found: list[dict[int, RankStacks]] = []
+    collector = StackCollector(loop, [rank], py_spy="")
+    collector.collect(found.append)
+    wait_until(lambda: os.stat(rank.page_file).st_size > before + 50)
+    while not found:
+        loop.run_once(0.2)
+    assert (found[0][0].source, found[0][0].main[0].function) == (Source.HANDLER, "spin")
 
 
 def test_ranks_that_do_the_same_are_one_group(

@@ -12,6 +12,7 @@ from bench.kill_restart_plan import (
     ENDED,
     GOES_ON_STEPS,
     NODES,
+    OF_LADDER,
     RANKS,
     STAGES,
     TARGETS,
@@ -43,6 +44,7 @@ def test_a_seed_gives_the_same_kills_each_time(seed: int, count: int) -> None:
     for kill in kills:
         assert kill.node in range(NODES) and kill.host in range(NODES) and kill.fail_rank in range(RANKS)
         assert 0.0 <= kill.after_s <= 1.0
+        assert kill.has_ladder or kill.stage not in OF_LADDER
         if kill.target == "coordinator":
             assert kill.node == kill.host
         elif kill.target.startswith("agent"):

@@ -401,7 +401,7 @@ def test_a_restart_says_who_failed_first_and_of_what_class() -> None:
 
 
 def test_all_ranks_may_come_to_the_same_error_before_they_are_stopped() -> None:
-    sim = fixed(3, max_restarts=9, backoff_s=0.0, stops_on_same_error=False)
+    sim = fixed(3, max_restarts=9, backoff_s=0.0, stops_on_same_error=False, on_hang="report")
     for node in (1, 2, 3):
         sim.join(node)
     for node in (2, 1, 3):
@@ -425,8 +425,36 @@ def test_all_ranks_may_come_to_the_same_error_before_they_are_stopped() -> None:
     sim.lose(1)
     assert sim.job.statistics()["phase"] != "running"
     sim.join(1)
+    attempt = sim.job.statistics()["attempt"]
     sim.advance(1.0)
-    assert sim.job.statistics()["phase"] == "running", "what was waited for is forgotten"
+    assert sim.job.statistics()["phase"] == "running"
+    assert sim.job.statistics()["attempt"] == attempt, "what was waited for is forgotten"
+
+
+@pytest.mark.parametrize("changes", [{"on_hang": "off"}, {"steps": StepLimits(post_mortem_s=60.0)}])
+def test_an_error_waits_for_nobody_where_steps_are_not_seen_or_ranks_are_held(changes: dict[str, object]) -> None:
+    sim = fixed(2, **{"max_restarts": 9, "backoff_s": 0.0, "on_hang": "report", **changes})
+    sim.join(1)
+    sim.join(2)
+    sim.fail(2, traceback=USER_ERROR.format(line=4))
+    assert sim.job.statistics()["phase"] != "running" or sim.job.statistics()["attempt"] == 1
+
+
+def test_while_others_are_waited_for_nothing_else_is_due() -> None:
+    """Else the loop would turn for nothing."""
+    sim = elastic(2, 3, max_restarts=9, backoff_s=0.0, on_hang="report")
+    sim.join(1)
+    sim.join(2)
+    sim.run_until_idle()
+    for node in (1, 2):
+        sim.say(node, RankLooks(0, (RankFacts(node - 1, sim.now_s, 0, -1.0, 0, 1.0, 0, "S", ""),)))
+    sim.join(3)
+    sim.advance(0.1)
+    assert sim.job.statistics()["phase"] == "running"
+    sim.fail(2, traceback=USER_ERROR.format(line=4))
+    assert sim.job.deadline_s() == pytest.approx(sim.now_s + ALIKE_S)
+    sim.advance(ALIKE_S)
+    assert len(said_of_restarts(sim, 1)) == 1
 
 
 def test_after_the_first_step_an_error_waits_for_nobody() -> None:
@@ -442,8 +470,8 @@ def test_after_the_first_step_an_error_waits_for_nobody() -> None:
     assert [line for line in notes(sim, 1) if line.startswith("restart 1 of 9: rank 1 on node1 failed first")]
 
 
-def said_of_restarts(sim: Sim) -> list[str]:
-    return [line for line in notes(sim, 3) if line.startswith("restart ")]
+def said_of_restarts(sim: Sim, node: int = 3) -> list[str]:
+    return [line for line in notes(sim, node) if line.startswith("restart ")]
 
 
 def test_a_restart_says_who_called_another_collective_than_the_rest() -> None:
@@ -951,6 +979,7 @@ class AnyJob(RuleBasedStateMachine):
         self, low: int, extra: int, restarts: int, limits: StepLimits, deaf: set[tuple[int, str]], pairs: str
     ) -> None:
         changes = {"max_restarts": restarts, "backoff_s": 1.0, "steps": limits, "check_pairs": pairs}
+        changes["on_hang"] = "report"
         self.sim = elastic(low, low + extra, **changes)
         self.sim.mended = dict.fromkeys(deaf)
         self.count = 0
@@ -966,10 +995,11 @@ class AnyJob(RuleBasedStateMachine):
         return [node for node in self.sim.ranks() if node in self.sim.alive]
 
     @precondition(lambda self: self._running())
-    @rule(pick=st.integers(0, 9))
-    def fail(self, pick: int) -> None:
+    @rule(pick=st.integers(0, 9), line=st.sampled_from([None, 4, 5]))
+    def fail(self, pick: int, line: int | None) -> None:
         running = self._running()
-        self.sim.fail(running[pick % len(running)])
+        traceback = "" if line is None else USER_ERROR.format(line=line)
+        self.sim.fail(running[pick % len(running)], traceback=traceback)
 
     @precondition(lambda self: self._running())
     @rule(pick=st.integers(0, 9))

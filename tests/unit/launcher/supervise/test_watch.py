@@ -13,6 +13,7 @@ from launcher.supervise.facts import Hang, HangKind, RankFacts
 from launcher.supervise.hang import HangSettings
 from launcher.supervise.stacks import Frame, RankStacks, Source, group_stacks
 from launcher.supervise.watch import (
+    ENOUGH_LOOKS,
     ROUNDS,
     STACKS_S,
     Ask,
@@ -193,7 +194,8 @@ class Alone(Job):
         self.asked: list[float] = []
         self.alone_s = 0.0  # of computing
         self.calls = ["endless"]
-        self.comes_along = False  # within one question
+        self.silent: set[int] = set()  # nodes that do not answer
+        self.looks, self.comes_along = 1, False  # within one question
 
     def run(self, seconds: float, *, steps: bool = True) -> list[Said]:
         said: list[Said] = []
@@ -219,10 +221,11 @@ class Alone(Job):
         self.asked.append(self.now_s)
         said: list[Said] = []
         last = self.world_size - 1
-        for node in range(self.nodes):
+        for node in set(range(self.nodes)) - self.silent:
             stacks = {
                 rank: stack(rank, 9)._replace(
                     main=(Frame("/job/train.py", 1, call if rank == last else "wait"),),
+                    looks=self.looks if rank == last else 1,
                     comes_along=self.comes_along and rank == last,
                 )
                 for rank in range(2 * node, 2 * node + 2)
@@ -250,9 +253,27 @@ def test_a_rank_that_comes_along_is_not_told_until_it_does_not() -> None:
     assert len(job.run(60, steps=False)) == 1
 
 
+def test_a_rank_that_was_looked_at_often_enough_is_asked_less() -> None:
+    job = Alone()
+    job.looks = ENOUGH_LOOKS // 3
+    job.run(60)
+    assert len(job.run(25, steps=False)) == 1
+    assert len(job.asked) == 3
+
+
+def test_a_node_that_says_nothing_does_not_make_a_rank_that_comes_along_hang() -> None:
+    job = Alone()
+    job.looks, job.comes_along, job.silent = 12, True, {0}
+    job.run(60)
+    assert job.run(90, steps=False) == []
+    assert job.asked
+    job.comes_along = False
+    assert len(job.run(90, steps=False)) == 1
+
+
 def test_a_rank_that_comes_along_within_one_question_is_not_told() -> None:
     job = Alone()
-    job.comes_along = True  # each time it is found in the same function
+    job.looks, job.comes_along = 12, True  # each time it is found in the same function
     job.run(60)
     assert job.run(50, steps=False) == []
     job.comes_along = False
