@@ -74,17 +74,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     column = parser.add_mutually_exclusive_group()
     column.add_argument("--no-torchrun", action="store_true", help="without torchrun's column")
     column.add_argument("--only-torchrun", action="store_true", help="only torchrun's column")
-    column.add_argument(
-        "--torchrun-from",
-        metavar="DIR",
-        help="the same, of an earlier run, by what --keep has kept there",
-    )
     parser.add_argument("--no-faults", action="store_true", help="only what --healthy adds")
     parser.add_argument(
         "--healthy", type=float, nargs="?", const=HEALTHY_MINUTES, metavar="MINUTES", help="of real jobs"
     )
     parser.add_argument("--hours", type=float, default=HEALTHY_HOURS, help="on the virtual clock, with --healthy")
     parser.add_argument("--keep", metavar="DIR", help="keep what was said, and outputs, in this folder")
+    parser.add_argument(
+        "--kept", metavar="DIR", help="what --keep has kept there of the same injection is not tried again"
+    )
 
 
 def choose(plan: Sequence[Injection], args: argparse.Namespace) -> list[Injection]:
@@ -109,7 +107,7 @@ def run(args: argparse.Namespace) -> Figures:
         raise BenchError(reason)
     figures = Figures()
     with tempfile.TemporaryDirectory(prefix="bench-faults-") as folder:
-        trial = Trial(folder, args.keep, args.torchrun_from)
+        trial = Trial(folder, args.keep, args.kept)
         if not args.no_faults:
             with open(PLAN, "rb") as file:
                 faults = read_faults(file.read(), PLAN)
@@ -130,11 +128,11 @@ def run(args: argparse.Namespace) -> Figures:
 class Trial:
     """Runs injections; what all runs share lies in `folder`."""
 
-    def __init__(self, folder: str, keep: str | None, torchrun_from: str | None = None) -> None:
+    def __init__(self, folder: str, keep: str | None, kept: str | None = None) -> None:
         self.cache = f"{folder}/cache"
         self.broken = 0  # injections that came to no end from which to judge
         self._keep = keep
-        self._torchrun_from = torchrun_from
+        self._kept = kept
         self._folder = folder
         self._clock = ""
         self._known_flags = _known_flags()
@@ -159,9 +157,8 @@ class Trial:
             yield Tried(injection, ours, outcome, found["torchrun"][0] if "torchrun" in found else None)
 
     def _run_or_read(self, injection: Injection, launcher: str) -> tuple[Verdict, Outcome]:
-        if launcher != "torchrun" or self._torchrun_from is None:
-            return self._run(injection, launcher)
-        return read_kept(f"{self._torchrun_from}/{injection.key}-torchrun/verdict.json", injection), Outcome()
+        path = "" if self._kept is None else f"{self._kept}/{injection.key}-{launcher}/verdict.json"
+        return read_kept(path, injection) if os.path.exists(path) else self._run(injection, launcher)
 
     def _run(self, injection: Injection, launcher: str) -> tuple[Verdict, Outcome]:
         flags, left_out = self._flags(injection, launcher)
@@ -216,14 +213,17 @@ class Trial:
             file.write(job.text())
 
 
-def read_kept(path: str, injection: Injection) -> Verdict:
-    """The verdict that --keep has kept of an earlier run. Raises: BenchError where it is of another injection."""
+def read_kept(path: str, injection: Injection) -> tuple[Verdict, Outcome]:
+    """What --keep has kept of an earlier run; of the outcome what was left alone.
+
+    Raises: BenchError where it is of another injection.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
         if record["injection"] != json.loads(json.dumps(_as_record(injection))):
             raise BenchError(f"{path}: of another injection: take the same --seed")
-        return Verdict(**record["verdict"])
+        return Verdict(**record["verdict"]), Outcome(left=int(record["outcome"]["left"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise BenchError(f"{path}: {error}") from error
 

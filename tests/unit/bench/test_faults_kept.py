@@ -16,10 +16,12 @@ from bench.record import BenchError
 def test_a_verdict_comes_back_for_the_same_injection_alone(tmp_path: Path) -> None:
     faults = read_faults(Path(PLAN).read_bytes(), PLAN)
     [injection, *_], [other, *_] = draw(faults, 1), draw(faults, 2)
-    verdict = judge(injection, Outcome())
+    verdict = judge(injection, Outcome(left=2))
     path = tmp_path / "verdict.json"
-    path.write_text(json.dumps({"injection": _as_record(injection), "verdict": verdict._asdict()}))
-    assert read_kept(str(path), injection) == verdict
+    path.write_text(
+        json.dumps({"injection": _as_record(injection), "verdict": verdict._asdict(), "outcome": {"left": 2}})
+    )
+    assert read_kept(str(path), injection) == (verdict, Outcome(left=2))
     with pytest.raises(BenchError, match="of another injection: take the same --seed"):
         read_kept(str(path), other)
     path.write_text("{}")
