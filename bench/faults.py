@@ -269,7 +269,10 @@ def table(tried: Sequence[Tried]) -> list[str]:
         other = "-"
         if theirs is not None:
             other = (
-                f"no in {TORCHRUN_S:.0f} s" if theirs.seen_s is None else f"{theirs.seen_s:.1f} {theirs.culprit}"
+                f"no in {TORCHRUN_S:.0f} s"
+                if theirs.seen_s is None
+                else f"{theirs.seen_s:.1f} "
+                + _cell(theirs.culprit, theirs.is_culprit_right, _wanted_culprit(each.injection))
             )
             if fault.is_harmless:
                 other = "nothing" if theirs.is_right else other
