@@ -21,7 +21,8 @@ from launcher.supervise.idle_ranks import IdleRanks
 from launcher.supervise.stopped import STOPPED, StoppedRanks
 
 ASKED_PART = 0.82  # of what is allowed: by then looks and questions begin, so that it is told in time
-EARLY_PART = 0.72  # before the first step and at the end: others may work on while one is stuck already
+# Before the first step, and at the end: others may work on, or be still starting, while one is stuck already.
+START_PART, END_PART = 0.5, 0.72
 JUDGED_PART = 0.75  # of the limit: what ranks did shortly after the last step is not looked at
 WORKED_PART = 0.4  # of the limit: threads that work on after the last step, and looks between which they stop
 PAUSE_PART = 1.5  # of the time that ranks worked before: so long they must be idle before that is a hang
@@ -67,7 +68,8 @@ class HangDetector:
         self._outputs = Cadence(self._set.working_s)
         self._looks = self._busy_looks = 0  # while nothing but output was known
         self._ranks = [SeenRank() for _ in range(max(world_size, 0))]
-        self._idle_ranks = IdleRanks(EARLY_PART * self._set.least_s, self._set.late_s)
+        least_s = self._set.least_s
+        self._idle_ranks = IdleRanks(START_PART * least_s, END_PART * least_s, self._set.late_s)
         self._begin()
 
     def _begin(self) -> None:

@@ -18,9 +18,9 @@ SPARE_CPU_S, SPARE_BYTES = 0.05, 65536  # a burst that is no work
 class IdleRanks:
     """Of one job, through its attempts."""
 
-    def __init__(self, least_s: float, fresh_s: float) -> None:
-        """Args: least_s: how long they must be idle; fresh_s: how old facts may be."""
-        self._least_s, self._fresh_s = least_s, fresh_s
+    def __init__(self, start_s: float, end_s: float, fresh_s: float) -> None:
+        """Args: start_s, end_s: how long they must be idle; fresh_s: how old facts may be."""
+        self._start_s, self._end_s, self._fresh_s = start_s, end_s, fresh_s
         self._idle_from: list[RankFacts | None] = []
         self._since_s: list[float] = []
         self._seen_s: list[float] = []  # when each was looked at last
@@ -63,11 +63,12 @@ class IdleRanks:
             self._told_s = None
         if ended == len(ranks) or self._told_s is not None or now_s - seen_s > self._fresh_s:
             return None
-        if seen_s - since_s < self._least_s:
+        least_s = self._end_s if ended else self._start_s
+        if seen_s - since_s < least_s:
             return None
         self._told_s = since_s
         kind = HangKind.NOT_ENDED if ended else HangKind.NOT_STARTED
-        return Hang(kind, since_s, (), self._least_s, 0.0, "", is_early=True)
+        return Hang(kind, since_s, (), least_s, 0.0, "", is_early=True)
 
 
 def _has_worked(old: RankFacts, new: RankFacts) -> bool:
