@@ -1,8 +1,9 @@
 """What tracing of collectives costs, and whether the first stuck rank of hangs over process groups is named.
 
 Cost: CPU time of a thread for a collective, alone in its group with gloo, with the tracer less without it: two
-processes in turns (turns.py). Calls from Python: all_reduce, and one that is waited for later; from C++: a
-functional all_reduce, as compiled models have them. What steps of a job become longer, with its 95 % interval.
+processes in turns (turns.py), on one CPU, as waking gloo's thread on another one costs now 1 us and now 30. Calls
+from Python: all_reduce, and one that is waited for later; from C++: a functional all_reduce, as compiled models
+have them. What steps of a job become longer, with its 95 % interval.
 Hangs: each cause of trace_jobs.py in a real job of 4 ranks under bootrun --trace-collectives; what its report says
 first is compared with what was planted. --cost-only leaves them out.
 """
@@ -37,6 +38,8 @@ TARGETS = {
 COST = (
     IN_TURN
     + """
+import os
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 from launcher import inside
 page = inside.open_page(sys.argv[1])
 inside.FirstStep(inside.Events("", "run", "node", 0, 0), page).install()
