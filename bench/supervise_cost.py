@@ -1,10 +1,11 @@
 """What looking at ranks from outside costs: a step and a heartbeat in a rank, a rank's start, a look of the agent.
 
 In a rank: the hook of torch's optimizers as launcher/inside.py makes it, called as torch calls it, less an empty
-hook; bootseer.heartbeat, with events; opening the page, with the handler for stacks. In the agent: CPU time of one
-look at RANKS processes that have pages, log files and a child each, times one look in LOOK_EVERY_S; and the time
-until all their stacks are had. What steps of a job of two ranks become longer, with its 95 % interval, by hooks in
-its ranks, looks at them and heartbeats: two jobs in turns (turns.py).
+hook; bootseer.heartbeat, and one with an event, of which there is one a second at most; opening the page, with the
+handler for stacks. In the agent: CPU time of one look at RANKS processes that have pages, log files and a child
+each, times one look in LOOK_EVERY_S; and the time until all their stacks are had. What steps of a job of two ranks
+become longer, with its 95 % interval, by hooks in its ranks, looks at them and heartbeats: two jobs in turns
+(turns.py).
 """
 
 from __future__ import annotations
@@ -47,22 +48,26 @@ first_step = inside.FirstStep(events, page)
 hook = first_step._make_counter(page)
 import bootseer
 sys.modules[inside.NAME] = inside
-inside.heartbeat = inside.Heartbeats(events, first_step, page).beat
+beats = inside.Heartbeats(events, first_step, page)
+inside.heartbeat = beats.beat
 optimizer, empty, metrics = object(), (), {}
 def beat(step):
     bootseer.heartbeat(step, loss=1.5)
+def beat_with_event(step):
+    beats._metrics_due_ns = 0
+    bootseer.heartbeat(step, loss=1.5)
 def nothing(*_step):
     pass
-def measure(function, *args):
+def measure(function, *args, count=50000):
     best = 1e9
     for _ in range(5):
         began_s = time.thread_time()
-        for _ in range(50000):
+        for _ in range(count):
             function(*args)
         best = min(best, time.thread_time() - began_s)
-    return best / 50000 * 1e6
+    return best / count * 1e6
 print(measure(hook, optimizer, empty, metrics) - measure(nothing, optimizer, empty, metrics),
-      measure(beat, 7) - measure(nothing, 7), opened_s * 1e6)
+      measure(beat, 7) - measure(nothing, 7), measure(beat_with_event, 7, count=2000), opened_s * 1e6)
 """
 RANK = """
 import subprocess, sys, time
@@ -128,8 +133,8 @@ def _in_a_rank(page: PageFile, folder: str) -> dict[str, float]:
     )
     if ran.returncode:
         raise BenchError(f"the rank failed: {ran.stderr}")
-    step_us, beat_us, opened_us = map(float, ran.stdout.split())
-    return {"step_us": step_us, "heartbeat_us": beat_us, "open_us": opened_us}
+    names = ("step_us", "heartbeat_us", "heartbeat_event_us", "open_us")
+    return dict(zip(names, map(float, ran.stdout.split()), strict=True))
 
 
 def _in_the_agent(pages: Pages, folder: str) -> dict[str, float]:

@@ -30,6 +30,7 @@ RUN_PATH = "import runpy,sys;sys.argv=sys.argv[1:];runpy.run_path(sys.argv[0],ru
 HEARTBEAT_EVERY_NS = 1000000000
 FIRST_BEATS = 16
 FIRST_STEPS = 12
+LEVEL_RESTS_NS = 1000000000
 FULL = (28, 122)  # ENOSPC, EDQUOT: module errno is not loaded at start
 MOST_ERROR_CHARS = 100000
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
@@ -188,7 +189,7 @@ def open_page(path: str) -> "Optional[Page]":
         return None
 
 
-def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], Callable[[], None]]":
+def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], int], Callable[[], None]]":
     """What counts a step; what counts a heartbeat, with its number; what makes a forked child stop counting.
 
     A pulse is four words of 8 bytes: how many there were, when the last one was, MOST_STEP more than the last
@@ -209,7 +210,7 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
     count = said = took = 0
     at = fd
     levels = [int(1000 * 2 ** (place / 8)) for place in range(257)]  # ns
-    above = below = last = level = low = run = 0
+    last = due = level = low = run = 0
     by_beats = False
     now_ns, write = time.monotonic_ns, os.pwrite
     first = os.fstat(fd)
@@ -233,18 +234,19 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
                 pass
         return look(at, get)
 
+    def lost(_at: int, _get: int) -> int:
+        return 0
+
     look = set_mark
 
     def pulse(*_step: "Any") -> None:
         nonlocal count, last
         count += one
-        if at < 0:
-            return
         now = now_ns()
         if not by_beats:
-            gap, last = now - last, now
-            if gap >= above or gap < below or run:
-                adapt(gap)
+            if now >= due:
+                follow(now - last, now)
+            last = now
         try:
             if look(at, get) == MARK:
                 write(at, (count + said + took + now * a_ns).to_bytes(32, "little"), PULSE_AT)
@@ -253,45 +255,59 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], None], C
             pass
         forget()
 
-    def beat(step: "Any") -> None:
-        nonlocal said, by_beats, last, level, low, took
+    def beat(step: "Any") -> int:
+        """As pulse, and not through it: calls are what is dear here. Returns: the time."""
+        nonlocal count, last, said, by_beats, due, level, low, run, took
+        count += one
+        now = now_ns()
+        if not by_beats:  # each optimizer's steps may be only a part of one
+            by_beats, last, due, level, low, run, took = True, 0, 0, 0, 0, 0, 0
+        if now >= due:
+            follow(now - last, now)
+        last = now
         if type(step) is int and -MOST_STEP < step < MOST_STEP:
             said = (step + MOST_STEP) * a_step
-        if not by_beats:  # each optimizer's steps may be only a part of one
-            by_beats, level, last, low, took = True, 0, 0, 0, 0
-        now = now_ns()
-        gap, last = now - last, now
-        if gap >= above or gap < below or run:
-            adapt(gap)
-        pulse()
+        try:
+            if look(at, get) == MARK:
+                write(at, (count + said + took + now * a_ns).to_bytes(32, "little"), PULSE_AT)
+                return now
+        except OSError:
+            pass
+        forget()
+        return now
 
-    def adapt(gap: int) -> None:
-        """A step took longer or shorter than most: the level follows, the faster the more come in a row."""
-        nonlocal above, below, level, low, run, took
-        if gap == last:  # the first one: since when is not known
-            above = below = 0
+    def follow(gap: int, now: int) -> None:
+        """The level follows how long most steps take, the faster the more in a row are longer or shorter than it.
+
+        Once a step has taken what it says, it rests for a moment.
+        """
+        nonlocal due, level, low, run, took
+        if gap == now:  # the first one: since when is not known
             return
-        known = level
         if not level:
-            level, run = 255, -8
-        if gap >= levels[level + 1]:
-            run = run + 1 if run > 0 else 1
-            level = min(255, level + (1 if run == 1 else 2 if run == 2 else 4))
-        elif gap < levels[level]:
-            run = run - 1 if run < 0 else -1
-            level = max(1, level - (1 if run == -1 else 2 if run == -2 else 4))
-            while not known and level > 1 and gap < levels[level]:
+            level = 255
+            while level > 1 and gap < levels[level]:
                 level -= 1
+        elif gap >= levels[level + 1]:
+            run = run + 1 if run > 0 else 1
+            end = min(255, level + (1 if run == 1 else 2 if run == 2 else 4))
+            while level < end and gap >= levels[level + 1]:
+                level += 1
         else:
+            run = run - 1 if run < 0 else -1
+            end = max(1, level - (1 if run == -1 else 2 if run == -2 else 4))
+            while level > end and gap < levels[level]:
+                level -= 1
+        if gap < levels[level + 1] and (gap >= levels[level] or level == 1):
             run = 0
             if count % (1 << 40) > FIRST_STEPS:  # the first ones may only fill a queue
                 low = level if not low or level < low else low
-        above, below = levels[level + 1], levels[level]
+                due = now + LEVEL_RESTS_NS
         took = level * a_level + low * a_low
 
     def forget() -> None:
-        nonlocal at
-        at = -1
+        nonlocal at, look
+        at, look = -1, lost
 
     return pulse, beat, forget
 
@@ -686,9 +702,7 @@ class Heartbeats:
         metrics: "Dict[str, Any]",
         _now_ns: "Any" = getattr(time, "monotonic_ns", None),
     ) -> None:
-        if self._count is not None:
-            self._count(step)
-        now_ns = _now_ns()
+        now_ns = _now_ns() if self._count is None else self._count(step)
         # What was measured may come with one beat only: it does not wait for those without.
         if now_ns < (self._metrics_due_ns if metrics else self._due_ns) and not self._first:
             return

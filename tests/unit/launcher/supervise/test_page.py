@@ -8,8 +8,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from random import Random
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -338,3 +340,53 @@ def test_a_module_of_the_scripts_is_not_taken_for_the_librarys(made: Pages, tmp_
     subprocess.run([sys.executable, "-c", program, file.given, os.fspath(tmp_path)], check=True)
     found = read_page(fd_of(file.path))
     assert found is not None and found.stacks_signal == inside.STACKS_SIGNAL
+
+
+def times_of(gaps_s: Iterable[float], before_s: Iterable[float] = ()) -> list[tuple[float, float]]:
+    """What a page says after each heartbeat: how long steps take, and at the least; optimizers' steps before them."""
+    now_ns = 10**9
+    fd = os.memfd_create("page")
+    found: list[tuple[float, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic_ns", lambda: now_ns)
+        pulse, beat, _ = inside._make_pulse(fd)
+    os.pwrite(fd, HEAD, 0)
+    for gap_s in before_s:
+        now_ns += int(gap_s * 1e9)
+        pulse()
+    for gap_s in gaps_s:
+        now_ns += int(gap_s * 1e9)
+        assert beat(1) == now_ns
+        page = read_page(fd)
+        assert page is not None
+        found.append((page.takes_s, page.least_s))
+    os.close(fd)
+    return found
+
+
+@given(st.floats(1e-5, 30.0), st.floats(1.3, 100.0), st.integers(20, 40))
+def test_how_long_steps_take_is_followed_up_and_down(step_s: float, factor: float, count: int) -> None:
+    per_rest = max(1, int(1.1 / step_s)) if step_s < 1 else 1
+    found = times_of([step_s] * count + [factor * step_s] * min(per_rest + 30, 3000) + [step_s] * 30)
+    assert found[0] == (0.0, 0.0)  # since when the first step ran is not known
+    assert found[1][0] <= step_s * 1.000001 < found[1][0] * 2 ** (1 / 8) * 1.001
+    assert found[1][1] == 0.0 and found[count - 1] == (found[1][0], found[1][0])
+    if per_rest < 2000:
+        slow_s = found[-31][0]
+        assert slow_s <= factor * step_s * 1.000001 < slow_s * 2 ** (1 / 8) * 1.001
+    assert found[-1][1] <= found[1][0]
+
+
+@pytest.mark.parametrize("step_s", [0.05, 2.0])
+def test_some_long_steps_change_nothing_for_long(step_s: float) -> None:
+    random = Random(3)
+    often = times_of([step_s * (10 if random.random() < 0.1 else random.uniform(0.9, 1.1)) for _ in range(4000)])
+    assert 0.85 * step_s < median(takes for takes, _ in often) < 1.1 * step_s
+    assert sum(takes > 1.8 * step_s for takes, _ in often) < 100
+    assert often[-1][1] > 0.75 * step_s
+
+
+def test_heartbeats_are_steps_where_there_are_some() -> None:
+    """Each optimizer's step may be only a part of one."""
+    found = times_of([1.0] * 20, before_s=[0.5] * 100)
+    assert found[0] == (0.0, 0.0) and found[-1][0] == found[-1][1] and 0.91 < found[-1][0] <= 1.0
