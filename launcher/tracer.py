@@ -63,7 +63,9 @@ METHODS = (
     ("recv", "recv_", 3, 0, ""),
     ("recv_anysource", "recv_any_source_", 2, 0, ""),
 )
+KEPT_EVERY = SLOTS // 2  # calls: records of those that have not ended are copied before their room is needed
 MOST_PENDING = 256  # works that are looked after; each keeps its tensors until it is seen to be complete
+MOST_KEYSETS = 64
 LOOKED_AFTER = 2  # of those that are not complete, at each call, oldest first; at the end of a step all
 MOST_NAME = 64
 
@@ -131,18 +133,6 @@ class Group:
         self.messages: "Dict[Tuple[int, int, int], int]" = {}  # operator, peer, tag -> so far
 
 
-class Call:
-    """One call that may not have ended, and for which its work is looked at."""
-
-    __slots__ = ("flags", "on_cpu", "record", "serial")
-
-    def __init__(self, serial: int, record: bytes, flags: int, on_cpu: bool) -> None:
-        self.serial = serial
-        self.record = record
-        self.flags = flags
-        self.on_cpu = on_cpu
-
-
 class Operator:
     """Which arguments of an operator say what; -1: none does."""
 
@@ -173,18 +163,22 @@ class Tracer:
         self._ring = ring
         self._torch = torch
         self._c10d = c10d
-        self._groups: "Dict[int, Tuple[Any, Group]]" = {}
+        self._groups: "Dict[int, Group]" = {}  # by id of the object, as long as it lives
+        self._alive: "Dict[int, Any]" = {}
         self._counts: "Dict[str, int]" = {}
         self._types = dict(
             (getattr(torch, name), number) for number, name in enumerate(TYPES) if hasattr(torch, name)
         )
-        self._pending: "Dict[Any, Call]" = {}
+        # Calls that may not have ended, by the work that is looked at for it: serial, flags, whether on a CPU.
+        self._pending: "Dict[Any, Tuple[int, int, bool]]" = {}
+        self._kept: "Dict[int, bytes]" = {}  # records of those that may have to make room, by serial
         self._at_once: "Dict[int, int]" = {}  # by thread: serial of what it waits for next
         self._thread = sys.modules["_thread"].get_ident
         self._unbox_group = c10d.ProcessGroup.unbox
         self._unbox_work = c10d.Work.unbox
         self._reference = sys.modules["_weakref"].ref
         self._library: "Any" = None  # its end would take the kernels away
+        self._look_after = self._make_look_after()
 
     def install(self) -> int:
         """Returns: how many operators are traced."""
@@ -223,7 +217,8 @@ class Tracer:
         """
         number, is_message, has_payload = OPERATORS.index(name), _is_message(name), name not in FREE
         ring, pending, groups, types = self._ring, self._pending, self._groups, self._types
-        look_after, add_group, now_ns, put = self._look_after, self._add_group, time.monotonic_ns, self._ring.put
+        look_after, keep, add_group = self._look_after, self._keep_records, self._add_group
+        now_ns, put = time.monotonic_ns, self._ring.put
 
         def note(found: "Any", payload: "Any", first: "Any", peer: int, tag: int, flags: int) -> int:
             size = tensors = kind = rank_of = a = b = c = d = 0
@@ -239,8 +234,7 @@ class Tracer:
                 kind, size, tensors = types.get(first.dtype, 0), first.nbytes, 1
                 if type(payload) is list and len(payload) > 1:
                     tensors, size = len(payload), sum([each.nbytes for each in payload])
-            known = groups.get(id(found))
-            group = known[1] if known is not None and known[0]() is found else add_group(found)
+            group = groups.get(id(found)) or add_group(found)
             if peer >= 0:
                 peer = group.ranks[peer] if peer < len(group.ranks) else -1
             if is_message:
@@ -248,12 +242,15 @@ class Tracer:
                 seq = group.messages[which] = group.messages.get(which, 0) + 1
             else:
                 seq = group.calls = group.calls + 1
+            now = now_ns()
             if pending:
-                look_after()
+                look_after(now)
+                if not ring.serial % KEPT_EVERY:
+                    keep()
             serial = ring.serial = ring.serial + 1
             at = RECORDS_AT + serial % SLOTS * RECORD_BYTES
-            what = serial, seq, size, now_ns(), group.number, number, kind, tensors, peer, tag, rank_of
-            put(ring.map, at, *what, a, b, c, d, 0, flags, serial & LOW_SERIAL)
+            put(ring.map, at, serial, seq, size, now, group.number, number, kind, tensors, peer, tag,
+                rank_of, a, b, c, d, 0, flags, serial & LOW_SERIAL)  # fmt: skip
             return serial
 
         return note
@@ -264,43 +261,58 @@ class Tracer:
         unbox, leave, follow = self._unbox_group, self._leave, self._follow
         payload_at, group_at, peer_at = operator.payload, operator.group, operator.peer
         tag_at, async_at, blocks = operator.tag, operator.asynchronous, operator.blocks
-        wrapped = self._torch._C.DispatchKey.Python
+        first_at, wrapped = max(payload_at, 0), self._torch._C.DispatchKey.Python
+        unbox_work, is_captured, pending = self._unbox_work, self._is_captured, self._pending
+        # By the number of a set of keys: those for the next kernel; and whether the call is noted: not where a
+        # subclass of Tensor makes another one of it, or a mode looks on.
+        known: "Dict[int, Tuple[Any, bool]]" = {}
 
-        def enter(args: "Tuple[Any, ...]") -> "Tuple[int, int, bool]":
-            payload = first = args[payload_at if payload_at >= 0 else 0]
-            while type(first) is list:
-                first = first[0] if first else None
-            on_cpu = first is None or first.is_cpu
-            if not on_cpu and (first.is_meta or self._is_captured()):
-                return 0, 0, False  # nothing runs now; to look at other calls would end a capture
-            peer = args[peer_at] if peer_at >= 0 else -1
-            tag = args[tag_at] if 0 <= tag_at < len(args) else 0
-            flags = WAITED_FOR if blocks or (0 <= async_at < len(args) and args[async_at] is False) else 0
-            return note(unbox(args[group_at]), payload, first, peer, tag, flags), flags, on_cpu
+        def learn(keyset: "Any") -> "Tuple[Any, bool]":
+            if len(known) > MOST_KEYSETS:
+                known.clear()
+            found = known[keyset.raw_repr()] = keyset & after, not keyset.has(wrapped)
+            return found
 
         def kernel(keyset: "Any", *args: "Any") -> "Any":
-            serial, flags, on_cpu = 0, 0, False
+            serial = flags = 0
+            on_cpu = False
+            rest, is_ours = known.get(keyset.raw_repr()) or learn(keyset)
             try:
-                if not keyset.has(wrapped):  # a subclass of Tensor makes another call of it, or a mode looks on
-                    serial, flags, on_cpu = enter(args)
+                if is_ours:
+                    payload = first = args[first_at]
+                    while type(first) is list:
+                        first = first[0] if first else None
+                    on_cpu = first is None or first.is_cpu
+                    # Otherwise nothing runs now, and to look at other calls would end a capture.
+                    if on_cpu or not (first.is_meta or is_captured()):
+                        peer = args[peer_at] if peer_at >= 0 else -1
+                        tag = args[tag_at] if 0 <= tag_at < len(args) else 0
+                        if blocks or (0 <= async_at < len(args) and args[async_at] is False):
+                            flags = WAITED_FOR
+                        serial = note(unbox(args[group_at]), payload, first, peer, tag, flags)
             except Exception:
                 pass
+            if not serial:
+                return redispatch(rest, *args)
             try:
-                found = redispatch(keyset & after, *args)
+                found = redispatch(rest, *args)
             except BaseException:
-                if serial:
-                    leave(serial, flags | FAILED)
+                leave(serial, flags | FAILED)
                 raise
-            if serial:
-                if blocks:
-                    leave(serial, flags)
+            if blocks:
+                leave(serial, flags)
+                return found
+            try:
+                if flags and on_cpu:  # its work need not be asked
+                    follow(serial, None, flags, on_cpu)
+                    return found
+                work = unbox_work(found[-1] if type(found) is tuple else found)
+                if len(pending) < MOST_PENDING:
+                    pending[work] = serial, flags, on_cpu
                 else:
-                    try:
-                        is_known = flags and on_cpu  # then nobody has to ask its work
-                        work = None if is_known else self._unbox_work(found[-1] if type(found) is tuple else found)
-                        follow(serial, work, flags, on_cpu)
-                    except Exception:
-                        leave(serial, flags | LOST_SIGHT, 0)
+                    follow(serial, work, flags, on_cpu)
+            except Exception:
+                leave(serial, flags | LOST_SIGHT, 0)
             return found
 
         return kernel
@@ -380,34 +392,46 @@ class Tracer:
                 raise ValueError(work)
             pending = self._pending
             if len(pending) >= MOST_PENDING:
-                oldest = pending.pop(next(iter(pending)))
-                self._leave(oldest.serial, oldest.flags | LOST_SIGHT, 0)
-            pending[work] = Call(serial, self._ring.copy(serial), flags, on_cpu)
+                oldest, its_flags, _ = pending.pop(next(iter(pending)))
+                self._kept.pop(oldest, None)
+                self._leave(oldest, its_flags | LOST_SIGHT, 0)
+            pending[work] = serial, flags, on_cpu
         except Exception:
             self._leave(serial, flags | LOST_SIGHT, 0)
 
-    def _look_after(self, most: int = LOOKED_AFTER) -> None:
-        pending, looked = self._pending, 0
-        try:
-            for work in list(pending):
-                if work.is_completed():
-                    call = pending.pop(work, None)
-                    if call is not None:
-                        self._leave(call.serial, call.flags)
-                else:
-                    looked += 1
-                    if looked >= most:
-                        return
-        except Exception:
-            pass
+    def _make_look_after(self) -> "Callable[..., None]":
+        pending, kept, leave = self._pending, self._kept, self._ring.leave
+
+        def look_after(now: int, most: int = LOOKED_AFTER) -> None:
+            looked = 0
+            try:
+                for work in tuple(pending):
+                    if work.is_completed():
+                        serial, flags, _ = pending.pop(work)
+                        leave(serial, now, flags)
+                        if kept:
+                            kept.pop(serial, None)
+                    else:
+                        looked += 1
+                        if looked >= most:
+                            return
+            except Exception:
+                pass  # another thread was faster
+
+        return look_after
+
+    def _keep_records(self) -> None:
+        for serial, _, _ in tuple(self._pending.values()):
+            if serial not in self._kept and self._ring.serial - serial < SLOTS:
+                self._kept[serial] = self._ring.copy(serial)
 
     def step_ended(self) -> None:
         """An optimizer step: what it waited for has ended."""
         if self._pending and not self._is_captured():
-            self._look_after(MOST_PENDING)
+            self._look_after(time.monotonic_ns(), MOST_PENDING)
 
     def _make_wait(self, plain: "Callable[..., Any]") -> "Callable[..., Any]":
-        pending, ring, leave = self._pending, self._ring, self._leave
+        pending, kept, ring, leave = self._pending, self._kept, self._ring, self._leave
         at_once, thread = self._at_once, self._thread
 
         def wait(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
@@ -423,25 +447,25 @@ class Tracer:
                     raise
                 leave(serial, WAITED_FOR)
                 return found
-            if not call.flags & WAITED_FOR:
-                call.flags |= WAITED_FOR
-                if ring.serial - call.serial >= SLOTS:
-                    ring.put_back(call.serial, call.record)
-                leave(call.serial, call.flags, 0)
+            serial, flags, on_cpu = call
+            if not flags & WAITED_FOR:
+                flags |= WAITED_FOR
+                pending[self] = serial, flags, on_cpu
+                if ring.serial - serial >= SLOTS and serial in kept:
+                    ring.put_back(serial, kept[serial])
+                leave(serial, flags, 0)
             try:
                 found = plain(self, *args, **kwargs)
             except BaseException:
                 if pending.pop(self, None) is not None:
-                    leave(call.serial, call.flags | FAILED)
+                    leave(serial, flags | FAILED)
+                    kept.pop(serial, None)
                 raise
             try:
                 # With NCCL it is not over yet: the stream waits, not this thread.
-                if (
-                    (call.on_cpu or not is_captured())
-                    and self.is_completed()
-                    and pending.pop(self, None) is not None
-                ):
-                    leave(call.serial, call.flags)
+                if (on_cpu or not is_captured()) and self.is_completed() and pending.pop(self, None) is not None:
+                    leave(serial, flags)
+                    kept.pop(serial, None)
             except Exception:
                 pass
             return found
@@ -458,8 +482,14 @@ class Tracer:
     # ---- groups ----------------------------------------------------------------------------------------------
 
     def _add_group(self, found: "Any") -> Group:
-        group = self._make_group(found)
-        self._groups[id(found)] = self._reference(found), group
+        group, number, groups, alive = self._make_group(found), id(found), self._groups, self._alive
+
+        def forget(_reference: "Any") -> None:
+            groups.pop(number, None)
+            alive.pop(number, None)
+
+        alive[number] = self._reference(found, forget)
+        groups[number] = group
         return group
 
     def _make_group(self, found: "Any") -> Group:

@@ -343,7 +343,7 @@ def test_a_module_of_the_scripts_is_not_taken_for_the_librarys(made: Pages, tmp_
 
 
 def times_of(gaps_s: Iterable[float], before_s: Iterable[float] = ()) -> list[tuple[float, float]]:
-    """What a page says after each heartbeat: how long steps take, and at the least; optimizers' steps before them."""
+    """What a page says after each heartbeat: how long steps take, and at the least; optimizers step before."""
     now_ns = 10**9
     fd = os.memfd_create("page")
     found: list[tuple[float, float]] = []

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -391,6 +392,40 @@ def test_each_call_is_seen_once_whatever_its_form(page: PageFile) -> None:
     assert [each.seq for each in calls] == [*range(1, 9)]
     assert [each.is_open() for each in calls] == [False] * 8
     assert [each.failed for each in calls] == [False] * 7 + [True]
+
+
+def test_an_old_call_comes_back_when_it_is_waited_for(tmp_path: Path) -> None:
+    """It has made room for newer ones by then."""
+    code = ALONE.replace("HashStore(), rank=0, world_size=1", "FileStore(sys.argv[3], 2), rank=rank, world_size=2")
+    code = "import sys; rank = int(sys.argv[4])\n" + code
+    code += textwrap.dedent(f"""
+        first = dist.irecv(torch.ones(7), 0) if rank else None
+        for _ in range({3 * tracer.SLOTS // 2}):
+            dist.all_reduce(torch.ones(1), async_op=True).wait()
+        if first is None:
+            dist.send(torch.ones(7), 1)
+        else:
+            first.wait()
+        dist.destroy_process_group()
+        """)
+    pages = Pages()
+    try:
+        made = pages.renew(2, False, NEW_RING)
+        root = os.path.dirname(os.path.dirname(inside.__file__))
+        words = [sys.executable, "-c", code]
+        ranks = [
+            subprocess.Popen([*words, page.given, root, f"{tmp_path}/store", str(rank)], stderr=subprocess.PIPE)
+            for rank, page in enumerate(made)
+        ]
+        assert [(process.communicate(timeout=60)[1], process.returncode) for process in ranks] == [(b"", 0)] * 2
+        found = [read_ring(page.path, rank) for rank, page in enumerate(made)]
+    finally:
+        pages.close()
+    assert found[0] is not None and found[1] is not None
+    old = found[1].calls[0]
+    assert (old.op, old.shape, old.waited_for, old.is_open()) == ("recv", (7,), True, False)
+    assert len(found[1].calls) == tracer.SLOTS and found[1].calls[1].serial > tracer.SLOTS // 2
+    assert found[0].calls[-1].op == "send"
 
 
 def test_a_late_end_does_not_stand_in_a_newer_call(page: PageFile) -> None:
