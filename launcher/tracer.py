@@ -266,6 +266,7 @@ class Tracer:
         # By the number of a set of keys: those for the next kernel; and whether the call is noted: not where a
         # subclass of Tensor makes another one of it, or a mode looks on.
         known: "Dict[int, Tuple[Any, bool]]" = {}
+        after.raw_repr()  # a torch that has none is one without this kernel, not one whose calls fail
 
         def learn(keyset: "Any") -> "Tuple[Any, bool]":
             if len(known) > MOST_KEYSETS:
