@@ -408,7 +408,10 @@ class Tracer:
             try:
                 for work in tuple(pending):
                     if work.is_completed():
-                        serial, flags, _ = pending.pop(work)
+                        call = pending.pop(work, None)
+                        if call is None:
+                            continue  # another thread has seen it too
+                        serial, flags, _ = call
                         leave(serial, now, flags)
                         if kept:
                             kept.pop(serial, None)
@@ -417,7 +420,7 @@ class Tracer:
                         if looked >= most:
                             return
             except Exception:
-                pass  # another thread was faster
+                return  # a work that cannot be asked: the job's own call goes on
 
         return look_after
 
