@@ -250,7 +250,7 @@ def test_no_permission(hdfs: MiniHdfs, monkeypatch: pytest.MonkeyPatch, kind: st
 
 # A program, as the calls hang for good: they must not keep it from ending either.
 ASKING_NOBODY = """
-import asyncio, sys, time
+import asyncio, sys
 from bootseer.errors import StorageTimeout
 from bootseer.storage.hdfs import HdfsStore
 
@@ -262,19 +262,19 @@ async def ask(place):
             await call
         except StorageTimeout as error:
             assert "127.0.0.1" in str(error), error
+            print("timeout")
 
-began_s = time.monotonic()
 asyncio.run(ask(HdfsStore.open(sys.argv[1], timeout_s=0.5, options={"web": ""} if sys.argv[1][0] == "h" else {})))
-print(time.monotonic() - began_s)
 """
 
 
 @pytest.mark.parametrize("scheme", ["hdfs", "webhdfs"])
 def test_no_namenode_is_a_timeout(hdfs: MiniHdfs, free_port: int, scheme: str) -> None:
     argv = [sys.executable, "-c", ASKING_NOBODY, f"{scheme}://127.0.0.1:{free_port}/x"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    # Far more than four times the half second, for a busy machine, and far less than the minute of the default.
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=50)
     assert done.stderr == ""
-    assert float(done.stdout) < 4 * 0.5 + 1.0
+    assert done.stdout.split() == ["timeout"] * 4
 
 
 # A program, as a process with threads should not fork a test run.
