@@ -3,14 +3,16 @@
 In a rank: the hook of torch's optimizers as launcher/inside.py makes it, called as torch calls it, less an empty
 hook; bootseer.heartbeat, and one with an event, of which there is one a second at most; opening the page, with the
 handler for stacks. In the agent: CPU time of one look at RANKS processes that have pages, log files and a child
-each, times one look in LOOK_EVERY_S; and the time until all their stacks are had. What steps of a job of two ranks
-become longer, with its 95 % interval, by hooks in its ranks, looks at them and heartbeats: two jobs in turns
-(turns.py).
+each, times one look in LOOK_EVERY_S, and of bringing a heartbeat a second of each into its event file; and the
+time until all their stacks are had. What steps of a job of two ranks become longer, with its 95 % interval, by
+hooks in its ranks, looks at them and heartbeats: two jobs in turns (turns.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,8 +22,9 @@ from typing import NamedTuple
 from bench.record import BenchError, Figures, Target
 from bench.turns import measure_steps
 from launcher.loop import Loop
+from launcher.supervise.beats import LOOK_S, NodeBeats
 from launcher.supervise.collector import StackCollector
-from launcher.supervise.page import PageFile, Pages
+from launcher.supervise.page import PAGE_BYTES, PageFile, Pages
 from launcher.supervise.sampler import Sampler
 from launcher.supervise.stacks import RankStacks, Source
 
@@ -29,10 +32,12 @@ ROUNDS = 5
 RANKS = 8
 LOOK_EVERY_S = 2.0
 LOOKS = 200
+NAMES = b'["loss"]'
 STEP_JOBS, STEP_TURNS, STEPS = 8, 10, 20
 TARGETS = {
     "supervise.step_us": Target(at_most=1.0),
     "supervise.heartbeat_us": Target(at_most=2.0),
+    "supervise.heartbeat_event_us": Target(at_most=2.0),
     "supervise.agent_cores": Target(at_most=0.01),
 }
 IN_A_RANK = """
@@ -48,13 +53,9 @@ first_step = inside.FirstStep(events, page)
 hook = first_step._make_counter(page)
 import bootseer
 sys.modules[inside.NAME] = inside
-beats = inside.Heartbeats(events, first_step, page)
-inside.heartbeat = beats.beat
+inside.heartbeat = inside.make_heartbeat(events, first_step, page)
 optimizer, empty, metrics = object(), (), {}
 def beat(step):
-    bootseer.heartbeat(step, loss=1.5)
-def beat_with_event(step):
-    beats._metrics_due_ns = 0
     bootseer.heartbeat(step, loss=1.5)
 def nothing(*_step):
     pass
@@ -67,7 +68,10 @@ def measure(function, *args, count=50000):
         best = min(best, time.thread_time() - began_s)
     return best / count * 1e6
 print(measure(hook, optimizer, empty, metrics) - measure(nothing, optimizer, empty, metrics),
-      measure(beat, 7) - measure(nothing, 7), measure(beat_with_event, 7, count=2000), opened_s * 1e6)
+      measure(beat, 7) - measure(nothing, 7), end=" ")
+inside.HEARTBEAT_EVERY_NS = 0
+time.sleep(1.1)  # the last event's second
+print(measure(beat, 7) - measure(nothing, 7), opened_s * 1e6)
 """
 RANK = """
 import subprocess, sys, time
@@ -98,6 +102,10 @@ class _Rank(NamedTuple):
     @property
     def stacks_file(self) -> str:
         return self.page_file
+
+    @property
+    def events_file(self) -> str:
+        return f"{self.logs.stdout_path}.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,12 +168,44 @@ def _in_the_agent(pages: Pages, folder: str) -> dict[str, float]:
             sampler.look(time.monotonic())
         look_s = (time.process_time() - began_s) / LOOKS
         sampler.close()
-        return {"look_us": look_s * 1e6, "agent_cores": look_s / LOOK_EVERY_S, "stacks_s": _collect(ranks)}
+        beats_s = _bring_beats(ranks)
+        return {
+            "look_us": look_s * 1e6,
+            "beats_us": beats_s * 1e6,
+            "agent_cores": look_s / LOOK_EVERY_S + beats_s / LOOK_S,
+            "stacks_s": _collect(ranks),
+        }
     finally:
         for process in processes:
             if process.stdin is not None:
                 process.stdin.close()
             process.wait(30)
+
+
+def _bring_beats(ranks: list[_Rank]) -> float:
+    """CPU seconds for a heartbeat of each rank."""
+    loop, took_s = Loop(), 0.0
+    for rank in ranks:
+        open(rank.events_file, "wb").close()
+    beats = NodeBeats(loop, ranks, "run", "node", 0)
+    fds = [os.open(rank.page_file, os.O_WRONLY) for rank in ranks]
+    packer = struct.Struct(f"<Q{len(NAMES)}sdqQHHQ")
+    for number in range(1, LOOKS + 1):
+        note = packer.pack(number, NAMES, 1.5, 7, time.monotonic_ns(), len(NAMES), packer.size, number)
+        for fd in fds:
+            os.pwrite(fd, note, PAGE_BYTES - len(note))
+        began_s = time.process_time()
+        beats.bring()
+        took_s += time.process_time() - began_s
+    beats.stop()
+    for fd in fds:
+        os.close(fd)
+    loop.close()
+    for rank in ranks:
+        with open(rank.events_file, "rb") as file:
+            if sum(b'"attrs":{"loss":1.5}' in line for line in file) != LOOKS:
+                raise BenchError("heartbeats are missing")
+    return took_s / LOOKS
 
 
 def _collect(ranks: list[_Rank]) -> float:

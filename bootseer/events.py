@@ -79,11 +79,18 @@ class Event(NamedTuple):
 class EventWriter:
     """Appends events of one process to `path` ("" for none). `dropped` counts events that could not be written.
 
-    `attempt` may be set anew; the file is opened at the first event and closed by `close`.
+    `attempt` may be set anew; the file is opened at the first event and closed by `close`. A file that is another
+    process's (`is_others`) is never made, and no link is followed to it.
     """
 
     def __init__(
-        self, path: str, run_id: str, node: str, rank: int | None = None, attempt: int | None = None
+        self,
+        path: str,
+        run_id: str,
+        node: str,
+        rank: int | None = None,
+        attempt: int | None = None,
+        is_others: bool = False,
     ) -> None:
         self.path = path
         self.run_id = run_id
@@ -91,6 +98,7 @@ class EventWriter:
         self.rank = rank
         self.attempt = attempt
         self.dropped = 0
+        self._flags = os.O_NOFOLLOW | os.O_NONBLOCK if is_others else os.O_CREAT
         self._fd = -1
         self._spans = 0
         self._is_torn = False  # the last line was cut off by a full disk
@@ -191,8 +199,7 @@ class EventWriter:
 
     def _append(self, data: bytes) -> None:
         if self._fd < 0:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._fd = os.open(self.path, flags, 0o644)
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | self._flags, 0o644)
         if self._is_torn:
             data = b"\n" + data
         written = os.write(self._fd, data)

@@ -29,6 +29,7 @@ if IS_PROGRAM:
 RUN_PATH = "import runpy,sys;sys.argv=sys.argv[1:];runpy.run_path(sys.argv[0],run_name='__main__')"
 HEARTBEAT_EVERY_NS = 1000000000
 FIRST_BEATS = 16
+MOST_PACKERS = 64
 FIRST_STEPS = 12
 LEVEL_RESTS_NS = 1000000000
 FULL = (28, 122)  # ENOSPC, EDQUOT: module errno is not loaded at start
@@ -36,8 +37,9 @@ MOST_ERROR_CHARS = 100000
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
 
 # Of the page; launcher/supervise/page.py reads it, and says what is where.
-PAGE_HEAD = b"BOOTRANK\1\0\0\0"
-PAGE_BYTES, PULSE_AT = 64, 32
+PAGE_HEAD = b"BOOTRANK\2\0\0\0"
+PAGE_BYTES, PULSE_AT = 512, 32
+MOST_NOTES, TEXT_NOTE = PAGE_BYTES - PULSE_AT - 32, 0xFFFF
 RING_MAGIC = b"BOOTRING"  # behind the page, where collectives are to be traced (launcher/tracer.py)
 MOST_STEP = 1 << 55
 # All signals below 32 have a meaning, C libraries keep 32 to 34 for themselves, what takes real-time signals
@@ -189,7 +191,7 @@ def open_page(path: str) -> "Optional[Page]":
         return None
 
 
-def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], int], Callable[[], None]]":
+def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[..., bool], Callable[[], None]]":
     """What counts a step; what counts a heartbeat, with its number; what makes a forked child stop counting.
 
     A pulse is four words of 8 bytes: how many there were, when the last one was, MOST_STEP more than the last
@@ -255,11 +257,13 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], int], Ca
             pass
         forget()
 
-    def beat(step: "Any") -> int:
-        """As pulse, and not through it: calls are what is dear here. Returns: the time."""
+    def beat(step: "Any", now: int, notes: bytes = b"") -> bool:
+        """As pulse, and not through it: calls are what is dear here.
+
+        Args: now: the time; notes: what is written behind the pulse. Returns: whether all that was written.
+        """
         nonlocal count, last, said, by_beats, due, level, low, run, took
         count += one
-        now = now_ns()
         if not by_beats:  # each optimizer's steps may be only a part of one
             by_beats, last, due, level, low, run, took = True, 0, 0, 0, 0, 0, 0
         if now >= due:
@@ -269,12 +273,12 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[[Any], int], Ca
             said = (step + MOST_STEP) * a_step
         try:
             if look(at, get) == MARK:
-                write(at, (count + said + took + now * a_ns).to_bytes(32, "little"), PULSE_AT)
-                return now
+                write(at, (count + said + took + now * a_ns).to_bytes(32, "little") + notes, PULSE_AT)
+                return True
         except OSError:
             pass
         forget()
-        return now
+        return False
 
     def follow(gap: int, now: int) -> None:
         """The level follows how long most steps take, the faster the more in a row are longer or shorter than it.
@@ -682,38 +686,90 @@ class Probes:
 # ---- heartbeats --------------------------------------------------------------------------------------------
 
 
-class Heartbeats:
+def make_heartbeat(
+    events: Events, first_step: FirstStep, page: "Optional[Page]" = None
+) -> "Callable[[Any, Dict[str, Any]], None]":
     """Where bootseer.heartbeat ends: the first one counts as first step; of the first few and then of one a second
     there is an event: rules over their numbers (launcher/rules) need some to know what is usual.
 
-    The page has each of them.
+    The page has each of them. After the first few the events are notes in the page, from where bootrun brings them
+    into the event file (launcher/supervise/beats.py): a training loop waits for no disk.
     """
+    count = _count_nowhere if page is None else page.beat
+    has_notes = page is not None and bool(events.path)
+    due = metrics_due = number = 0
+    left = FIRST_BEATS
+    kept = bytes(MOST_NOTES)
+    packers = {}  # type: Dict[Tuple[str, ...], Tuple[bytes, int, int, Callable[..., bytes]]]
+    clock = time.monotonic_ns
 
-    def __init__(self, events: Events, first_step: FirstStep, page: "Optional[Page]" = None) -> None:
-        self._events = events
-        self._first_step = first_step
-        self._count = None if page is None else page.beat
-        self._due_ns = self._metrics_due_ns = 0
-        self._first = FIRST_BEATS
-
-    def beat(
-        self,
-        step: "Any",
-        metrics: "Dict[str, Any]",
-        _now_ns: "Any" = getattr(time, "monotonic_ns", None),
-    ) -> None:
-        now_ns = _now_ns() if self._count is None else self._count(step)
+    def beat(step: "Any", metrics: "Dict[str, Any]") -> None:
+        nonlocal due, metrics_due, number, left, kept
+        now = clock()
         # What was measured may come with one beat only: it does not wait for those without.
-        if now_ns < (self._metrics_due_ns if metrics else self._due_ns) and not self._first:
+        if now < (metrics_due if metrics else due) and not left:
+            count(step, now)
             return
-        self._first -= self._first > 0
+        due = now + HEARTBEAT_EVERY_NS
         if metrics:
-            self._metrics_due_ns = now_ns + HEARTBEAT_EVERY_NS
-        self._due_ns = now_ns + HEARTBEAT_EVERY_NS
-        self._first_step.done("heartbeat")
-        attrs = ",".join([quote(name) + ":" + measured_value(value) for name, value in metrics.items()])
-        more = ',"value":%s%s' % (plain_value(step), ',"attrs":{%s}' % attrs if attrs else "")
-        self._events.write(None, "scalar", "heartbeat", more)
+            metrics_due = due
+        if left:
+            left -= 1
+            count(step, now)
+            first_step.done("heartbeat")
+        elif has_notes:
+            number += 1
+            try:
+                values = metrics.values()
+                for value in values:
+                    if type(value) is not float:
+                        raise TypeError(value)
+                if type(step) is not int:
+                    raise TypeError(step)
+                names = tuple(metrics)
+                text, length, size, pack = packers.get(names) or make_packer(names)
+                note = pack(number, text, *values, step, now, length, size, number)
+            except Exception:  # other values than most have
+                note = pack_text(number, now, event_fields(step, metrics))
+            if len(note) <= MOST_NOTES:
+                # The last ones stay: whoever looks once a second misses none.
+                kept = (kept + note)[-MOST_NOTES:]
+                if count(step, now, kept):
+                    return
+            else:
+                count(step, now)
+        events.write(None, "scalar", "heartbeat", event_fields(step, metrics))
+
+    def make_packer(names: "Tuple[str, ...]") -> "Tuple[bytes, int, int, Callable[..., bytes]]":
+        """For notes with these metrics, where the step is an integer and they are all floats."""
+        text = ("[" + ",".join([quote(name) for name in names]) + "]").encode("utf-8", "backslashreplace")
+        form = "<Q%ds%ddqQHHQ" % (len(text), len(names))
+        struct = _import_apart("_struct")
+        if len(packers) >= MOST_PACKERS:
+            packers.clear()
+        found = packers[names] = text, len(text), struct.calcsize(form), struct.Struct(form).pack
+        return found
+
+    return beat
+
+
+def event_fields(step: "Any", metrics: "Dict[str, Any]") -> str:
+    """Of a heartbeat: JSON with a comma in front."""
+    attrs = ",".join([quote(name) + ":" + measured_value(value) for name, value in metrics.items()])
+    return ',"value":%s%s' % (plain_value(step), ',"attrs":{%s}' % attrs if attrs else "")
+
+
+def pack_text(number: int, now_ns: int, fields: str) -> bytes:
+    """A note of any heartbeat."""
+    text = fields.encode("utf-8", "backslashreplace")
+    size = len(text) + 28
+    words = (number, 8), (now_ns, 8), (TEXT_NOTE, 2), (size if size < TEXT_NOTE else 0, 2), (number, 8)
+    first, *last = [word.to_bytes(length, "little") for word, length in words]
+    return first + text + b"".join(last)
+
+
+def _count_nowhere(_step: "Any", _now_ns: int, _notes: bytes = b"") -> bool:
+    return False
 
 
 def keep_layout(line: str) -> None:
@@ -1071,7 +1127,7 @@ def install(events: Events, page_file: str = "") -> None:
     if events.path or page is not None:
         first_step = FirstStep(events, page)
         first_step.install()
-        heartbeat = Heartbeats(events, first_step, page).beat
+        heartbeat = make_heartbeat(events, first_step, page)
         events.write("spawn", "instant", "script")
     if os.environ.get(Probes.VARIABLE) == "1":
         Probes().install()

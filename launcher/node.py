@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from launcher.stage_span import StageSpan
     from launcher.status.node_status import Told
     from launcher.status.server import StatusServer
+    from launcher.supervise.beats import NodeBeats
     from launcher.supervise.failure_files import FailureFiles, Rings
     from launcher.supervise.node_watch import NodeWatch
 
@@ -69,6 +70,7 @@ TIDY_AFTER_S = 1.0
 # What the next failure needs is imported before it comes, when the start has the least of its own to do.
 READY_AFTER_S = 0.2
 WATCH_AFTER_S = 1.5  # no hang is seen sooner
+BEATS_AFTER_S = 0.9  # the first ones are events of the ranks' own; before the rules, which read what it brings
 RULES_AFTER_S = 1.0  # what ranks have printed before is read then
 STATUS_AFTER_S = 2.0  # nobody asks sooner
 CHECKS_AFTER_S = 3.0  # what was looked at beside the start is looked at again
@@ -119,6 +121,7 @@ class Node:
         self._finish: Finish | None = None
         self._rings: Rings = (-1, {})  # of the attempt that is over, as it left them
         self._watch: NodeWatch | None = None  # over the attempt's ranks
+        self._beats: NodeBeats | None = None
         self._rules: NodeRules | None = None  # over what they print
         self._group_rank = -1  # of this node in the last attempt that it had part in
         self._health: NodeHealth | None = None
@@ -615,6 +618,7 @@ class Node:
             for rank in group.ranks:
                 self._console.show(rank_event(self._spec, self.host, group.world, rank, "START", None) + "\n")
         if self._events_dir:
+            self._loop.call_later(BEATS_AFTER_S, self._begin_beats, group)
             self._unrecorded = group
             self._loop.call_later(RECORD_AFTER_S, self._make_record)
 
@@ -693,6 +697,14 @@ class Node:
         self.complain(lines[0] + kept)
         for line in lines[1:SHOWN_LINES]:
             self._console.show(f"  {line}\n")
+
+    def _begin_beats(self, group: RankGroup) -> None:
+        if not self._has_ranks or self._beats is not None or group.world.attempt != self._attempt:
+            return
+        from launcher.supervise.beats import NodeBeats
+
+        ranks = [rank for rank in group.ranks if rank.page_file and rank.events_file]
+        self._beats = NodeBeats(self._loop, ranks, self._spec.run_id, self.host, group.world.attempt)
 
     def _begin_rules(self, group: RankGroup) -> None:
         if not self._has_ranks or self._rules is not None or group.world.attempt != self._attempt:
@@ -888,6 +900,11 @@ class Node:
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
         """A rank has ended."""
         self._make_record()
+        if self._events_dir:
+            if self._pages.have_notes:
+                self._begin_beats(group)  # if it has not lived long enough for that
+            if self._beats is not None:
+                self._beats.rank_ended(rank.rank)
         if self._spec.has_rules:
             if exited.status and not group.is_stopping:
                 self._begin_rules(group)  # if it has not lived long enough for that
@@ -916,6 +933,9 @@ class Node:
             self._numbers_fall = self._watch.numbers_fall
             self._watch.stop()
             self._watch = None
+        if self._beats is not None:
+            self._beats.stop()
+            self._beats = None
         if self._rules is not None:
             self._rules.stop()
             self._rules = None

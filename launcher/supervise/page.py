@@ -11,6 +11,14 @@ numbers are little endian; behind the page faulthandler appends the stacks of th
    16  8  ident of the main thread  40  8  monotonic ns of the last one
    24  4  descriptor for stacks     48  8  its number + 2^55, of heartbeats; 0: none was given
                                     56  8  the words at 32, 40, 48 times 1, 5, 7, added up
+   64  448  notes of heartbeats, the newest at the end, older ones before it as far as there is room; of a note:
+             8  its number, from 1 on
+             n  names of metrics as a JSON list, their values (doubles, 8 each), the heartbeat's number (8);
+                or the fields of its event, as JSON with a comma in front
+             8  monotonic ns
+             2  bytes of the names, or 0xFFFF: it has fields
+             2  bytes of all of the note
+             8  its number once more: of a note that is read while it is written these differ
 A memfd, given to the rank by its path below /proc: it has no name, so nothing is left of it whoever is killed; no
 disk that is full or does not answer can hold up a step. Ranks in images may not follow that path and get a file in
 /dev/shm, whose name they take away; else the guard does so at its end, else the next job of this user. Where the
@@ -19,20 +27,26 @@ rank cannot open it, it stays as it was made, and nothing is known.
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 MAGIC = b"BOOTRANK"
 RING_MAGIC = b"BOOTRING"
-VERSION = 1
-PAGE_BYTES = 64
+VERSION = 2
+PAGE_BYTES = 512
 NAMED_FOLDER = "/dev/shm"  # noqa: S108
+_PULSE_END = _NOTES_AT = 64
 _NAME = "bootseer-page-"
 _OLD_S = 60.0  # a rank that runs has taken the name away by then
 _NO_STEP = 1 << 55
 _MOST_STEPS = (1 << 40) - 1
+_NOTE_END = struct.Struct("<QHHQ")
+_LEAST_NOTE_BYTES = 8 + _NOTE_END.size
+_HAS_FIELDS = 0xFFFF
 _TRIES = 5  # a rank is not in the middle of a write five times in a row
 
 
@@ -50,6 +64,15 @@ class Page(NamedTuple):
     least_s: float = 0.0  # that most steps took at a time; 0: not known
     takes_s: float = 0.0  # that most steps take now
     main_signal: int = 0  # that asks for the main thread's stack alone; 0: it has no handler
+
+
+class Note(NamedTuple):
+    """Of a heartbeat."""
+
+    number: int  # from 1 on
+    mono_ns: int
+    body: bytes  # as in the page
+    names_bytes: int  # of it; -1: it has fields
 
 
 class PageFile(NamedTuple):
@@ -88,6 +111,11 @@ class Pages:
     def read(self) -> list[Page | None]:
         """What each says; None where no rank has opened it."""
         return [read_page(fd) for fd in self._fds]
+
+    @property
+    def have_notes(self) -> bool:
+        """Whether a rank has left some."""
+        return any(read_notes(fd, 0) for fd in self._fds)
 
     @property
     def names(self) -> list[str]:
@@ -147,7 +175,7 @@ def read_page(fd: int) -> Page | None:
     """None where no rank has opened it, or it is none."""
     for _ in range(_TRIES):
         try:
-            data = os.pread(fd, PAGE_BYTES, 0)
+            data = os.pread(fd, _PULSE_END, 0)
         except OSError:
             return None
         found = parse_page(data)
@@ -158,9 +186,57 @@ def read_page(fd: int) -> Page | None:
     return None
 
 
+def read_notes(fd: int, after: int) -> list[Note]:
+    """Those that are still there, the oldest first. Args: after: the number of the last one that is known."""
+    try:
+        data = os.pread(fd, PAGE_BYTES - _NOTES_AT, _NOTES_AT)
+    except OSError:
+        return []
+    if len(data) < PAGE_BYTES - _NOTES_AT or _number(data, len(data) - 8, 8) <= after:
+        return []
+    return [note for note in parse_notes(data) if note.number > after]
+
+
+def parse_notes(data: bytes) -> list[Note]:
+    """Without those that are cut off, or that were read while they were written."""
+    found: list[Note] = []
+    end = len(data)
+    while end >= _LEAST_NOTE_BYTES:
+        mono_ns, names_bytes, size, number = _NOTE_END.unpack_from(data, end - _NOTE_END.size)
+        begin = end - size
+        is_next = number == found[-1].number - 1 if found else number > 0
+        if not is_next or size < _LEAST_NOTE_BYTES or begin < 0 or _number(data, begin, 8) != number:
+            break
+        body = data[begin + 8 : end - _NOTE_END.size]
+        found.append(Note(number, mono_ns, body, -1 if names_bytes == _HAS_FIELDS else names_bytes))
+        end = begin
+    return found[::-1]
+
+
+def note_event(note: Note) -> tuple[object, dict[str, object]] | None:
+    """Number and metrics of the heartbeat; None where a rank has written something else."""
+    import json  # takes 5 ms to load, and few ranks have heartbeats
+
+    body, names_bytes = note.body, note.names_bytes
+    try:
+        if names_bytes < 0:
+            found = json.loads(b"{" + body.lstrip(b",") + b"}")
+            attrs = found.get("attrs", {})
+            return (found.get("value"), attrs) if isinstance(attrs, dict) else None
+        names = json.loads(body[:names_bytes])
+        *values, step = struct.unpack(f"<{len(names)}dq", body[names_bytes:])
+        # JSON has no word for what is no number.
+        return step, {
+            str(name): value if math.isfinite(value) else repr(value)
+            for name, value in zip(names, values, strict=True)
+        }
+    except (ValueError, TypeError, RecursionError, struct.error):
+        return None
+
+
 def parse_page(data: bytes) -> Page | None:
     """None where nothing is in it, or where it was read while it was written."""
-    if len(data) < PAGE_BYTES or data[:8] != MAGIC or _number(data, 8, 4) != VERSION or not _number(data, 12, 4):
+    if len(data) < _PULSE_END or data[:8] != MAGIC or _number(data, 8, 4) != VERSION or not _number(data, 12, 4):
         return None
     steps, step_ns, step, check = (_number(data, at, 8) for at in (32, 40, 48, 56))
     if steps + 5 * step_ns + 7 * step != check:

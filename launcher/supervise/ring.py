@@ -1,6 +1,6 @@
 """The ring of a rank's calls of torch.distributed, behind its page: read here, written by launcher/tracer.py.
 
-Little endian, from the end of the page (64) on; a call is found at its serial number modulo SLOTS:
+Little endian, from the end of the page (512) on; a call is found at its serial number modulo SLOTS:
     0  8  magic BOOTRING; 8  4  version; 16  8  bytes of all of this        head of 64 bytes
    24  4  operators that are traced; 0: none, nothing is known
    64     groups, a line each: number, generation, name, label, ranks as START:COUNT:STEP,...; tabs between

@@ -190,7 +190,7 @@ class TestLosses:
         bed.loop.remove_reader(server.coordinator._epoll.fileno())
         began_s = time.monotonic()
         bed.until(lambda: node.lost, 5.0)
-        assert 0.7 < time.monotonic() - began_s
+        assert time.monotonic() - began_s > 0.7
         assert "it was silent for 1 s" in node.lost[0]
         bed.loop.add_reader(server.coordinator._epoll.fileno(), server.coordinator._on_events)
 

@@ -295,7 +295,7 @@ class TestHostileNodes:
         bed.until(lambda: node.last(Finish))
         began_s = time.monotonic()
         bed.until(lambda: node.member.is_closed and server.count("ending") == 0, 5.0)
-        assert 0.5 < time.monotonic() - began_s
+        assert time.monotonic() - began_s > 0.5
 
     def test_a_coordinator_that_does_not_read_gets_no_more(self, bed: Bed, events: RunEvents) -> None:
         server = Server(bed, nodes=1, events=events)

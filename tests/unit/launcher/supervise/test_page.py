@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -33,6 +33,7 @@ def made() -> Iterator[Pages]:
 def in_a_process(path: str, code: str) -> subprocess.CompletedProcess[str]:
     """Runs code that has `page`, in a process of its own: handlers and descriptors stay there."""
     program = "import os, sys, time\nfrom launcher import inside\npage = inside.open_page(sys.argv[1])\n"
+    program += "beat = lambda step: page.beat(step, time.monotonic_ns())\n"
     return subprocess.run(
         [sys.executable, "-c", program + textwrap.dedent(code), path], capture_output=True, text=True, timeout=60
     )
@@ -44,7 +45,7 @@ def fd_of(path: str) -> int:
 
 def test_both_ends_know_the_same_format() -> None:
     assert MAGIC + pages.VERSION.to_bytes(4, "little") == inside.PAGE_HEAD
-    assert inside.PAGE_BYTES == PAGE_BYTES
+    assert inside.PAGE_BYTES == PAGE_BYTES == inside.PULSE_AT + 32 + inside.MOST_NOTES
     assert inside.MOST_STEP == pages._NO_STEP
 
 
@@ -58,8 +59,8 @@ def test_what_is_counted_is_read(made: Pages) -> None:
         """
         print(os.getpid(), sys.modules["_thread"].get_ident())
         for _ in range(3): page.pulse(1, 2, 3)
-        page.beat(-7)
-        page.beat("no number")
+        beat(-7)
+        beat("no number")
         page.counts()
         found = os.listdir("/proc/self/fd")
         print("faulthandler" in sys.modules, [n for n in found if os.path.exists(f"/proc/self/fd/{n}")])
@@ -99,10 +100,10 @@ def test_forked_children_do_not_count(made: Pages) -> None:
         """
         page.pulse()
         if os.fork() == 0:
-            for _ in range(10): page.pulse(); page.beat(99)
+            for _ in range(10): page.pulse(); beat(99)
             os._exit(0)
         os.wait()
-        page.beat(1)
+        beat(1)
         """,
     )
     assert (run.returncode, run.stderr) == (0, "")
@@ -159,7 +160,7 @@ def test_a_file_of_the_scripts_that_has_its_number_is_left_alone(made: Pages, tm
         os.closerange(3, 2000)
         own = os.open({os.fspath(own)!r}, os.O_RDWR)
         os.dup2(own, page.fd)
-        for _ in range(3): page.pulse(); page.beat(4)
+        for _ in range(3): page.pulse(); beat(4)
         """,
     )
     assert (run.returncode, run.stderr) == (0, "")
@@ -170,7 +171,7 @@ def test_a_file_of_the_scripts_that_has_its_number_is_left_alone(made: Pages, tm
 
 def test_once_it_is_closed_nothing_is_counted_and_nothing_fails(made: Pages) -> None:
     (file,) = made.renew(1, False)
-    run = in_a_process(file.given, "os.closerange(3, 2000); page.pulse(); page.counts(); page.beat(1)")
+    run = in_a_process(file.given, "os.closerange(3, 2000); page.pulse(); page.counts(); beat(1)")
     assert (run.returncode, run.stderr) == (0, "")
     found = read_page(fd_of(file.path))
     assert found is not None and (found.steps, found.counts) == (0, False)
@@ -179,14 +180,14 @@ def test_once_it_is_closed_nothing_is_counted_and_nothing_fails(made: Pages) -> 
 @pytest.mark.parametrize("step", [0, 1, -1, 2**54, 2**55 - 1, -(2**55) + 1])
 def test_numbers_of_steps(made: Pages, step: int) -> None:
     (file,) = made.renew(1, False)
-    assert in_a_process(file.given, f"page.beat({step})").returncode == 0
+    assert in_a_process(file.given, f"beat({step})").returncode == 0
     found = read_page(fd_of(file.path))
     assert found is not None and found.step == step
 
 
 def test_other_numbers_are_not_taken_but_count(made: Pages) -> None:
     (file,) = made.renew(1, False)
-    code = "for step in (5, 2**55, -2**55, 10**30, True, 1.5, None, 'x'): page.beat(step)"
+    code = "for step in (5, 2**55, -2**55, 10**30, True, 1.5, None, 'x'): beat(step)"
     assert in_a_process(file.given, code).returncode == 0
     found = read_page(fd_of(file.path))
     assert found is not None and (found.steps, found.step) == (8, 5)
@@ -215,6 +216,127 @@ def test_a_torn_read_shows(count: int, time_ns: int, later_ns: int, step: int, m
         assert found is not None and found.steps in (count, count + 1)
     else:
         assert found is None
+
+
+NAMES = st.lists(st.text(max_size=5), max_size=3, unique=True)
+METRICS = NAMES.flatmap(lambda names: st.fixed_dictionaries({name: st.floats(width=32) for name in names}))
+ANY_METRICS = st.dictionaries(
+    st.text(max_size=5), st.floats(allow_infinity=False, allow_nan=False) | st.integers() | st.text(max_size=9)
+)
+ANY_STEP = st.integers(-(2**54), 2**54) | st.text(max_size=5)
+
+
+class FakePage:
+    """Has notes as a page that is in memory; `is_lost`: the script has closed it."""
+
+    def __init__(self) -> None:
+        self.notes, self.beats, self.is_lost = b"", 0, False
+
+    def beat(self, _step: object, _now_ns: int, notes: bytes = b"") -> bool:
+        self.beats += 1
+        if not self.is_lost and notes:
+            self.notes = notes
+        return not self.is_lost
+
+
+class FakeEvents:
+    """Keeps what would be written into the file."""
+
+    path = "events.jsonl"
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def write(self, _stage: object, _kind: str, _name: str, more: str) -> None:
+        self.written.append(more)
+
+
+class FakeFirstStep:
+    """Is told of the first heartbeats."""
+
+    def done(self, _how: str) -> None:
+        pass
+
+
+def make_beat(monkeypatch: pytest.MonkeyPatch) -> tuple[Callable[..., None], FakePage, FakeEvents]:
+    """A rank after its first heartbeats, each of which leaves an event."""
+    monkeypatch.setattr(inside, "FIRST_BEATS", 0)
+    monkeypatch.setattr(inside, "HEARTBEAT_EVERY_NS", 0)
+    page, events = FakePage(), FakeEvents()
+    return inside.make_heartbeat(events, FakeFirstStep(), page), page, events  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(ANY_STEP, METRICS | ANY_METRICS), min_size=1, max_size=20))
+def test_notes_of_heartbeats_are_read(beats: list[tuple[int | str, dict[str, float | int | str]]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        beat, page, events = make_beat(patch)
+        for step, metrics in beats:
+            beat(step, metrics)
+    assert page.beats == len(beats)
+    found = {note.number: note for note in pages.parse_notes(page.notes)}
+    for number, (step, metrics) in enumerate(beats, 1):
+        if number in found:
+            expected = (step, {name: metric(value) for name, value in metrics.items()})
+            assert pages.note_event(found[number]) == expected
+    assert len(beats) in found or events.written, "the last one is in one of the two"
+
+
+def metric(value: object) -> object:
+    """As events have it."""
+    return repr(value) if isinstance(value, float) and value - value != 0 else value
+
+
+def test_the_last_notes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    beat, page, events = make_beat(monkeypatch)
+    for step in range(100):
+        beat(step, {"loss": step / 2, "lr": 0.1})
+        numbers = [note.number for note in pages.parse_notes(page.notes)]
+        assert len(numbers) == min(step + 1, 6)
+        assert numbers == list(range(step + 2 - len(numbers), step + 2))
+    assert not events.written
+
+
+def test_a_heartbeat_without_room_for_its_metrics_is_an_event_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    beat, page, events = make_beat(monkeypatch)
+    beat(1, {"text": "x" * 500})
+    beat(2, {"loss": 1.0})
+    assert events.written == [',"value":1,"attrs":{"text":"' + "x" * 500 + '"}']
+    assert [note.number for note in pages.parse_notes(page.notes)] == [2]
+    assert page.beats == 2
+
+
+def test_once_the_page_is_lost_heartbeats_are_events_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    beat, page, events = make_beat(monkeypatch)
+    page.is_lost = True
+    beat(1, {"loss": 1.0})
+    beat(2, {})
+    assert events.written == [',"value":1,"attrs":{"loss":1.0}', ',"value":2'] and not page.notes
+
+
+@given(st.binary(max_size=500), st.integers(0, 448))
+def test_any_notes_can_be_read(data: bytes, cut: int) -> None:
+    """Also where only a part is the ranks' own."""
+    whole = inside.pack_text(7, 5, ',"value":3')
+    for each in (data, data[:cut] + whole, data + whole):
+        for note in pages.parse_notes(each):
+            pages.note_event(note)
+    assert pages.parse_notes(data[:cut] + whole)[-1][:2] == (7, 5)
+
+
+@given(st.data())
+def test_torn_notes_show(data: st.DataObject) -> None:
+    """Of notes that are written while they are read some bytes are new and the rest is old."""
+    with pytest.MonkeyPatch.context() as patch:
+        beat, page, _ = make_beat(patch)
+        written = {}
+        for step in range(data.draw(st.integers(2, 15))):
+            old = page.notes
+            written[step + 1] = (step, {"loss": step / 4})
+            beat(step, {"loss": step / 4})
+    cut = data.draw(st.integers(0, len(page.notes)))
+    for mixed in (page.notes[:cut] + old[cut:], old[:cut] + page.notes[cut:]):
+        for note in pages.parse_notes(mixed):
+            assert pages.note_event(note) == written[note.number]
 
 
 @given(st.binary(max_size=80))
@@ -356,7 +478,7 @@ def times_of(gaps_s: Iterable[float], before_s: Iterable[float] = ()) -> list[tu
         pulse()
     for gap_s in gaps_s:
         now_ns += int(gap_s * 1e9)
-        assert beat(1) == now_ns
+        assert beat(1, now_ns)
         page = read_page(fd)
         assert page is not None
         found.append((page.takes_s, page.least_s))
