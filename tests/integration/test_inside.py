@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from launcher.ranks.command import RUN_PATH
-from launcher.supervise.page import PAGE_BYTES, Page, PageFile, Pages, read_page
+from launcher.supervise.page import PAGE_BYTES, Page, PageFile, Pages, note_event, read_notes, read_page
 from launcher.supervise.stacks import Thread, find_main, parse_stacks
 from tests.support import Programs, Run, wait_until
 
@@ -877,6 +877,45 @@ def test_a_page_has_each_step_and_takes_stacks(
         "optimizer_step",
         "heartbeat",
     ]
+
+
+@pytest.mark.parametrize("python", EACH)
+def test_heartbeats_after_the_first_are_notes_in_the_page(
+    program: Programs, page: PageFile, fake_torch: Path, python: str
+) -> None:
+    run = run_with_page(
+        program,
+        page,
+        fake_torch,
+        """
+        import os, sys
+        ours = sys.modules["_bootseer_rank"]
+        ours.HEARTBEAT_EVERY_NS = 0
+        modules = set(sys.modules)
+        for step in range(18):
+            ours.heartbeat(step, {"loss": step / 2})
+        ours.heartbeat(18, {"loss": float("nan"), "note": "a"})
+        ours.heartbeat("x", {})
+        assert set(sys.modules) == modules
+        if os.fork() == 0:
+            ours.heartbeat(99, {})
+            os._exit(0)
+        os.wait()
+        """,
+        python,
+    )
+    assert (run.status, run.stderr) == (0, "")
+    assert [each["value"] for each in read(fake_torch / "events.jsonl") if each["kind"] == "scalar"] == [
+        *range(16)
+    ]
+    with open(page.path, "rb") as file:
+        assert [note_event(note) for note in read_notes(file.fileno(), 0)] == [
+            (16, {"loss": 8.0}),
+            (17, {"loss": 8.5}),
+            (18, {"loss": "nan", "note": "a"}),
+            ("x", {}),
+        ]
+        assert [note.number for note in read_notes(file.fileno(), 2)] == [3, 4]
 
 
 @pytest.mark.parametrize("python", EACH)
