@@ -218,6 +218,20 @@ doings[rank]()
 """
 
 
+def wait_until_there(collector: StackCollector, loop: Loop) -> int:
+    """Until no rank is still on its way back from `ready`. Returns: how many times they were asked."""
+    asked = 0
+
+    def are_there() -> bool:
+        nonlocal asked
+        asked += 1
+        found = collect(collector, loop).values()
+        return not any(frame.function == "ready" for each in found for frame in each.main)
+
+    wait_until(are_there)
+    return asked
+
+
 @FORKED
 def test_stacks_of_ranks_that_hang(program: Programs, tmp_path: Path, loop: Loop, fork: str) -> None:
     job = start(program, tmp_path, DOINGS, 9, "--fork-ranks", fork)
@@ -226,6 +240,7 @@ def test_stacks_of_ranks_that_hang(program: Programs, tmp_path: Path, loop: Loop
     wait_until(lambda: state_of(ranks[6].pid) == "T")
     wait_until(lambda: state_of(ranks[0].pid) == state_of(ranks[2].pid) == "S")
     collector = StackCollector(loop, ranks, py_spy="")
+    wait_until_there(collector, loop)
     for _ in range(2):
         found = collect(collector, loop)
         assert not collector.is_busy
@@ -278,6 +293,8 @@ def test_looks_at_the_main_thread_end_nobody(program: Programs, tmp_path: Path, 
     ranks = find_ranks(job, 4)
     collector = StackCollector(loop, ranks, py_spy="")
     looks = 0
+
+    asked = 3 + wait_until_there(collector, loop)
     for _ in range(3):
         found = collect(collector, loop)
         assert [found[rank].main[0].function for rank in range(4)] == ["spin"] * 4
@@ -287,7 +304,7 @@ def test_looks_at_the_main_thread_end_nobody(program: Programs, tmp_path: Path, 
     assert looks > 3, "it ran when it was asked"
     assert all(is_running(rank.pid) for rank in ranks)
     mine = tmp_path / "mine"
-    assert len(mine.read_text() if mine.exists() else "") <= 3, "a handler of the script's gets one a question"
+    assert len(mine.read_text() if mine.exists() else "") <= asked, "a handler of the script's gets one a question"
 
 
 def test_an_agent_that_had_no_time_has_the_stacks_all_the_same(
@@ -303,7 +320,7 @@ def test_an_agent_that_had_no_time_has_the_stacks_all_the_same(
     wait_until(lambda: os.stat(rank.page_file).st_size > before + 50)
     while not found:
         loop.run_once(0.2)
-    assert (found[0][0].source, found[0][0].main[0].function) == (Source.HANDLER, "spin")
+    assert found[0][0].source is Source.HANDLER and "spin" in [frame.function for frame in found[0][0].main]
 
 
 def test_ranks_that_do_the_same_are_one_group(
