@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from bench.record import BenchError, Figures, Target
 from bench.turns import measure_steps
+from launcher.inside import event_fields, pack_text
 from launcher.loop import Loop
 from launcher.supervise.beats import LOOK_S, NodeBeats
 from launcher.supervise.collector import StackCollector
@@ -32,7 +32,6 @@ ROUNDS = 5
 RANKS = 8
 LOOK_EVERY_S = 2.0
 LOOKS = 200
-NAMES = b'["loss"]'
 STEP_JOBS, STEP_TURNS, STEPS = 8, 10, 20
 TARGETS = {
     "supervise.step_us": Target(at_most=1.0),
@@ -189,9 +188,8 @@ def _bring_beats(ranks: list[_Rank]) -> float:
         open(rank.events_file, "wb").close()
     beats = NodeBeats(loop, ranks, "run", "node", 0)
     fds = [os.open(rank.page_file, os.O_WRONLY) for rank in ranks]
-    packer = struct.Struct(f"<Q{len(NAMES)}sdqQHHQ")
     for number in range(1, LOOKS + 1):
-        note = packer.pack(number, NAMES, 1.5, 7, time.monotonic_ns(), len(NAMES), packer.size, number)
+        note = pack_text(number, time.monotonic_ns(), event_fields(7, {"loss": 1.5}))
         for fd in fds:
             os.pwrite(fd, note, PAGE_BYTES - len(note))
         began_s = time.process_time()

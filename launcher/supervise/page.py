@@ -27,9 +27,7 @@ rank cannot open it, it stays as it was made, and nothing is known.
 
 from __future__ import annotations
 
-import math
 import os
-import struct
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -44,8 +42,8 @@ _NAME = "bootseer-page-"
 _OLD_S = 60.0  # a rank that runs has taken the name away by then
 _NO_STEP = 1 << 55
 _MOST_STEPS = (1 << 40) - 1
-_NOTE_END = struct.Struct("<QHHQ")
-_LEAST_NOTE_BYTES = 8 + _NOTE_END.size
+_NOTE_END_BYTES = 20
+_LEAST_NOTE_BYTES = 8 + _NOTE_END_BYTES
 _HAS_FIELDS = 0xFFFF
 _TRIES = 5  # a rank is not in the middle of a write five times in a row
 
@@ -202,12 +200,14 @@ def parse_notes(data: bytes) -> list[Note]:
     found: list[Note] = []
     end = len(data)
     while end >= _LEAST_NOTE_BYTES:
-        mono_ns, names_bytes, size, number = _NOTE_END.unpack_from(data, end - _NOTE_END.size)
+        at = end - _NOTE_END_BYTES
+        mono_ns, names_bytes = _number(data, at, 8), _number(data, at + 8, 2)
+        size, number = _number(data, at + 10, 2), _number(data, at + 12, 8)
         begin = end - size
         is_next = number == found[-1].number - 1 if found else number > 0
         if not is_next or size < _LEAST_NOTE_BYTES or begin < 0 or _number(data, begin, 8) != number:
             break
-        body = data[begin + 8 : end - _NOTE_END.size]
+        body = data[begin + 8 : at]
         found.append(Note(number, mono_ns, body, -1 if names_bytes == _HAS_FIELDS else names_bytes))
         end = begin
     return found[::-1]
@@ -216,6 +216,7 @@ def parse_notes(data: bytes) -> list[Note]:
 def note_event(note: Note) -> tuple[object, dict[str, object]] | None:
     """Number and metrics of the heartbeat; None where a rank has written something else."""
     import json  # takes 5 ms to load, and few ranks have heartbeats
+    import struct
 
     body, names_bytes = note.body, note.names_bytes
     try:
@@ -227,7 +228,7 @@ def note_event(note: Note) -> tuple[object, dict[str, object]] | None:
         *values, step = struct.unpack(f"<{len(names)}dq", body[names_bytes:])
         # JSON has no word for what is no number.
         return step, {
-            str(name): value if math.isfinite(value) else repr(value)
+            str(name): value if value - value == 0 else repr(value)
             for name, value in zip(names, values, strict=True)
         }
     except (ValueError, TypeError, RecursionError, struct.error):

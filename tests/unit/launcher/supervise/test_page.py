@@ -296,6 +296,24 @@ def test_the_last_notes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not events.written
 
 
+def test_one_a_second_leaves_a_note_and_metrics_do_not_wait_for_those_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = 10**9
+    monkeypatch.setattr(inside, "FIRST_BEATS", 0)
+    page, events = FakePage(), FakeEvents()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic_ns", lambda: now_ns)
+        beat = inside.make_heartbeat(events, FakeFirstStep(), page)  # type: ignore[arg-type]
+    for step in range(100):  # tenths of a second; each fifth has metrics
+        beat(step, {} if step % 5 != 4 else {"loss": 0.5})
+        now_ns += 10**8
+    found = [pages.note_event(note) for note in pages.parse_notes(page.notes)]
+    assert page.beats == 100 and not events.written
+    # 4 does not wait for 0, nor 10 for anything but 4.
+    assert found[-4:] == [(64, {"loss": 0.5}), (74, {"loss": 0.5}), (84, {"loss": 0.5}), (94, {"loss": 0.5})]
+
+
 def test_a_heartbeat_without_room_for_its_metrics_is_an_event_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     beat, page, events = make_beat(monkeypatch)
     beat(1, {"text": "x" * 500})
