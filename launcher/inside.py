@@ -37,8 +37,8 @@ MOST_ERROR_CHARS = 100000
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
 
 # Of the page; launcher/supervise/page.py reads it, and says what is where.
-PAGE_HEAD = b"BOOTRANK\2\0\0\0"
-PAGE_BYTES, PULSE_AT = 512, 32
+PAGE_HEAD = b"BOOTRANK\3\0\0\0"
+PAGE_BYTES, END_AT, PULSE_AT = 512, 29, 32
 MOST_NOTES, TEXT_NOTE = PAGE_BYTES - PULSE_AT - 32, 0xFFFF
 RING_MAGIC = b"BOOTRING"  # behind the page, where collectives are to be traced (launcher/tracer.py)
 MOST_STEP = 1 << 55
@@ -173,7 +173,18 @@ class Page:
         os.register_at_fork(after_in_child=forget)
         head = sys.modules["_thread"].get_ident() | fd << 64 | signum << 96 | main << 120
         os.pwrite(fd, head.to_bytes(16, "little"), 16)
-        os.pwrite(fd, os.getpid().to_bytes(4, "little"), 12)  # last: from now on it is believed
+        self.pid = os.getpid()
+        os.pwrite(fd, self.pid.to_bytes(4, "little"), 12)  # last: from now on it is believed
+
+    def ended(self, value: SystemExit) -> None:
+        """The script is over; its status, unless it is a success: the interpreter's end can take long."""
+        try:
+            code = value.code
+            status = code & 0xFF if isinstance(code, int) else code is not None
+            if status and os.getpid() == self.pid and os.pread(self.fd, len(PAGE_HEAD), 0) == PAGE_HEAD:
+                os.pwrite(self.fd, bytes((status,)), END_AT)
+        except Exception:
+            pass  # the script has closed it, or the exception is of a strange kind
 
     def counts(self) -> None:
         """Something counts steps from now on: until then none is not a sign of a standstill."""
@@ -1059,6 +1070,8 @@ def hide_frames(value: BaseException, names: "Dict[str, Any]") -> None:
 
     if not isinstance(value, SystemExit):
         sys.excepthook = stand_in
+    elif page is not None:
+        page.ended(value)
 
 
 def _trim(traceback: "Optional[TracebackType]") -> "Optional[TracebackType]":
@@ -1114,7 +1127,7 @@ def _preload(path: str, arguments: "List[str]") -> "Tuple[Callable[..., object],
 
 def install(events: Events, page_file: str = "") -> None:
     """What a rank gets from us; the first event says that its script begins. Args: page_file: "" for none."""
-    global heartbeat, rank_pid, known_modules, known_folders, layout_path
+    global heartbeat, rank_pid, known_modules, known_folders, layout_path, page
     rank_pid = events.pid
     known_modules = known_modules or frozenset(sys.modules)
     known_folders = tuple([folder + "/" for folder in sys.path if folder])
@@ -1134,6 +1147,7 @@ def install(events: Events, page_file: str = "") -> None:
 
 
 heartbeat = None  # type: Optional[Callable[[Any, Dict[str, Any]], None]]
+page = None  # type: Optional[Page]
 layout_path = ""
 rank_pid = 0  # children forked by the script are not the rank
 known_modules = frozenset()  # type: Any  # before the script, set in the preloaded process already

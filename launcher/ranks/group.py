@@ -20,7 +20,7 @@ from launcher.ranks.logs import RankLogs
 from launcher.ranks.program import RankProgram
 from launcher.rendezvous.messages import Failure, World
 from launcher.spec import LaunchSpec
-from launcher.supervise.page import NO_PAGE, PageFile
+from launcher.supervise.page import NO_PAGE, PageFile, read_end
 
 if TYPE_CHECKING:
     from launcher.ranks.kernel_facts import KernelWord
@@ -108,7 +108,8 @@ class RankGroup:
         self.prepared_ns = time.monotonic_ns()
         self.spawn_began_ns = 0
         self._stop_told_ns: int | None = None
-        self._had_failed: set[int] = set()  # ranks that had written their error when they were told to stop
+        # Ranks whose script was over when they were told to stop, with the status it gave; 0: by an exception.
+        self._had_failed: dict[int, int] = {}
 
     # ---- starting --------------------------------------------------------------------------------------------
 
@@ -219,11 +220,11 @@ class RankGroup:
     def stop(self, signum: int, grace_s: float) -> None:
         """Ends all ranks with everything they started; asked again it only shortens the wait."""
         if self._stop_told_ns is None:
-            self._had_failed = {
-                rank.rank
-                for rank in self.ranks
-                if rank.state is RankState.RUNNING and os.path.exists(rank.logs.error_file)
-            }
+            for rank in self.ranks:
+                if rank.state is RankState.RUNNING:
+                    status = read_end(rank.page_file)
+                    if status or os.path.exists(rank.logs.error_file):
+                        self._had_failed[rank.rank] = status
             self._stop_told_ns = time.monotonic_ns()
             self._guard.stop(signum, grace_s)
         else:
@@ -248,6 +249,9 @@ class RankGroup:
             # With torch the end of an interpreter takes a second, in which its peers lose it, and fail sooner.
             from launcher.ranks.exits import find_sign
 
+            status = self._had_failed[rank.rank]
+            if status and exited.status < 0:  # by our signal
+                exited = exited._replace(status=status)
             failure = self._as_failure(rank, exited, False)
             if find_sign(failure) is None:
                 return failure

@@ -2,9 +2,10 @@
 
 Written by launcher/inside.py (class Page), which says why a read that is torn shows; made and read here. All
 numbers are little endian; behind the page faulthandler appends the stacks of the rank's threads (stacks.py):
-    0  8  magic BOOTRANK            28  2  signal that asks for stacks, 0: no handler
-    8  4  version                   30  1  1: something counts steps
-   12  4  pid; 0: not opened yet    31  1  signal that asks for the stack of the main thread alone, or 0
+    0  8  magic BOOTRANK            28  1  signal that asks for stacks, 0: no handler
+    8  4  version                   29  1  status that the script gave sys.exit; 0: none, or a success
+   12  4  pid; 0: not opened yet    30  1  1: something counts steps
+                                    31  1  signal that asks for the stack of the main thread alone, or 0
                                     32  5  steps and heartbeats so far
                                     37  1  how long most steps took at the least, as a level; 0: not known
                                     38  1  and how long they take now; level n is 2^(n/8) microseconds
@@ -34,10 +35,11 @@ from typing import NamedTuple
 
 MAGIC = b"BOOTRANK"
 RING_MAGIC = b"BOOTRING"
-VERSION = 2
+VERSION = 3
 PAGE_BYTES = 512
 NAMED_FOLDER = "/dev/shm"  # noqa: S108
 _PULSE_END = _NOTES_AT = 64
+_END_AT = 29
 _NAME = "bootseer-page-"
 _OLD_S = 60.0  # a rank that runs has taken the name away by then
 _NO_STEP = 1 << 55
@@ -184,6 +186,21 @@ def read_page(fd: int) -> Page | None:
     return None
 
 
+def read_end(path: str) -> int:
+    """The status of sys.exit, where a rank's script is over by it and has failed; 0: not so, or not known."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    try:
+        data = os.pread(fd, _PULSE_END, 0)
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+    return data[_END_AT] if len(data) == _PULSE_END and data[:8] == MAGIC else 0
+
+
 def read_notes(fd: int, after: int) -> list[Note]:
     """Those that are still there, the oldest first. Args: after: the number of the last one that is known."""
     try:
@@ -246,7 +263,7 @@ def parse_page(data: bytes) -> Page | None:
         pid=_number(data, 12, 4),
         main_thread=_number(data, 16, 8),
         stacks_fd=_number(data, 24, 4),
-        stacks_signal=_number(data, 28, 2),
+        stacks_signal=data[28],
         counts=data[30] == 1 or steps & _MOST_STEPS > 0,
         steps=steps & _MOST_STEPS,
         step_ns=step_ns,

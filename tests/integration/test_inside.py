@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from launcher.ranks.command import RUN_PATH
-from launcher.supervise.page import PAGE_BYTES, Page, PageFile, Pages, note_event, read_notes, read_page
+from launcher.supervise.page import PAGE_BYTES, Page, PageFile, Pages, note_event, read_end, read_notes, read_page
 from launcher.supervise.stacks import Thread, find_main, parse_stacks
 from tests.support import Programs, Run, wait_until
 
@@ -877,6 +877,34 @@ def test_a_page_has_each_step_and_takes_stacks(
         "optimizer_step",
         "heartbeat",
     ]
+
+
+@pytest.mark.parametrize("python", EACH)
+def test_a_script_that_is_over_says_so_in_its_page(
+    program: Programs, page: PageFile, tmp_path: Path, python: str
+) -> None:
+    ends = """
+        import atexit, os, sys
+        def at_exit():
+            with open(f"/proc/self/fd/{sys.modules['_bootseer_rank'].page.fd}", "rb") as file:
+                print(file.read()[29])
+        atexit.register(at_exit)
+        if os.fork() == 0:
+            sys.exit(9)
+        os.wait()
+        sys.exit(7)
+        """
+    run = run_with_page(program, page, tmp_path, ends, python)
+    assert (run.status, run.stderr) == (7, "")
+    assert run.stdout.split() == ["0", "7"], "the child's end is not the rank's; the interpreter was at work still"
+    assert read_end(page.path) == 7
+
+
+@pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "pass", "1 / 0"])
+def test_other_ends_of_a_script_are_none(program: Programs, page: PageFile, tmp_path: Path, code: str) -> None:
+    run = run_with_page(program, page, tmp_path, f"import sys\n{code}")
+    assert run.status == (code == "1 / 0")
+    assert read_end(page.path) == 0
 
 
 @pytest.mark.parametrize("python", EACH)

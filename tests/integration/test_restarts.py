@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -37,6 +39,20 @@ shutil.rmtree(run_dir)
 open(run_dir, "w").close()
 sys.exit(3)
 """
+# Its connections close while its interpreter ends, which takes long beside others: a peer fails before it.
+ENDS_SLOWLY = """
+import atexit, os, signal, sys
+def at_exit():
+    os.mkfifo("over")
+    open("over", "w").close()
+    signal.pause()
+if os.environ["RANK"] == "1":
+    atexit.register(at_exit)
+    sys.exit(3)
+while not os.path.exists("over"): pass
+open("over").close()
+raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:8929")
+"""
 WAITS = "import os, signal; open('up', 'w').write(str(os.getpid())); signal.pause()"
 
 
@@ -70,3 +86,12 @@ def test_signal_that_hits_rank_and_bootrun_alike_is_no_failure(bootrun: support.
     assert run.status == 143
     assert "FAILED" not in run.stderr
     assert "restart 1" not in run.stderr
+
+
+def test_who_is_slow_to_end_is_still_the_first_that_failed(bootrun: support.Programs, script: Script) -> None:
+    run = bootrun("--standalone", "--nproc-per-node", 2, "--log-dir", "logs", script(ENDS_SLOWLY))
+    assert run.status == 1
+    (found,) = glob.glob(os.path.join(run.dir, "logs", "*", "failure-0.json"))
+    with open(found, encoding="utf-8") as file:
+        page = json.load(file)
+    assert (page["rank"], page["status"]) == (1, 3), page

@@ -7,12 +7,14 @@ from typing import cast
 
 import pytest
 
+from launcher import inside
 from launcher.guard_client import Exited, GuardClient
 from launcher.ranks.failure_class import FailureClass, certain_user_error, classify_failure
 from launcher.ranks.group import GroupEvents, Rank, RankGroup
 from launcher.ranks.logs import RankLogs
 from launcher.rendezvous.messages import Failure, World
 from launcher.spec import LaunchSpec
+from launcher.supervise.page import PageFile
 
 WORLD = World(0, 0, 0, 1, 0, 2, 0, 2, "localhost", 1234)
 ERROR = """{"message": {"message": "%s", "extraInfo": {"py_callstack": "%s", "timestamp": "1"}}}"""
@@ -36,6 +38,8 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.told: list[Failure] = []
         self.files = [folder / f"error-{number}.json" for number in range(2)]
+        self.pages = [folder / f"page-{number}" for number in range(2)]
+        pages = [PageFile(str(path), "") for path in self.pages]
         logs = [RankLogs(None, None, False, False, str(path)) for path in self.files]
         events = GroupEvents(*(lambda *_: None for _ in range(5)))._replace(failed=self.told.append)
         self.group = RankGroup(
@@ -45,13 +49,19 @@ class Node:
             cast(GuardClient, Guard()),
             lambda ns: (ns, 0),
             events,
-            [Rank(number, number, logs[number], "") for number in range(2)],
+            [Rank(number, number, logs[number], "", page=pages[number]) for number in range(2)],
         )
         for key in range(2):
             self.group.on_spawned(key, 100 + key, 1)
 
     def fails(self, number: int, said: str) -> None:
         self.files[number].write_text(ERROR % (said, said))
+
+    def leaves(self, number: int, status: int) -> None:
+        """Its script has called sys.exit."""
+        page = bytearray(inside.PAGE_HEAD.ljust(inside.PAGE_BYTES, b"\0"))
+        page[inside.END_AT] = status
+        self.pages[number].write_bytes(page)
 
     def exits(self, number: int, status: int) -> Failure:
         self.group.on_exited(Exited(number, 100 + number, status, 1 << 62, 0.0, 0.0, 0))
@@ -99,3 +109,21 @@ def test_the_class_is_that_of_the_exception_not_of_our_signal(tmp_path: Path) ->
     assert certain_user_error(failure) == "KeyError at /job/train.py:7", (
         "the same error twice is seen all the same"
     )
+
+
+def test_a_script_that_was_over_when_it_was_stopped_is_no_victim_of_that(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.leaves(1, 3)  # and is slow to end
+    node.group.stop(15, 30.0)
+    failure = node.exits(1, -15)
+    assert (failure.stopped_by_us, failure.status) == (False, 3)
+    assert node.told == [failure]
+    node.leaves(0, 4)
+    assert node.exits(0, -15).stopped_by_us, "what it does when it is told to stop tells nothing"
+
+
+def test_a_rank_keeps_the_status_that_it_ended_with(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.leaves(1, 3)
+    node.group.stop(15, 30.0)
+    assert node.exits(1, 5).status == 5, "a handler at its end may have changed it"

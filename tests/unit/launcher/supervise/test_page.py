@@ -47,6 +47,7 @@ def test_both_ends_know_the_same_format() -> None:
     assert MAGIC + pages.VERSION.to_bytes(4, "little") == inside.PAGE_HEAD
     assert inside.PAGE_BYTES == PAGE_BYTES == inside.PULSE_AT + 32 + inside.MOST_NOTES
     assert inside.MOST_STEP == pages._NO_STEP
+    assert inside.END_AT == pages._END_AT
 
 
 def test_what_is_counted_is_read(made: Pages) -> None:
@@ -93,6 +94,29 @@ def test_before_the_first_step_it_says_whether_one_is_counted(made: Pages) -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("3", 3), ("True", 1), ("'no such file'", 1), ("259", 3), ("-1", 255), ("None", 0), ("0", 0), ("256", 0)],
+)
+def test_it_says_with_which_status_the_script_has_ended(made: Pages, code: str, status: int) -> None:
+    (file,) = made.renew(1, False)
+    assert pages.read_end(file.path) == 0
+    run = in_a_process(file.given, f"page.pulse(); page.ended(SystemExit({code})); sys.exit({code})")
+    assert run.returncode == pages.read_end(file.path) == status
+    found = read_page(fd_of(file.path))
+    assert found is not None and (found.steps, found.stacks_signal) == (1, inside.STACKS_SIGNAL)
+
+
+def test_no_end_is_read_where_there_is_no_page(made: Pages, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"x" * 512)
+    (tmp_path / "short").write_bytes(inside.PAGE_HEAD)
+    for path in ("", "/nowhere", str(tmp_path), str(tmp_path / "other"), str(tmp_path / "short")):
+        assert pages.read_end(path) == 0
+    (file,) = made.renew(1, False)
+    assert in_a_process(file.given, "os.close(page.fd); page.ended(SystemExit(3))").returncode == 0
+    assert pages.read_end(file.path) == 0
+
+
 def test_forked_children_do_not_count(made: Pages) -> None:
     (file,) = made.renew(1, False)
     run = in_a_process(
@@ -101,12 +125,14 @@ def test_forked_children_do_not_count(made: Pages) -> None:
         page.pulse()
         if os.fork() == 0:
             for _ in range(10): page.pulse(); beat(99)
+            page.ended(SystemExit(3))
             os._exit(0)
         os.wait()
         beat(1)
         """,
     )
     assert (run.returncode, run.stderr) == (0, "")
+    assert pages.read_end(file.path) == 0
     found = read_page(fd_of(file.path))
     assert found is not None and (found.steps, found.step) == (2, 1)
 
