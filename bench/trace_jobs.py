@@ -4,6 +4,10 @@ A step of a rank: activations to the next stage and gradients back (group pp), a
 all_reduce of the loss (world). What is planted, in which rank, and what has to be said of it: CAUSES. Ranks 0 and
 1 are the first stage, 2 and 3 the second; 0 and 2 are one pipeline, 1 and 3 the other. Where sizes differ gloo
 does not wait: it ends the rank that gets too much, and says nothing of one that gets too little.
+
+With NCCL all ranks are on one GPU where there is but one, which NCCL accepts of processes that it takes for those
+of several hosts (NCCL_HOSTID); they talk by sockets then. Its calls are only queued: the loss of each step is
+read, as a training does that logs it. NCCL knows no tags, so other-tag is none there.
 """
 
 from __future__ import annotations
@@ -38,14 +42,25 @@ CAUSES = {
     "other-size": Planted(2, ("mismatch",), "all_reduce of half the gradients: gloo ends the other", ends=True),
     "overlapped": Planted(3, ("did-not-enter",), "starts an all_reduce, and sleeps without waiting for it"),
 }
-AT_STEP = 400
+NCCL_CAUSES = {
+    name: planted._replace(ends=False) for name, planted in CAUSES.items() if name not in ("other-tag",)
+}
+AT_STEP, NCCL_AT_STEP = 400, 40
 JOB = """
 import os, signal, sys, time
 import torch
 import torch.distributed as dist
 cause, culprit, at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+backend = sys.argv[4]
+rank = int(os.environ["RANK"])
+device = torch.device("cpu")
+if backend == "nccl":
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    if torch.cuda.device_count() < 4:
+        os.environ.update(NCCL_HOSTID=str(rank), NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+dist.init_process_group(backend)
+torch.set_default_device(device)
 pipes = [dist.new_group([each, each + 2], group_desc="pp") for each in (0, 1)]
 datas = [dist.new_group([each, each + 1], group_desc="dp") for each in (0, 2)]
 pp, dp = pipes[rank % 2], datas[rank // 2]
@@ -98,6 +113,7 @@ for step in range(at + 1000000):
         dist.all_reduce(gradients, group=dp)
     if now != "other-order":
         dist.all_reduce(loss)
+    loss.fill_(float(loss) / 4)
     beat(step, {})
     time.sleep(0.005)
 """

@@ -44,10 +44,11 @@ def judge_gpus(gpus: list[Gpu], expected: int | None, own: frozenset[int], limit
     findings = []
     working = sum(not gpu.error for gpu in gpus)
     if expected is not None and working != expected:
-        level, way_out = WARN, "correct what is expected"
+        level, what, way_out = WARN, "more work than expected", "correct what is expected"
         if working < expected:
-            level, way_out = FAIL, "see dmesg for Xids, and which devices the container has"
-        findings.append(Finding("accelerators", level, "work", "", working, expected, "GPUs", way_out))
+            level, what = FAIL, "fewer work than expected"
+            way_out = "see dmesg for Xids, and which devices the container has"
+        findings.append(Finding("accelerators", level, what, "", working, expected, "GPUs", way_out))
     links = max((sum(gpu.nvlinks) for gpu in gpus), default=0)
     for gpu in gpus:
         if gpu.error:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from launcher.ranks.exits import Kind, classify, describe_status, find_sign
-from launcher.ranks.failure_class import Verdict, classify_failure, where
+from launcher.ranks.failure_class import Verdict, classify_failure, has_device_fault, where
 from launcher.ranks.report import clean, format_ranks
 
 if TYPE_CHECKING:
@@ -45,6 +45,14 @@ STAGES = (
 )
 WHERE_ASKED_FOR = {"post_mortem_s", "checks_s", "rollback_s", "replay_s"}  # not there else
 NOT_OBSERVED = "not observed"
+# What torch appends to each error of CUDA.
+_ADVICE = (
+    "Search for `cudaError",
+    "CUDA kernel errors might be",
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING",
+    "Compile with `TORCH_USE_CUDA_DSA`",
+    "Device-side assertion tracking was not enabled",
+)
 
 
 def describe_failures(ordered: Ordered) -> dict[str, Any]:
@@ -154,7 +162,7 @@ def unpack(data: bytes) -> dict[str, Any] | None:
 
 
 def _how_sure(failure: Failure, verdict: Verdict) -> tuple[str, str]:
-    if failure.oom == "yes" or any("Xid" in line for line in failure.kernel):
+    if failure.oom == "yes" or has_device_fault(failure.kernel):
         return CERTAIN, "the kernel's log says so"
     says_words = bool(failure.message or failure.traceback or failure.stderr_tail)
     by = "its signal" if failure.status < 0 else "its own words" if says_words else "its exit status"
@@ -220,7 +228,7 @@ def _describe_other(failure: Failure) -> dict[str, Any]:
 def _last_words(failure: Failure) -> str:
     """The line that tells most: of the exception, else the last one that it wrote."""
     said = failure.message or failure.traceback or "\n".join(failure.stderr_tail)
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith(_ADVICE)]
     return clean(lines[-1].strip()) if lines else ""
 
 

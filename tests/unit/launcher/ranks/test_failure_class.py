@@ -11,6 +11,7 @@ from launcher.ranks.failure_class import (
     FailureClass,
     certain_user_error,
     classify_failure,
+    machine_fault,
     where,
 )
 from tests.unit.launcher.jobsim import make_failure
@@ -87,6 +88,29 @@ def test_the_kernels_word_counts_more_than_the_ranks() -> None:
     assert classify_failure(make_failure(0, traceback=said, oom="yes")).kind is FailureClass.RESOURCE
     xid = ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",)
     assert classify_failure(make_failure(0, traceback=said, kernel=xid)).kind is FailureClass.ACCELERATOR
+
+
+XID = "NVRM: Xid (PCI:0000:00:06): {}, pid=794, name=python3, channel 0x0000000a"
+
+
+@pytest.mark.parametrize(
+    ("said", "number", "kind", "is_sure"),
+    [
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", 43, "user", True),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", 31, "accelerator", False),
+        ("KeyError: 1", 45, "user", True),
+        ("KeyError: 1", 48, "accelerator", True),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", 119, "accelerator", True),
+    ],
+)
+def test_what_a_program_does_wrong_on_a_gpu_is_no_fault_of_the_machine(
+    said: str, number: int, kind: str, is_sure: bool
+) -> None:
+    """As seen on an H100: the driver logs an Xid of the program's own errors, too."""
+    failure = make_failure(0, traceback=HEAD + USERS + said, kernel=(XID.format(number),))
+    verdict = classify_failure(failure)
+    assert (verdict.kind.value, verdict.is_sure) == (kind, is_sure)
+    assert (machine_fault(failure) is not None) == (kind == "accelerator" and is_sure)
 
 
 def test_another_ranks_end_is_no_error_of_the_code() -> None:

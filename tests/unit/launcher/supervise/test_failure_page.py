@@ -130,6 +130,10 @@ GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer
         ({"status": -11}, ("user", "likely", "its signal fits")),
         ({"status": 7}, ("user", "guess", "nothing but the exit status")),
         ({"kernel": ("NVRM: Xid (PCI:0000:3b:00): 79",)}, ("accelerator", "certain", "the kernel's log says so")),
+        (
+            {"traceback": KEY_ERROR, "kernel": ("NVRM: Xid (PCI:0000:00:06): 43, pid=7",)},
+            ("user", "certain", "its own words say so"),
+        ),
     ],
 )
 def test_how_sure_the_class_is(changes: dict[str, object], expected: tuple[str, str, str]) -> None:
@@ -220,3 +224,16 @@ def test_since_when_is_known_of_what_has_no_wall_clock(tmp_path: Path, loop: Loo
     files.close()
     since_s = json.loads((tmp_path / "failure-0.json").read_text())["since_wall_s"]
     assert abs(time.time() - 60.0 - since_s) < 30.0
+
+
+def test_what_torch_advises_after_an_error_of_a_gpu_is_not_what_was_wrong() -> None:
+    said = (
+        'Traceback (most recent call last):\n  File "/job/t.py", line 4, in <module>\n'
+        "torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+        "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/cuda-runtime-api for more information.\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so it might be incorrect.\n"
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n\n"
+    )
+    page = describe_failures(order_failures([make_failure(0, traceback=said)]))
+    assert page["message"] == "torch.AcceleratorError: CUDA error: device-side assert triggered"
