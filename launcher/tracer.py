@@ -66,6 +66,8 @@ METHODS = (
 KEPT_EVERY = SLOTS // 2  # calls: records of those that have not ended are copied before their room is needed
 MOST_PENDING = 256  # works that are looked after; each keeps its tensors until it is seen to be complete
 MOST_KEYSETS = 64
+WATCH_S = 1.0  # without a call: then a thread looks after works of a GPU
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 LOOKED_AFTER = 2  # of those that are not complete, at each call, oldest first; at the end of a step all
 MOST_NAME = 64
 
@@ -178,6 +180,8 @@ class Tracer:
         self._unbox_work = c10d.Work.unbox
         self._reference = sys.modules["_weakref"].ref
         self._library: "Any" = None  # its end would take the kernels away
+        self._start_thread = sys.modules["_thread"].start_new_thread
+        self._is_watched = False  # works of a GPU are looked after by a thread
         self._look_after = self._make_look_after()
 
     def install(self) -> int:
@@ -308,7 +312,7 @@ class Tracer:
                     follow(serial, None, flags, on_cpu)
                     return found
                 work = unbox_work(found[-1] if type(found) is tuple else found)
-                if len(pending) < MOST_PENDING:
+                if on_cpu and len(pending) < MOST_PENDING:
                     pending[work] = serial, flags, on_cpu
                 else:
                     follow(serial, work, flags, on_cpu)
@@ -397,6 +401,8 @@ class Tracer:
                 self._kept.pop(oldest, None)
                 self._leave(oldest, its_flags | LOST_SIGHT, 0)
             pending[work] = serial, flags, on_cpu
+            if not on_cpu and not self._is_watched:
+                self._watch()
         except Exception:
             self._leave(serial, flags | LOST_SIGHT, 0)
 
@@ -428,6 +434,31 @@ class Tracer:
         for serial, _, _ in tuple(self._pending.values()):
             if serial not in self._kept and self._ring.serial - serial < SLOTS:
                 self._kept[serial] = self._ring.copy(serial)
+
+    def _watch(self) -> None:
+        """Has a thread look after works of a GPU while this one makes no calls: it may wait in CUDA then, and has
+        only seen that calls which have ended since had not ended yet."""
+        self._is_watched = True
+        try:
+            self._start_thread(self._look_now_and_then, (sys.modules["ctypes"],))  # torch has loaded it
+        except Exception:
+            pass  # they are looked at when the next call is made
+
+    def _look_now_and_then(self, ctypes: "Any") -> None:
+        ring, pending, sleep = self._ring, self._pending, time.sleep
+        last = 0
+        try:
+            # Asked in the usual mode, an event would end a capture of another thread.
+            mode = ctypes.c_int(RELAXED)
+            if ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)):
+                return
+            while True:
+                sleep(WATCH_S)
+                if pending and ring.serial == last:
+                    self._look_after(time.monotonic_ns(), MOST_PENDING)
+                last = ring.serial
+        except Exception:
+            pass  # another maker's GPU
 
     def step_ended(self) -> None:
         """An optimizer step: what it waited for has ended."""

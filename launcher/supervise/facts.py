@@ -32,6 +32,7 @@ class HangKind(Enum):
     ALL_IDLE = "all-idle"  # no rank makes steps, none works
     ONE_APART = "one-apart"  # no steps; some ranks do something else than the rest
     ALL_BUSY = "all-busy"  # no steps, and all work: a long compilation, or all spin in a collective
+    ALL_SPIN = "all-spin"  # no steps, all work, and their calls of torch.distributed say that they wait
     STUCK_IN_KERNEL = "stuck-in-kernel"  # state D: a disk or a mount that does not answer
     NOT_STARTED = "not-started"  # before the first step: some wait for others, and these do nothing
     SLOW = "slow"  # steps are made, and take far longer than before: some wait for others

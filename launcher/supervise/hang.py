@@ -52,6 +52,7 @@ class HangSettings(NamedTuple):
     late_s: float = 6.0  # facts that are older than the newest by more are late
     gone_s: float = 60.0  # a rank that is not heard of for longer is not waited for
     look_s: float = 10.0  # time between looks beyond this was not watched and does not count
+    asks_busy: bool = False  # what all do that only work is asked about at the usual limit: ALL_SPIN
     steps_needed: int = 3  # gaps between steps before they are a cadence
     outputs_needed: int = 10  # gaps between outputs before they are one: they may be a server's
     output_busy_part: float = 0.8  # and ranks work in that part of the time
@@ -116,6 +117,8 @@ class HangDetector:
         """Whether there was no progress since this was found."""
         if hang.kind in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL):
             return self._stopped.any_found()
+        if hang.kind is HangKind.ALL_SPIN:
+            return self._spins
         return self._idle_ranks.lasts if hang.is_early else self._reported is not None
 
     @property
@@ -211,6 +214,7 @@ class HangDetector:
         self._excused = False  # the gap in progress teaches nothing
         self._ruled_until_s = -inf
         self._reported: Hang | None = None
+        self._spins = False  # all were found to work, beyond the limit
         self._changed: tuple[HangKind, tuple[int, ...], float] | None = None
         self._history: deque[tuple[float, list[RankFacts | None]]] = deque()
 
@@ -378,9 +382,12 @@ class HangDetector:
             what = f"{ranks_in_words(busy)} busy, {ranks_in_words(idle)} idle"
             return self._hang(HangKind.ONE_APART, tuple(fewer), what, silence_s, limit_s, late)
         allowed_s = max(limit_s, self._set.busy_s)
-        if silence_s < allowed_s:
+        if silence_s >= allowed_s:
+            return self._hang(HangKind.ALL_BUSY, (), "all compute or spin", silence_s, allowed_s, late)
+        if self._spins or late or self._any_ended or not self._set.asks_busy:
             return None
-        return self._hang(HangKind.ALL_BUSY, (), "all compute or spin", silence_s, allowed_s, late)
+        self._spins = True
+        return self._hang(HangKind.ALL_SPIN, (), "all compute or spin", silence_s, limit_s, late)
 
     def _not_ended(self) -> tuple[tuple[int, ...], str]:
         """Those that have not ended, where they are fewer than the others; and that in words."""
@@ -459,6 +466,8 @@ class HangDetector:
     def _tell(self, found: Hang | None, seen_s: float) -> Hang | None:
         """The finding, when it is new, or differs from the last one and has done so for a while."""
         told = self._reported
+        if found is not None and found.kind is HangKind.ALL_SPIN:  # a question, which hides no other finding
+            return found if told is None else None
         if found is None or (told is not None and (told.kind, told.ranks) == (found.kind, found.ranks)):
             self._changed = None
             return None

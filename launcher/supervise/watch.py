@@ -3,8 +3,9 @@
 A standstill that the detector sees is asked about: every node sends the stacks of its ranks. When all have, or
 after a moment, the finding goes out: what stands still, since when, how the ranks differ. Where some ranks are
 busy, a few times, and each time these more than once (collector.py): who evaluates alone comes along in its code,
-who spins does not. What is done about it is the user's word (--on-hang): a report alone, or a restart. It never
-ends a job by a failure of its own.
+who spins does not. Where all are busy, as those are that wait for an accelerator, only what they have called of
+torch.distributed tells whether they wait. What is done about it is the user's word (--on-hang): a report alone, or
+a restart. It never ends a job by a failure of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +53,13 @@ STACKS_S = 6.0  # for all nodes to send what their ranks do
 ROUNDS, ROUND_S, ENOUGH_LOOKS = 10, 0.15, 36
 EARLY_ROUNDS = 3
 EARLY_KINDS = (HangKind.NOT_STARTED, HangKind.NOT_ENDED)
-SURE_KINDS = (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL, HangKind.SLOW, *EARLY_KINDS)  # by more than one round
+SURE_KINDS = (
+    HangKind.FROZEN,
+    HangKind.STUCK_IN_KERNEL,
+    HangKind.SLOW,
+    HangKind.ALL_SPIN,
+    *EARLY_KINDS,
+)  # by more than one round
 MOST_LOOKS = 1000  # for one question
 MOST_STACKS_BYTES = 4 << 20  # of a node, unpacked
 MOST_TEXT_CHARACTERS = 12_000
@@ -122,7 +129,7 @@ class HangWatch:
     """Of one job. Every method returns what is to be said."""
 
     def __init__(self, settings: HangSettings) -> None:
-        self._settings = settings
+        self._settings = settings._replace(asks_busy=True)
         self._detector: HangDetector | None = None
         self._facts: dict[int, RankFacts] = {}
         self._nodes = 0
@@ -223,6 +230,8 @@ class HangWatch:
         hang = self._detector.look(facts, now_s)
         if self.last is not None and not self._lasts(self.last):
             self.last = None
+        if hang is not None and hang.kind is HangKind.ALL_BUSY and self._tells_they_spin():
+            hang = None
         if hang is not None and hang.kind not in self._told_early:
             if self._open is None or self._open.slow is not None:
                 said.append(self._begin(hang, now_s))
@@ -274,8 +283,13 @@ class HangWatch:
             next_s = opened.began_s + sum(round_s(each, takes_s) for each in asked)
             self._open = opened._replace(next_ask_s=next_s)
             return []
-        if hang.kind is not HangKind.ONE_APART and hang.kind not in EARLY_KINDS:
+        if hang.kind not in (HangKind.ONE_APART, HangKind.ALL_SPIN, *EARLY_KINDS):
             return self._conclude()
+        silence_s = opened.began_s - hang.since_s
+        if hang.kind is HangKind.ALL_SPIN and not self._waits_by_calls():
+            again = _Held(hang, opened.began_s + max(LOOK_S, silence_s))
+            self._open, self._held = None, again if self._traces else None
+            return []
         came_along = False
         for rank, stacks in self._stacks.items():
             self._looks[rank] = self._looks.get(rank, 0) + stacks.looks
@@ -284,16 +298,25 @@ class HangWatch:
             counts = bool(calls) and not (hang.kind in EARLY_KINDS and is_with_peers(stacks))
             came_along |= counts and (stacks.comes_along or self._calls.get(rank, calls) != calls)
             self._calls[rank] = calls
-        silence_s = opened.began_s - hang.since_s
         if came_along and silence_s < self._settings.busy_s:
             self._open, self._held = None, _Held(hang, opened.began_s + max(LOOK_S, silence_s))
             return []
-        looks = min((self._looks.get(rank, 0) for rank in hang.ranks), default=0)
-        rounds, enough = (ROUNDS, ENOUGH_LOOKS) if hang.kind is HangKind.ONE_APART else (EARLY_ROUNDS, inf)
+        busy = self._stacks if hang.kind is HangKind.ALL_SPIN else hang.ranks
+        looks = min((self._looks.get(rank, 0) for rank in busy), default=0)
+        rounds, enough = (EARLY_ROUNDS, inf) if hang.kind in EARLY_KINDS else (ROUNDS, ENOUGH_LOOKS)
         if opened.rounds < rounds and looks < enough:
             self._open = opened._replace(next_ask_s=opened.began_s + opened.rounds * ROUND_S)
             return []
         return self._conclude()
+
+    def _tells_they_spin(self) -> bool:
+        """Whether that was told, and lasts."""
+        return self.last is not None and self.last.kind is HangKind.ALL_SPIN
+
+    def _waits_by_calls(self) -> bool:
+        """Whether what the ranks have called of torch.distributed says who is waited for."""
+        causes = find_causes_in(self._traces, self._stacks) if self._traces else []
+        return bool(causes) and causes[0].sure.value != "unsure"
 
     def _look_again(self, now_s: float) -> list[Said]:
         """What was held back is asked about anew, if it is still so."""
@@ -332,9 +355,15 @@ class HangWatch:
             if early is None:
                 return []
             found = found._replace(hang=early)
+        causes = find_causes_in(self._traces, self._stacks) if self._traces else []
+        if found.hang.kind is HangKind.ALL_SPIN:
+            if not causes:
+                return []  # not all have answered
+            ranks = causes[0].ranks
+            why = f"{found.hang.why}; by their calls the others wait for {name_ranks(ranks)}"
+            found = found._replace(hang=found.hang._replace(ranks=ranks, why=why))
         self._was_late = False
         self.last = hang = blame_by_stacks(found.hang, group_stacks(self._stacks))
-        causes = find_causes_in(self._traces, self._stacks) if self._traces else []
         groups = find_groups_in(self._traces, self._layout)
         self._number += 1
         return [describe(self._number - 1, hang, self._stacks, self._facts, causes, groups)]

@@ -24,7 +24,7 @@ FLAGS = ("--standalone", "--nproc-per-node", 4, "--hang-least", 2, "--log-dir", 
 )
 def test_the_first_stuck_rank_is_named(bootrun: support.Programs, script: Callable[..., str], name: str) -> None:
     planted = CAUSES[name]
-    program = bootrun.start(*FLAGS, script(JOB), name, planted.rank, AT_STEP, env={"OMP_NUM_THREADS": "1"})
+    program = bootrun.start(*FLAGS, script(JOB), name, planted.rank, AT_STEP, "gloo", env={"OMP_NUM_THREADS": "1"})
     kind = "failure" if planted.ends else "standstill"
     if planted.ends:
         assert program.wait(90).status == 1

@@ -185,6 +185,32 @@ def test_where_all_are_idle_the_one_that_waits_elsewhere_is_named() -> None:
     assert (hang.kind, hang.ranks) == (HangKind.ALL_IDLE, (5,))
 
 
+def test_all_busy_is_a_question_at_the_usual_limit_where_it_may_be_one() -> None:
+    detector = HangDetector(4, HangSettings(asks_busy=True))
+    train(detector, 60)
+    found = stand(detector, 60, 2 * BUSY_S, busy(60))
+    assert [hang.kind for _, hang in found] == [HangKind.ALL_SPIN, HangKind.ALL_BUSY]
+    (asked_s, hang), (told_s, _) = found
+    assert asked_s <= 15.0 and hang.ranks == () and detector.lasts(hang)
+    assert BUSY_S <= told_s <= BUSY_S + 2 * LOOK_S
+    train(detector, 10)
+    assert not detector.lasts(hang)
+
+
+def test_a_question_about_all_that_are_busy_hides_no_other_finding() -> None:
+    detector = HangDetector(4, HangSettings(asks_busy=True))
+    train(detector, 60)
+
+    def then_idle(rank: int, past_s: float) -> dict[str, Any]:
+        return busy(60)(rank, min(past_s, 20.0))
+
+    plain = HangDetector(4)
+    train(plain, 60)
+    found = stand(detector, 60, 300, then_idle)
+    assert [hang.kind for _, hang in found][:1] == [HangKind.ALL_SPIN]
+    assert found[1:] == stand(plain, 60, 300, then_idle), "told when, and as, it is told without"
+
+
 def test_all_busy_is_told_late_and_work_that_shows_still_later() -> None:
     detector = HangDetector(4)
     train(detector, 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -9,9 +10,12 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,6 +38,7 @@ from launcher.supervise.ring import (
 )
 from launcher.supervise.stacks import RankStacks, Source
 from launcher.supervise.watch import describe, find_causes_in
+from tests import support
 
 # Ranks of one process, without a network: a store in memory, and gloo with itself.
 ALONE = """
@@ -135,6 +140,92 @@ def test_a_group_for_which_there_is_no_room_is_not_kept(page: PageFile) -> None:
         ring = make_ring(file.fileno())
         line = b"0\t1\t7\t" + b"x" * 1000 + b"\t2:2:1\n"
         assert sum(ring.add_group(line) for _ in range(100)) == tracer.GROUPS_BYTES // len(line)
+
+
+class Work:
+    """A collective on a GPU."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+        self.is_over = False
+
+    def is_completed(self) -> bool:
+        self.asked.release()
+        return self.is_over
+
+
+class Library:
+    """What there is of CUDA: the mode of a thread."""
+
+    def __init__(self, status: int) -> None:
+        self.modes: list[int] = []
+        self.status = status
+        self.is_asked = threading.Event()
+
+    def __call__(self, name: str) -> Library:
+        assert name == "libcuda.so.1"
+        return self
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        self.modes.append(mode._obj.value)
+        self.is_asked.set()
+        return self.status
+
+
+def make_tracer(page: PageFile, fd: int, monkeypatch: pytest.MonkeyPatch, library: Library) -> tracer.Tracer:
+    monkeypatch.setattr(tracer, "WATCH_S", 0.001)
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    c10d = SimpleNamespace(ProcessGroup=SimpleNamespace(unbox=None), Work=SimpleNamespace(unbox=None))
+    return tracer.Tracer(make_ring(fd), SimpleNamespace(), c10d)
+
+
+def test_works_of_a_gpu_are_seen_to_end_while_the_rank_waits(
+    page: PageFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(0)
+    with open(page.path, "r+b") as file:
+        traced = make_tracer(page, file.fileno(), monkeypatch, library)
+        traced._ring.say_hooked(1)
+        traced._ring.add_group(b"0\t1\t7\tdp\t0:2:1\n")
+        works = [Work(), Work()]
+        for number, work in enumerate(works, 1):
+            put(traced._ring, number)
+            traced._follow(number, work, 0, False)
+        for work in works:
+            assert work.asked.acquire(timeout=10), "also behind one that has not ended"
+        works[1].is_over = True
+        support.wait_until(lambda: works[1] not in traced._pending)
+        traced._ring.serial += 1  # calls are made again, and look themselves
+        found = read_ring(page.path, 0)
+        works[0].is_over = True  # ends the thread's work
+        support.wait_until(lambda: not traced._pending)
+    assert found is not None
+    assert [call.is_open() for call in found.calls] == [True, False]
+    assert library.modes == [tracer.RELAXED], "one thread, whose questions end no capture"
+
+
+def test_works_are_left_to_the_next_call_where_a_question_could_end_a_capture(
+    page: PageFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(1)
+    with open(page.path, "r+b") as file:
+        traced = make_tracer(page, file.fileno(), monkeypatch, library)
+        works = [Work(), Work()]
+        put(traced._ring, 1)
+        traced._follow(1, works[0], 0, False)
+        assert library.is_asked.wait(10)
+        put(traced._ring, 2)
+        traced._follow(2, works[1], 0, False)
+    assert library.modes == [tracer.RELAXED]
+    assert not works[0].asked.acquire(blocking=False)
+
+
+def test_no_thread_is_begun_for_works_of_a_cpu(page: PageFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(page.path, "r+b") as file:
+        traced = make_tracer(page, file.fileno(), monkeypatch, Library(0))
+        put(traced._ring, 1)
+        traced._follow(1, Work(), 0, True)
+        assert not traced._is_watched
 
 
 @settings(max_examples=100, deadline=None)

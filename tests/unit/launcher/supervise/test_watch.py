@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.diagnose.calls import Call, Group
 from launcher.supervise.facts import Hang, HangKind, RankFacts
 from launcher.supervise.hang import HangSettings
+from launcher.supervise.ring import RankRing, pack_rings
 from launcher.supervise.stacks import Frame, RankStacks, Source, group_stacks
 from launcher.supervise.watch import (
     ENOUGH_LOOKS,
@@ -299,6 +301,108 @@ def test_who_computes_for_very_long_is_told_at_last() -> None:
     job.run(60)
     said = job.run(2400, steps=False)
     assert [type(each) for each in said] == [Finding]
+
+
+WORLD = Group("0", "", 1, (0, 1, 2, 3))
+
+
+def called(rank: int, calls: int, *, is_open: bool) -> RankRing:
+    """So many all_reduces, one a second; the last of them still goes on, or not."""
+    return RankRing(
+        rank,
+        tuple(
+            Call(seq, WORLD, "all_reduce", seq, -1, 0, 4, "float32", (1,), 1, seq * 10**9, left_ns, True)
+            for seq in range(1, calls + 1)
+            for left_ns in (0 if is_open and seq == calls else seq * 10**9 + 1,)
+        ),
+        False,
+    )
+
+
+class Spinning:
+    """Ranks that use their CPUs in steps and out of them, as those that wait for a GPU; asked, they answer."""
+
+    def __init__(self) -> None:
+        self.watch, self.now_s = HangWatch(HangSettings()), 1000.0
+        self.watch.attempt_began(4, 2, self.now_s)
+        self.steps, self.asked = 0, 0
+        self.rings: list[RankRing] = []
+        self.calls = ["loop"]  # rank 3 is in one of these when it is asked
+
+    def run(self, seconds: float, *, steps: bool = True) -> list[tuple[float, Finding]]:
+        told: list[tuple[float, Finding]] = []
+        began_s = self.now_s
+        while self.now_s < began_s + seconds:
+            self.now_s += 0.25
+            if steps and self.now_s % 1.0 == 0.0:
+                self.steps += 1
+                self.step_at_s = self.now_s
+            facts = (
+                [
+                    RankFacts(rank, self.now_s, self.steps, self.step_at_s, 0, self.now_s, 0, "R", "")
+                    for rank in range(4)
+                ]
+                if self.steps
+                else []
+            )
+            said = tell(self.watch, facts, 2, self.now_s) if facts else []
+            while said:
+                now = said.pop(0)
+                if isinstance(now, Finding):
+                    told.append((self.now_s - began_s, now))
+                    continue
+                self.asked += 1
+                for node in range(2):
+                    stacks = {rank: self.stack(rank) for rank in (2 * node, 2 * node + 1)}
+                    rings = pack_rings([each for each in self.rings if each.rank // 2 == node], 0, 60000)
+                    said += self.watch.answered(node, now.number, pack_stacks(stacks, 10_000), rings)
+        return told
+
+    def stack(self, rank: int) -> RankStacks:
+        function = self.calls[self.asked % len(self.calls)] if rank == 3 else "synchronize"
+        return stack(rank, 9)._replace(main=(Frame("/job/train.py", 1, function),), state="R", looks=5)
+
+
+def test_all_that_spin_are_told_when_their_calls_say_for_whom_they_wait() -> None:
+    job = Spinning()
+    job.run(60)
+    job.rings = [called(rank, 60 + (rank != 3), is_open=rank != 3) for rank in range(4)]
+    [(after_s, told)] = job.run(1200, steps=False)
+    assert after_s <= 16.0
+    assert "stands still (all-spin): rank 3 has not come to all_reduce #61" in told.line
+    assert "wait for rank 3" in told.line
+    record = json.loads(zlib.decompress(told.data))
+    assert (record["kind"], record["ranks"]) == ("all-spin", [3])
+    assert job.watch.last is not None
+    job.run(10)
+    assert job.watch.last is None
+
+
+def test_all_that_compute_are_asked_more_and_more_rarely_and_not_told_of() -> None:
+    job = Spinning()
+    job.run(60)
+    job.rings = [called(rank, 60, is_open=False) for rank in range(4)]
+    assert job.run(800, steps=False) == []
+    assert 2 <= job.asked <= 7
+    [(_, told)] = job.run(200, steps=False)
+    assert "all-busy" in told.line, "as without traces"
+
+
+def test_the_one_that_computes_for_the_others_is_not_told_of() -> None:
+    job = Spinning()
+    job.run(60)
+    job.rings = [called(rank, 60 + (rank != 3), is_open=rank != 3) for rank in range(4)]
+    job.calls = ["forward", "loss", "linear"]
+    assert job.run(400, steps=False) == []
+    job.calls = ["endless"]
+    assert len(job.run(600, steps=False)) == 1
+
+
+def test_without_traces_there_is_one_question() -> None:
+    job = Spinning()
+    job.run(60)
+    assert job.run(800, steps=False) == []
+    assert job.asked == 1
 
 
 PEERS = (
