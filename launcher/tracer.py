@@ -26,7 +26,7 @@ RECORD_FORMAT = "<QQQQHBBHiiB4IQBI"
 LEFT_AT, END_AT = 63, 72  # in a record
 LOW_SERIAL = 0xFFFFFFFF
 NO_GROUP = 0xFFFF
-WAITED_FOR, FAILED, LOST_SIGHT = 1, 2, 4
+WAITED_FOR, FAILED, LOST_SIGHT, IN_ORDER = 1, 2, 4, 8
 # The numbers of operators and types in the ring; new ones come at the end.
 OPERATORS = (
     "broadcast_ allreduce_ allreduce_coalesced_ allgather_ _allgather_base_ allgather_coalesced_ "
@@ -125,6 +125,13 @@ class Ring:
         self.map[HOOKED_AT : HOOKED_AT + 4] = count.to_bytes(4, "little")
 
 
+class Mark:
+    """Stands in a stream behind a call for which torch gives no work. Args: event: of CUDA."""
+
+    def __init__(self, event: "Any") -> None:
+        self.record, self.is_completed = event.record, event.query
+
+
 class Group:
     """A process group as this rank knows it."""
 
@@ -173,6 +180,7 @@ class Tracer:
         )
         # Calls that may not have ended, by the work that is looked at for it: serial, flags, whether on a CPU.
         self._pending: "Dict[Any, Tuple[int, int, bool]]" = {}
+        self._marks: "List[Mark]" = []  # that may be used again
         self._kept: "Dict[int, bytes]" = {}  # records of those that may have to make room, by serial
         self._at_once: "Dict[int, int]" = {}  # by thread: serial of what it waits for next
         self._thread = sys.modules["_thread"].get_ident
@@ -293,7 +301,7 @@ class Tracer:
                         peer = args[peer_at] if peer_at >= 0 else -1
                         tag = args[tag_at] if 0 <= tag_at < len(args) else 0
                         if blocks or (0 <= async_at < len(args) and args[async_at] is False):
-                            flags = WAITED_FOR
+                            flags = WAITED_FOR if on_cpu else WAITED_FOR | IN_ORDER
                         serial = note(unbox(args[group_at]), payload, first, peer, tag, flags)
             except Exception:
                 pass
@@ -311,7 +319,8 @@ class Tracer:
                 if flags and on_cpu:  # its work need not be asked
                     follow(serial, None, flags, on_cpu)
                     return found
-                work = unbox_work(found[-1] if type(found) is tuple else found)
+                work = found[-1] if type(found) is tuple else found
+                work = None if work is None else unbox_work(work)
                 if on_cpu and len(pending) < MOST_PENDING:
                     pending[work] = serial, flags, on_cpu
                 else:
@@ -353,7 +362,7 @@ class Tracer:
                     serial = note(self, payload, first, args[1] if last == 2 else -1, args[last], 0)
                 else:
                     how = args[last]
-                    flags = 0 if how.asyncOp else WAITED_FOR
+                    flags = 0 if how.asyncOp else WAITED_FOR if on_cpu else WAITED_FOR | IN_ORDER
                     serial = note(self, payload, first, how.rootRank if has_root else -1, 0, flags)
             except Exception:
                 pass
@@ -393,8 +402,11 @@ class Tracer:
                 self._leave(left, WAITED_FOR | LOST_SIGHT, 0)
             return
         try:
-            if work is None:
-                raise ValueError(work)
+            if work is None:  # of a GPU: its stream waits for it
+                if on_cpu:
+                    raise ValueError(work)
+                work = self._marks.pop() if self._marks else Mark(self._torch.cuda.Event())
+                work.record()
             pending = self._pending
             if len(pending) >= MOST_PENDING:
                 oldest, its_flags, _ = pending.pop(next(iter(pending)))
@@ -407,7 +419,7 @@ class Tracer:
             self._leave(serial, flags | LOST_SIGHT, 0)
 
     def _make_look_after(self) -> "Callable[..., None]":
-        pending, kept, leave = self._pending, self._kept, self._ring.leave
+        pending, kept, leave, marks = self._pending, self._kept, self._ring.leave, self._marks
 
         def look_after(now: int, most: int = LOOKED_AFTER) -> None:
             looked = 0
@@ -419,6 +431,8 @@ class Tracer:
                             continue  # another thread has seen it too
                         serial, flags, _ = call
                         leave(serial, now, flags)
+                        if type(work) is Mark:
+                            marks.append(work)
                         if kept:
                             kept.pop(serial, None)
                     else:
@@ -485,6 +499,8 @@ class Tracer:
             serial, flags, on_cpu = call
             if not flags & WAITED_FOR:
                 flags |= WAITED_FOR
+                if not on_cpu and ring.serial == serial:  # else others are under way beside it
+                    flags |= IN_ORDER
                 pending[self] = serial, flags, on_cpu
                 if ring.serial - serial >= SLOTS and serial in kept:
                     ring.put_back(serial, kept[serial])

@@ -48,6 +48,7 @@ class Call(NamedTuple):
     waited_for: bool  # somebody waits for its end, or waited
     failed: bool = False
     lost: bool = False  # its end can no longer be seen
+    in_order: bool = False  # on an accelerator: what the rank calls after it is queued behind it
 
     def is_open(self) -> bool:
         """Whether it has begun and its end was not seen."""

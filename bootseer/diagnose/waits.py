@@ -56,12 +56,13 @@ def meeting_of(call: Call, rank: int) -> Meeting:
 
 
 def find_waits(traces: Mapping[int, RankTrace]) -> Waits:
-    """What is open, without what only was not seen to end."""
+    """What is open, without what only was not seen to end, and what is queued behind what is open."""
+    begun = {rank: _begun(trace.calls) for rank, trace in traces.items()}
     came: dict[tuple[Group, int], int] = {}  # to how many collectives of a group
     sent: dict[tuple[Group, str, int, int, int], int] = {}
     there: dict[Meeting, dict[int, Call]] = {}
-    for rank, trace in traces.items():
-        for call in trace.calls:
+    for rank, calls in begun.items():
+        for call in calls:
             meeting = meeting_of(call, rank)
             there.setdefault(meeting, {})[rank] = call
             if call.is_message():
@@ -91,7 +92,7 @@ def find_waits(traces: Mapping[int, RankTrace]) -> Waits:
     for rank, trace in traces.items():
         if trace.ended:
             continue
-        open_calls = [call for call in trace.calls if call.is_open()]
+        open_calls = [call for call in begun[rank] if call.is_open()]
         found = []
         for call in open_calls:
             meeting = meeting_of(call, rank)
@@ -105,6 +106,12 @@ def find_waits(traces: Mapping[int, RankTrace]) -> Waits:
         if found:
             of_rank[rank] = waited or [meeting for meeting, _ in found]
     return Waits(meetings, {rank: tuple(found) for rank, found in of_rank.items()})
+
+
+def _begun(calls: Sequence[Call]) -> Sequence[Call]:
+    """Without those that an accelerator has not come to, as an older one has not ended."""
+    behind = min((call.serial for call in calls if call.in_order and call.is_open()), default=None)
+    return calls if behind is None else [call for call in calls if call.serial <= behind]
 
 
 def find_ends(waits: Waits) -> list[tuple[Node, ...]]:

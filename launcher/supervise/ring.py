@@ -8,8 +8,8 @@ Little endian, from the end of the page (512) on; a call is found at its serial 
           (1 each), tensors (2), peer, tag (4), dimensions (1), the first four (4 each), left ns (8), flags (1),
           and the serial number's lower half once more: a record is written from its beginning to its end, so of
           one that is read while it is written these differ, and it is read again
-Flags: 1 it is waited for, 2 it failed, 4 its end cannot be seen. There is one writer and no lock: it can be read
-while the rank hangs, and when it is dead.
+Flags: 1 it is waited for, 2 it failed, 4 its end cannot be seen, 8 later ones of a GPU are queued behind it. There
+is one writer and no lock: it can be read while the rank hangs, and when it is dead.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from launcher.tracer import (
     GROUPS_AT,
     GROUPS_BYTES,
     HOOKED_AT,
+    IN_ORDER,
     LOST_SIGHT,
     LOW_SERIAL,
     OPERATORS,
@@ -136,7 +137,7 @@ def _call_of(fields: tuple[Any, ...], group: Group) -> Call:
         *(serial, group, _NAMES[OPERATORS[op]], seq, peer, tag, size),
         TYPES[kind] if kind < len(TYPES) else TYPES[0],
         *(tuple(shape[: min(dims, 4)]), tensors, entered_ns, left_ns),
-        *(bool(flags & WAITED_FOR), bool(flags & FAILED), bool(flags & LOST_SIGHT)),
+        *(bool(flags & WAITED_FOR), bool(flags & FAILED), bool(flags & LOST_SIGHT), bool(flags & IN_ORDER)),
     )
 
 
@@ -196,7 +197,7 @@ def pack_rings(rings: Iterable[RankRing], shift_ns: int, most_bytes: int) -> byt
 def _pack_call(call: Call, groups: dict[Group, int], shift_ns: int) -> list[Any]:
     number = groups.setdefault(call.group, len(groups))
     times = [each + shift_ns if each else 0 for each in (call.entered_ns, call.left_ns)]
-    return [call.serial, number, *call[2:10], *times, int(call.waited_for), int(call.failed), int(call.lost)]
+    return [call.serial, number, *call[2:10], *times, *map(int, call[12:])]
 
 
 def unpack_rings(data: bytes, stopped: Mapping[int, bool]) -> dict[int, RankTrace]:
@@ -234,15 +235,11 @@ def unpack_rings(data: bytes, stopped: Mapping[int, bool]) -> dict[int, RankTrac
 
 
 def _unpack_call(record: list[Any], groups: list[Group]) -> Call:
-    serial, group, op, seq, peer, tag, size, dtype, shape, tensors, entered_ns, left_ns, waited, failed, lost = (
-        record
-    )
+    serial, group, op, seq, peer, tag, size, dtype, shape, tensors, entered_ns, left_ns, *flags = record
     what = int(serial), groups[group], str(op)[:MOST_TEXT], int(seq), int(peer), int(tag), int(size)
     dims = tuple(int(each) for each in shape[:4])
     return Call(
         *what,
         *(str(dtype)[:MOST_TEXT], dims, int(tensors), int(entered_ns), int(left_ns)),
-        waited_for=bool(waited),
-        failed=bool(failed),
-        lost=bool(lost),
+        *map(bool, flags[:4]),
     )

@@ -79,6 +79,38 @@ def simulate(programs: Sequence[Program], ended: Sequence[int] = (), idle: Seque
     return [RankTrace(rank, tuple(made), rank in ended) for rank, made in enumerate(calls)]
 
 
+def simulate_queued(programs: Sequence[Program], ended: Sequence[int] = ()) -> list[RankTrace]:
+    """As on GPUs: calls are queued, and begin one after the other; a rank waits only for the loss of its step."""
+    calls: list[list[Call]] = [[] for _ in programs]
+    counts: dict[tuple[Any, ...], int] = {}
+    clock = 0
+    moved = True
+    while moved:
+        moved = False
+        for rank, program in enumerate(programs):
+            made = calls[rank]
+            begun = [[*_left(each), *[call for call in each if call.is_open()][:1]] for each in calls]
+            now = len(_left(made))
+            if now < len(made) and _has_met(made[now], rank, begun):
+                clock += 1
+                made[now] = made[now]._replace(left_ns=clock)
+                moved = True
+            is_synced = all(len(call.group.ranks) < len(programs) for call in made if call.is_open())
+            if len(made) < len(program) and is_synced:
+                op, group, peer, tag, size = program[len(made)]
+                way = (rank, group, op, peer, tag) if op in ("send", "recv") else (rank, group)
+                counts[way] = counts.get(way, 0) + 1
+                clock += 1
+                what = (len(made) + 1, group, op, counts[way], peer, tag, size, "float32", (size // 4,), 1)
+                made.append(Call(*what, clock, 0, waited_for=True, in_order=True))
+                moved = True
+    return [RankTrace(rank, tuple(made), rank in ended) for rank, made in enumerate(calls)]
+
+
+def _left(calls: Sequence[Call]) -> list[Call]:
+    return [call for call in calls if not call.is_open()]
+
+
 def _has_met(call: Call, rank: int, calls: Sequence[Sequence[Call]]) -> bool:
     if call.is_message():
         other = "recv" if call.op == "send" else "send"
@@ -129,44 +161,46 @@ def stops(programs: list[Program], rank: int, place: int) -> list[Program]:
 
 
 HEALTHY = planted(SQUARE, 0, lambda step: step)
-CAUSES: dict[str, tuple[list[RankTrace], Kind, tuple[int, ...], Sure]] = {
-    "absent from a collective": (simulate(stops(HEALTHY, 3, 2)), Kind.ABSENT, (3,), Sure.CERTAIN),
-    "absent before it sends": (simulate(stops(HEALTHY, 0, 0)), Kind.ABSENT, (0,), Sure.CERTAIN),
-    "absent before it receives": (simulate(stops(HEALTHY, 2, 0)), Kind.ABSENT, (2,), Sure.CERTAIN),
-    "ended": (simulate(stops(HEALTHY, 1, 2), ended=[1]), Kind.ENDED, (1,), Sure.CERTAIN),
-    "a send left out": (simulate(planted(SQUARE, 0, without(0))), Kind.MESSAGE, (0,), Sure.LIKELY),
-    "a receive left out": (simulate(planted(SQUARE, 2, without(0))), Kind.MESSAGE, (2,), Sure.LIKELY),
-    "another tag": (simulate(planted(SQUARE, 0, instead(0, tag=7))), Kind.MESSAGE, (0,), Sure.LIKELY),
+PLANTED: dict[str, tuple[list[Program], Kind, tuple[int, ...], Sure]] = {
+    "absent from a collective": (stops(HEALTHY, 3, 2), Kind.ABSENT, (3,), Sure.CERTAIN),
+    "absent before it sends": (stops(HEALTHY, 0, 0), Kind.ABSENT, (0,), Sure.CERTAIN),
+    "absent before it receives": (stops(HEALTHY, 2, 0), Kind.ABSENT, (2,), Sure.CERTAIN),
+    "ended": (stops(HEALTHY, 1, 2), Kind.ENDED, (1,), Sure.CERTAIN),
+    "a send left out": (planted(SQUARE, 0, without(0)), Kind.MESSAGE, (0,), Sure.LIKELY),
+    "a receive left out": (planted(SQUARE, 2, without(0)), Kind.MESSAGE, (2,), Sure.LIKELY),
+    "another tag": (planted(SQUARE, 0, instead(0, tag=7)), Kind.MESSAGE, (0,), Sure.LIKELY),
     "another operation": (
-        simulate(planted(SQUARE, 3, instead(2, op="broadcast"))),
+        planted(SQUARE, 3, instead(2, op="broadcast")),
         *(Kind.MISMATCH, (3,), Sure.LIKELY),
     ),
     "another size among many": (
-        simulate(planted(SQUARE, 1, instead(3, size=8))),
+        planted(SQUARE, 1, instead(3, size=8)),
         Kind.MISMATCH,
         (1,),
         Sure.CERTAIN,
     ),
     "another size of two": (
-        simulate(planted(SQUARE, 1, instead(2, size=8))),
+        planted(SQUARE, 1, instead(2, size=8)),
         *(Kind.MISMATCH, (1,), Sure.LIKELY),
     ),
     "another order of groups": (
-        simulate(planted(SQUARE, 1, lambda step: [*step[:2], step[3], step[2]])),
+        planted(SQUARE, 1, lambda step: [*step[:2], step[3], step[2]]),
         *(Kind.ORDER, (1,), Sure.LIKELY),
     ),
     "one call more": (
-        simulate(planted(SQUARE, 2, lambda step: [*step[:3], step[2], step[3]])),
+        planted(SQUARE, 2, lambda step: [*step[:3], step[2], step[3]]),
         *(Kind.ORDER, (2,), Sure.LIKELY),
     ),
-    "one call less": (simulate(planted(SQUARE, 0, without(2))), Kind.ORDER, (0,), Sure.LIKELY),
+    "one call less": (planted(SQUARE, 0, without(2)), Kind.ORDER, (0,), Sure.LIKELY),
 }
+ENDED = {"ended": (1,)}
 
 
-@pytest.mark.parametrize("name", CAUSES)
-def test_the_first_stuck_rank_is_named_and_not_its_victims(name: str) -> None:
-    traces, kind, ranks, sure = CAUSES[name]
-    first = find_causes(traces)[0]
+@pytest.mark.parametrize("run", [simulate, simulate_queued])
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_first_stuck_rank_is_named_and_not_its_victims(name: str, run: Callable[..., list[RankTrace]]) -> None:
+    programs, kind, ranks, sure = PLANTED[name]
+    first = find_causes(run(programs, ENDED.get(name, ())))[0]
     assert (first.kind, first.ranks, first.sure) == (kind, ranks, sure), describe([first])
     assert set(first.victims) == {0, 1, 2, 3} - set(ranks), "each of the others waits for it in the end"
 
@@ -239,7 +273,7 @@ def test_a_rank_that_waits_for_none_of_its_calls_is_the_one() -> None:
 
 
 def test_the_text_has_the_root_cause_first() -> None:
-    causes = find_causes(CAUSES["absent from a collective"][0])
+    causes = find_causes(simulate(PLANTED["absent from a collective"][0]))
     lines = describe(causes)
     assert lines[0].startswith(
         "root cause (certain): rank 3 has not come to all_reduce #7 of group dp (ranks 2-3)"
@@ -258,7 +292,8 @@ def test_whichever_rank_stops_in_whatever_layout_is_named(data: st.DataObject) -
     place = data.draw(st.integers(0, len(step) - 1))
     programs = planted(layout, culprit, lambda step: step)
     programs[culprit] = programs[culprit][: len(step) * STEPS + place]
-    (cause,) = find_causes(simulate(programs))
+    run = data.draw(st.sampled_from([simulate, simulate_queued]))
+    (cause,) = find_causes(run(programs))
     assert (cause.kind, cause.ranks, cause.sure) == (Kind.ABSENT, (culprit,), Sure.CERTAIN)
     assert set(cause.victims) == set(range(layout.size)) - {culprit}
 
@@ -277,7 +312,8 @@ def test_a_changed_step_is_never_blamed_on_a_healthy_rank(data: st.DataObject) -
         "more": [*step[:place], step[place], *step[place:]],
         "exchanged": [*step[:place], *reversed(step[place : place + 2]), *step[place + 2 :]],
     }[how]
-    causes = find_causes(simulate(planted(layout, culprit, lambda _: changed)))
+    run = data.draw(st.sampled_from([simulate, simulate_queued]))
+    causes = find_causes(run(planted(layout, culprit, lambda _: changed)))
     if causes:
         assert culprit in causes[0].ranks, describe(causes)
 

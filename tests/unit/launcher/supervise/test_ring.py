@@ -220,12 +220,58 @@ def test_works_are_left_to_the_next_call_where_a_question_could_end_a_capture(
     assert not works[0].asked.acquire(blocking=False)
 
 
+class Event:
+    """Of CUDA."""
+
+    def __init__(self) -> None:
+        self.is_over: bool | None = None
+
+    def record(self) -> None:
+        self.is_over = False
+
+    def query(self) -> bool | None:
+        return self.is_over
+
+
+def test_a_call_of_a_gpu_for_which_there_is_no_work_is_seen_to_end(
+    page: PageFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NCCL gives none of calls that the stream waits for."""
+    events: list[Event] = []
+
+    def make() -> Event:
+        events.append(Event())
+        return events[-1]
+
+    with open(page.path, "r+b") as file:
+        traced = make_tracer(page, file.fileno(), monkeypatch, Library(1))
+        traced._torch.cuda = SimpleNamespace(Event=make)
+        traced._ring.say_hooked(1)
+        traced._ring.add_group(b"0\t1\t7\tdp\t0:2:1\n")
+        flags = tracer.WAITED_FOR | tracer.IN_ORDER
+        for number in (1, 2):
+            put(traced._ring, number, flags=flags)
+            traced._follow(number, None, flags, False)
+        events[0].is_over = True
+        traced._look_after(7)
+        found = read_ring(page.path, 0)
+        put(traced._ring, 3, flags=flags)
+        traced._follow(3, None, flags, False)
+        assert [each.is_over for each in events] == [False, False], "used again"
+    assert found is not None
+    assert [(call.left_ns, call.is_open(), call.in_order) for call in found.calls] == [
+        (7, False, True),
+        (0, True, True),
+    ]
+
+
 def test_no_thread_is_begun_for_works_of_a_cpu(page: PageFile, monkeypatch: pytest.MonkeyPatch) -> None:
     with open(page.path, "r+b") as file:
         traced = make_tracer(page, file.fileno(), monkeypatch, Library(0))
         put(traced._ring, 1)
         traced._follow(1, Work(), 0, True)
-        assert not traced._is_watched
+        traced._follow(1, None, 0, True)  # its end cannot be seen
+        assert not traced._is_watched and len(traced._pending) == 1
 
 
 @settings(max_examples=100, deadline=None)
