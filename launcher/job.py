@@ -678,9 +678,9 @@ class Job:
             case RankLooks(attempt, facts):
                 if attempt == self._attempt and self._phase is Phase.RUNNING and self._rules.on_hang != "off":
                     self._on_looks(number, facts, now_s)
-            case NodeStacks(asked, data, traces, layout):
+            case NodeStacks(asked, data, traces, layout, devices):
                 if self._watch is not None and self._phase is Phase.RUNNING:
-                    self._heed(self._watch.answered(number, asked, data, traces, layout), now_s)
+                    self._heed(self._watch.answered(number, asked, data, traces, layout, devices), now_s)
             case RuleFound(attempt, rule, kind, action, rank, text):
                 if attempt == self._attempt and self._phase in OF_ATTEMPT:
                     from launcher.rules.job_watch import Finding

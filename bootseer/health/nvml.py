@@ -7,6 +7,7 @@ CUDA toolkit (signatures, codes of errors, bits of throttle reasons).
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -47,6 +48,22 @@ class Gpu(NamedTuple):
     processes: tuple[int, ...] = ()  # that compute on it
 
 
+class Use(NamedTuple):
+    """What a device does, over some looks."""
+
+    number: int
+    busy: int  # percent of the time in which a kernel ran: the least
+    memory: int  # percent of the time in which memory was read or written: the most
+    power_w: float  # the last; 0: not told
+    processes: tuple[int, ...]  # that compute on it
+
+
+class _Utilization(ctypes.Structure):
+    """nvmlUtilization_t."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
 class _Pci(ctypes.Structure):
     """nvmlPciInfo_t."""
 
@@ -84,6 +101,47 @@ def read_gpus(library: str) -> list[Gpu]:
         return [_read(ask, index) for index in range(count)]
     finally:
         nvml.nvmlShutdown()
+
+
+def read_use(library: str, looks: int, between: Callable[[], object]) -> list[Use]:
+    """Of all devices; [] where one does not tell. Raises: NvmlError as `read_gpus`.
+
+    Args: between: waits between two looks: the driver's figures are of the last sixth of a second, or second.
+    """
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError as error:
+        raise NvmlError(str(error)) from None
+    ask = _Asker(nvml)
+    if code := nvml.nvmlInit_v2():
+        raise NvmlError(ask.words(code), code)
+    try:
+        uses: list[Use] = []
+        for look in range(looks):
+            if look:
+                between()
+            now = [_use(ask, index) for index in range(ask.number("nvmlDeviceGetCount_v2") or 0)]
+            known = [use for use in now if use is not None]
+            if len(known) < len(now) or (uses and len(known) != len(uses)):
+                return []
+            before = uses or known
+            uses = [
+                new._replace(busy=min(old.busy, new.busy), memory=max(old.memory, new.memory))
+                for old, new in zip(before, known, strict=True)
+            ]
+        return uses
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _use(ask: _Asker, index: int) -> Use | None:
+    device, rates = ctypes.c_void_p(), _Utilization()
+    if ask.code("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)):
+        return None
+    if not ask.call("nvmlDeviceGetUtilizationRates", device, ctypes.byref(rates)):
+        return None
+    power_mw = ask.number("nvmlDeviceGetPowerUsage", device) or 0
+    return Use(index, rates.gpu, rates.memory, power_mw / 1e3, _processes(ask, device))
 
 
 class _Asker:

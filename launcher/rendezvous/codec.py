@@ -20,6 +20,7 @@ MOST_PAYLOAD_BYTES = 1024 * KIB
 MOST_EVENTS_BYTES = 64 * KIB  # of a batch of events, compressed
 MOST_TRACES_BYTES = 64 * KIB  # of the calls of a node's ranks, compressed
 MOST_LAYOUT_BYTES = 16 * KIB  # what a line of bootseer/diagnose/layout.py may have
+MOST_DEVICES_BYTES = 16 * KIB  # of supervise/accelerators.py
 MOST_RAW_EVENTS_BYTES = 1024 * KIB  # and before that
 MOST_EVENT_LINES = 8192
 
@@ -58,7 +59,7 @@ FROM_MEMBER = _kinds(
     (13, m.PeerServes, 2 * KIB),
     (14, m.Listens, 16),
     (15, m.RankLooks, MOST_PAYLOAD_BYTES),
-    (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + MOST_LAYOUT_BYTES + 128),
+    (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + MOST_LAYOUT_BYTES + MOST_DEVICES_BYTES + 128),
     (24, m.RuleFound, 16 * KIB),
     (25, m.RuleSeen, 2 * KIB),
     (40, m.PairPort, 2 * KIB),

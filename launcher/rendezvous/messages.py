@@ -147,6 +147,7 @@ class NodeStacks(NamedTuple):
     data: bytes  # of supervise/watch.py: zlib of JSON
     traces: bytes = b""  # of supervise/ring.py: the same; b"" without --trace-collectives
     layout: str = ""  # of bootseer.layout, a line of bootseer/diagnose/layout.py
+    devices: str = ""  # of supervise/accelerators.py: what accelerators do, as JSON
 
 
 class RuleFound(NamedTuple):

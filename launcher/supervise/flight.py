@@ -15,6 +15,7 @@ from bootseer.diagnose.layout import MOST_LINE
 from bootseer.secret import SECRET_VARIABLES
 from launcher.loop import Alarm, EventLoop
 from launcher.service import ServiceProcess
+from launcher.supervise.accelerators import MOST_DEVICES, DeviceUse
 
 MOST_RANKS = 1024  # whose dumps are read
 LIMIT_S = 3.0  # less than a coordinator waits for a node, or for the stacks of its ranks
@@ -25,6 +26,7 @@ class Left(NamedTuple):
 
     traces: bytes = b""  # calls in dumps of torch's flight recorder, packed as of rings (ring.py)
     layout: str = ""  # how ranks lie in parallel groups
+    devices: tuple[tuple[DeviceUse, tuple[int, ...]], ...] = ()  # and the processes on each; ranks are not known
 
 
 class LeftReader:
@@ -47,11 +49,13 @@ class LeftReader:
         after_wall_s: float = 0.0,
         shift_ns: int = 0,
         layout: str = "",
+        devices: bool = False,
     ) -> None:
         """Calls `then` once, within LIMIT_S, never from within; of a reading under way no more is heard.
 
         Args: ranks: whose dumps are looked for; after_wall_s: older ones are others'; shift_ns: from this node's
-        monotonic clock to the one on which calls are told; layout: the file with that; "": none.
+        monotonic clock to the one on which calls are told; layout: the file with that; "": none;
+        devices: what accelerators do, too.
         """
         self.close()
         self._then = then
@@ -67,6 +71,7 @@ class LeftReader:
             "after_wall_s": after_wall_s,
             "shift_ns": shift_ns,
             "layout": layout,
+            "devices": devices,
         }
         self._process.ask("read", **order)
         self._alarm.set(LIMIT_S, self._end, Left())
@@ -82,8 +87,12 @@ class LeftReader:
     def _take(self, answer: dict[str, Any]) -> None:
         try:
             traces = base64.b64decode(str(answer["traces"]))
-            self._end(Left(traces, str(answer["layout"])[:MOST_LINE]))
-        except (ValueError, KeyError):
+            devices = tuple(
+                (DeviceUse(int(number), int(busy), int(memory), float(power_w), ()), tuple(map(int, pids)))
+                for number, busy, memory, power_w, pids in answer["devices"][:MOST_DEVICES]
+            )
+            self._end(Left(traces, str(answer["layout"])[:MOST_LINE], devices))
+        except (ValueError, KeyError, TypeError):
             self._end(Left())
 
     def _end(self, found: Left) -> None:

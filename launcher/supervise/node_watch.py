@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from launcher.loop import Alarm, Cancellable, EventLoop
 from launcher.ranks.group import RankGroup, RankState
 from launcher.rendezvous.messages import NodeStacks, RankLooks, Standstill
+from launcher.supervise.accelerators import DeviceUse, of_ranks, pack_uses
 from launcher.supervise.collector import StackCollector
 from launcher.supervise.facts import RankFacts
 from launcher.supervise.sampler import Sampler
@@ -30,7 +31,7 @@ MOST_REPORT_BYTES = 4 << 20
 KEPT_LOOKS = 16  # for whoever asks how the ranks do
 SHOWN_LINES = 40  # of a report, on the console
 SAME_S = 20.0  # questions that come closer are of one standstill: what is in files is read once for them
-FILES_S = 1.0  # for that, once the stacks are there
+FILES_S = 1.5  # for that, once the stacks are there
 
 
 class NodeWatch:
@@ -108,6 +109,7 @@ class NodeWatch:
             after_s,
             self._to_job_clock(0)[0],
             f"{first[:-6]}.layout" if first.endswith(".jsonl") else "",
+            devices=True,
         )
 
     def _on_stacks(self, number: int, found: dict[int, RankStacks]) -> None:
@@ -128,8 +130,20 @@ class NodeWatch:
         if held is None:
             return
         if self._left is not None:
-            held = held._replace(traces=held.traces or self._left.traces, layout=self._left.layout)
+            left = self._left
+            held = held._replace(
+                traces=held.traces or left.traces, layout=left.layout, devices=pack_uses(self._devices(left))
+            )
         self._send(held)
+
+    def _devices(self, left: Left) -> list[DeviceUse]:
+        by_pid = {each.pid: each.rank for each in self._group.ranks}
+        return of_ranks(
+            [
+                use._replace(ranks=tuple(sorted({by_pid[pid] for pid in pids if pid in by_pid})))
+                for use, pids in left.devices
+            ]
+        )
 
     def _look(self) -> None:
         self.looks.append(self.look_now())

@@ -4,8 +4,8 @@ A standstill that the detector sees is asked about: every node sends the stacks 
 after a moment, the finding goes out: what stands still, since when, how the ranks differ. Where some ranks are
 busy, a few times, and each time these more than once (collector.py): who evaluates alone comes along in its code,
 who spins does not. Where all are busy, as those are that wait for an accelerator, only what they have called of
-torch.distributed tells whether they wait. What is done about it is the user's word (--on-hang): a report alone, or
-a restart. It never ends a job by a failure of its own.
+torch.distributed, or what the accelerators do, tells whether they wait. What is done about it is the user's word
+(--on-hang): a report alone, or a restart. It never ends a job by a failure of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from launcher.supervise.accelerators import DeviceUse, describe_uses, unpack_uses, waited_for
 from launcher.supervise.facts import Hang, HangKind, RankFacts
 from launcher.supervise.hang import HangDetector, HangSettings
 from launcher.supervise.slow import FACTOR as SLOW_FACTOR
@@ -151,6 +152,7 @@ class HangWatch:
         self._stacks: dict[int, RankStacks] = {}
         self._answers: set[int] = set()
         self._traces: list[bytes] = []  # packed
+        self._devices: dict[int, list[DeviceUse]] = {}  # by node
         self._layout = ""  # as a node has it
         self.last: Hang | None = None  # that was told, while it lasts
 
@@ -199,8 +201,11 @@ class HangWatch:
         if self._open is not None:
             self._open = self._open._replace(wanted=min(self._open.wanted, self._nodes))
 
-    def answered(self, node: int, number: int, data: bytes, traces: bytes = b"", layout: str = "") -> list[Said]:
-        """The stacks of a node's ranks, the collectives they have called, and how ranks lie in parallel groups."""
+    def answered(
+        self, node: int, number: int, data: bytes, traces: bytes = b"", layout: str = "", devices: str = ""
+    ) -> list[Said]:
+        """The stacks of a node's ranks, the collectives they have called, how ranks lie in parallel groups, and
+        what their accelerators do."""
         if self._open is None or number != self._open.ask or self._open.next_ask_s is not None:
             return []
         if node in self._answers:
@@ -211,6 +216,7 @@ class HangWatch:
         if traces:
             self._traces.append(traces)
         self._layout = self._layout or layout
+        self._devices[node] = unpack_uses(devices, own)
         return self._heard(self._open) if len(self._answers) >= self._open.wanted else []
 
     def tick(self, now_s: float) -> list[Said]:
@@ -268,6 +274,7 @@ class HangWatch:
     def _ask_again(self, opened: _Open) -> Ask:
         self._answers.clear()
         self._traces.clear()
+        self._devices.clear()
         self._open = opened._replace(ask=self._ask, next_ask_s=None)
         self._ask += 1
         return Ask(self._open.ask)
@@ -286,9 +293,9 @@ class HangWatch:
         if hang.kind not in (HangKind.ONE_APART, HangKind.ALL_SPIN, *EARLY_KINDS):
             return self._conclude()
         silence_s = opened.began_s - hang.since_s
-        if hang.kind is HangKind.ALL_SPIN and not self._waits_by_calls():
+        if hang.kind is HangKind.ALL_SPIN and self._find_waited_for() is None:
             again = _Held(hang, opened.began_s + max(LOOK_S, silence_s))
-            self._open, self._held = None, again if self._traces else None
+            self._open, self._held = None, again if self._traces or any(self._devices.values()) else None
             return []
         came_along = False
         for rank, stacks in self._stacks.items():
@@ -313,10 +320,19 @@ class HangWatch:
         """Whether that was told, and lasts."""
         return self.last is not None and self.last.kind is HangKind.ALL_SPIN
 
-    def _waits_by_calls(self) -> bool:
-        """Whether what the ranks have called of torch.distributed says who is waited for."""
+    def _find_waited_for(self) -> tuple[tuple[int, ...], str] | None:
+        """Of ranks that all spin: for whom they wait, () for none apart, and what tells; None: they compute."""
         causes = find_causes_in(self._traces, self._stacks) if self._traces else []
-        return bool(causes) and causes[0].sure.value != "unsure"
+        if causes and causes[0].sure.value != "unsure":
+            ranks = causes[0].ranks
+            return ranks, f"by their calls the others wait for {name_ranks(ranks)}"
+        if len(self._devices) < self._nodes or not all(self._devices.values()) or len(self._facts) < 2:
+            return None
+        apart = waited_for(use for uses in self._devices.values() for use in uses)
+        if apart is None:
+            return None
+        what = f", and those of {name_ranks(apart)} none" if apart else ""
+        return apart, f"accelerators run kernels that use no memory, as collectives that wait do{what}"
 
     def _look_again(self, now_s: float) -> list[Said]:
         """What was held back is asked about anew, if it is still so."""
@@ -357,16 +373,16 @@ class HangWatch:
             found = found._replace(hang=early)
         causes = find_causes_in(self._traces, self._stacks) if self._traces else []
         if found.hang.kind is HangKind.ALL_SPIN:
-            if not causes:
+            waits = self._find_waited_for()
+            if waits is None:
                 return []  # not all have answered
-            ranks = causes[0].ranks
-            why = f"{found.hang.why}; by their calls the others wait for {name_ranks(ranks)}"
-            found = found._replace(hang=found.hang._replace(ranks=ranks, why=why))
+            found = found._replace(hang=found.hang._replace(ranks=waits[0], why=f"{found.hang.why}; {waits[1]}"))
         self._was_late = False
         self.last = hang = blame_by_stacks(found.hang, group_stacks(self._stacks))
         groups = find_groups_in(self._traces, self._layout)
         self._number += 1
-        return [describe(self._number - 1, hang, self._stacks, self._facts, causes, groups)]
+        devices = [use for node in sorted(self._devices) for use in self._devices[node]]
+        return [describe(self._number - 1, hang, self._stacks, self._facts, causes, groups, devices)]
 
     def _judge_early(self, found: _Open) -> Hang | None:
         """Before the first step, or at the end: who is waited for, when that is certain enough by now."""
@@ -404,6 +420,7 @@ class HangWatch:
         self._stacks.clear()
         self._answers.clear()
         self._traces.clear()
+        self._devices.clear()
         self._layout = ""
 
 
@@ -426,7 +443,8 @@ def blame_by_stacks(hang: Hang, groups: Sequence[StackGroup]) -> Hang:
     """
     odd = find_odd(groups)
     blamed = tuple(rank for rank in odd if rank in hang.ranks) or odd or hang.ranks
-    if hang.kind in SURE_KINDS or blamed == hang.ranks:
+    is_sure = hang.kind in SURE_KINDS and (hang.kind is not HangKind.ALL_SPIN or hang.ranks)
+    if is_sure or blamed == hang.ranks:
         return hang
     return hang._replace(ranks=blamed, why=f"{hang.why}; apart by their stacks: {name_ranks(blamed)}")
 
@@ -480,6 +498,7 @@ def describe(
     facts: Mapping[int, RankFacts],
     causes: Sequence[Cause] = (),
     layout: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    devices: Sequence[DeviceUse] = (),
 ) -> Finding:
     """The finding as a line, as text and for programs; the root cause first, where calls were traced."""
     groups = group_stacks(stacks)
@@ -494,11 +513,12 @@ def describe(
         line = f"the job {what}: {causes[0].line}; {hang.why}"
         told = [*describe_causes(causes), *name_place(causes[0].ranks, layout or {})]
         listed = [as_record(each) for each in causes[:MOST_CAUSES]]
-    text = "\n".join([line, *told, *format_groups(groups, layout), ""])
+    text = "\n".join([line, *told, *format_groups(groups, layout), *describe_uses(devices), ""])
     if len(text) > MOST_TEXT_CHARACTERS:
         text = text[:MOST_TEXT_CHARACTERS] + "\n...\n"
     record = {
         **({"causes": listed} if listed else {}),
+        **({"accelerators": [use._asdict() for use in devices[:1024]]} if devices else {}),
         "kind": hang.kind.value,
         "why": hang.why,
         "ranks": list(hang.ranks),

@@ -187,10 +187,10 @@ def test_a_secret_on_one_side_only(
 
 def test_another_version_is_named_on_both_sides(bed: Bed) -> None:
     server = Server(bed)
-    with raw(server.port, MAGIC + b"\x00\x07\x039.9" + bytes(33)) as sock:
+    with raw(server.port, MAGIC + b"\x00\x08\x039.9" + bytes(33)) as sock:
         answer = read_all(bed, sock)
     assert answer == MAGIC + PROTOCOL.to_bytes(2, "big") + b"\x031.0"
-    assert "bootseer 9.9 (protocol 7)" in bed.lines[0] and f"1.0 (protocol {PROTOCOL})" in bed.lines[0]
+    assert "bootseer 9.9 (protocol 8)" in bed.lines[0] and f"1.0 (protocol {PROTOCOL})" in bed.lines[0]
 
 
 def test_a_node_of_another_version_names_the_coordinators(bed: Bed, free_port: int) -> None:
@@ -200,9 +200,9 @@ def test_a_node_of_another_version_names_the_coordinators(bed: Bed, free_port: i
         bed.until(lambda: node.member._connection)
         bed.run_for(0.1)
         with future.accept()[0] as sock:
-            sock.sendall(MAGIC + b"\x00\x07\x039.9" + bytes(33))
+            sock.sendall(MAGIC + b"\x00\x08\x039.9" + bytes(33))
             bed.until(lambda: node.lost)
-    assert "the coordinator runs bootseer 9.9 (protocol 7), this node" in node.lost[0]
+    assert "the coordinator runs bootseer 9.9 (protocol 8), this node" in node.lost[0]
 
 
 def test_a_node_that_falls_silent_is_lost_within_the_limit(bed: Bed) -> None:

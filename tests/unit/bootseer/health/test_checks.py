@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.errors import UsageError
-from bootseer.health import checks, kernel_lines
+from bootseer.health import checks, kernel_lines, nvml
 from bootseer.health.checks import CHECKS, Request, choose, make_tasks
 from bootseer.health.door import ClockState, Room
 from bootseer.health.finding import FAIL, HUNG, OK, UNKNOWN, WARN, Finding
@@ -596,3 +596,21 @@ def test_the_document_says_how_each_check_was_made_to_fail() -> None:
         for test in tests:
             assert any(f"def {test}(" in file.read_text() for file in files), f"{check}: {test}"
     assert [name for name in Limits._fields if f"`{name}`" not in text] == []
+
+
+def test_what_devices_do_is_the_least_and_the_most_of_some_looks(gpus: Callable[..., MadeDoor]) -> None:
+    door = gpus(use=100, use_again=97, use_memory=3, power=123456, process=77)
+    slept = []
+    found = nvml.read_use(door.nvml, 2, lambda: slept.append(1))
+    assert found == [nvml.Use(number, 97, 3, 123.456, (77, 78)) for number in range(2)]
+    assert slept == [1]
+
+
+def test_where_a_device_does_not_tell_what_it_does_nothing_is_known(gpus: Callable[..., MadeDoor]) -> None:
+    assert nvml.read_use(gpus(power=1).nvml, 3, lambda: None) == []
+    assert nvml.read_use(gpus(use=1, use_memory=1, error_handle=2, bad=1).nvml, 3, lambda: None) == []
+    assert nvml.read_use(gpus(use=1, use_memory=1, count=0).nvml, 3, lambda: None) == []
+    with pytest.raises(nvml.NvmlError):
+        nvml.read_use("no-such-library.so", 1, lambda: None)
+    with pytest.raises(nvml.NvmlError, match="GPU is lost"):
+        nvml.read_use(gpus(error_use=15).nvml, 1, lambda: None)

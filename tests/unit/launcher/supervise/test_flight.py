@@ -16,6 +16,7 @@ from bootseer.diagnose.flight import read_dump
 from launcher.loop import Loop
 from launcher.rendezvous.messages import FailurePage
 from launcher.supervise import failure_files, flight, flight_child
+from launcher.supervise.accelerators import DeviceUse
 from launcher.supervise.failure_files import FailureFiles
 from launcher.supervise.failure_page import FORMAT, pack
 from launcher.supervise.flight import Left, LeftReader
@@ -23,6 +24,7 @@ from launcher.supervise.flight_child import find_dumps
 from launcher.supervise.ring import RankRing, pack_rings
 from launcher.supervise.watch import find_causes_in
 from tests.unit.bootseer.diagnose.test_flight import OPEN, dump, entry
+from tests.unit.bootseer.health.machines import compile_nvml, write_values
 
 HERE = dump(entry(0, "nccl:all_reduce"), entry(1, "nccl:all_reduce", **OPEN))
 GONE = dump(entry(0, "nccl:all_reduce"))
@@ -74,6 +76,33 @@ def test_a_number_that_asks_for_all_memory_costs_only_the_reader(
     (tmp_path / "rank_0").write_bytes(b"\x80\x02]r\xff\xff\xff\x7f" + pickle.dumps({"entries": []})[2:])
     assert read(loop, (0,)) == Left()
     assert flight_child.MEMORY_BYTES <= 2 << 30
+
+
+def test_what_accelerators_do_comes_along_when_it_is_asked_for(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Path(compile_nvml(tmp_path))
+    library.rename(tmp_path / flight_child.NVML)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "values"))
+    write_values(tmp_path / "values", {"count": 1, "use": 100, "use_memory": 0, "power": 123000, "process": 77})
+    reader, found = LeftReader(loop), list[Left]()
+    reader.read(found.append, (), devices=True)
+    run_until(loop, lambda: bool(found))
+    assert found[0].devices == ((DeviceUse(0, 100, 0, 123.0, ()), (77, 78)),)
+    assert read(loop, ()).devices == (), "not asked for"
+
+
+def test_a_driver_that_hangs_holds_nobody(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(compile_nvml(tmp_path)).rename(tmp_path / flight_child.NVML)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "values"))
+    write_values(tmp_path / "values", {"hang": 1})
+    monkeypatch.setattr(flight, "LIMIT_S", 0.3)
+    reader, found = LeftReader(loop), list[Left]()
+    reader.read(found.append, (), devices=True)
+    run_until(loop, lambda: bool(found))
+    assert found == [Left()]
 
 
 def test_a_file_that_never_ends_to_be_opened_holds_nobody(

@@ -12,6 +12,7 @@ from launcher.loop import Loop
 from launcher.ranks.group import RankGroup
 from launcher.rendezvous.messages import NodeStacks
 from launcher.supervise import flight, node_watch
+from launcher.supervise.accelerators import DeviceUse, unpack_uses
 from launcher.supervise.flight import Left
 from launcher.supervise.node_watch import NodeWatch
 
@@ -37,7 +38,8 @@ class Reader:
     def __init__(self, _loop: object) -> None:
         self.is_busy = False
 
-    def read(self, then: Callable[[Left], object], *_: object) -> None:
+    def read(self, then: Callable[[Left], object], *_: object, devices: bool) -> None:
+        assert devices
         self.is_busy = True
         self.asked.append(lambda left: (setattr(self, "is_busy", False), then(left)))
 
@@ -107,3 +109,18 @@ def test_stacks_wait_for_files_only_for_a_moment(job: Job, monkeypatch: pytest.M
     assert len(job.asked) == 2, "another standstill"
     job.watch.stop()
     assert len(job.sent) == 1
+
+
+def test_devices_are_told_with_the_ranks_that_are_on_them(job: Job) -> None:
+    job.watch._group.ranks.extend(cast(Any, [SimpleNamespace(rank=4 + place, pid=70 + place) for place in (0, 1)]))
+    job.watch._read_at_s, job.watch._reader = job.loop.time(), cast(Any, Reader(job.loop))
+    seen = [DeviceUse(number, 100, 0, 123.0, ()) for number in range(3)]
+    job.watch._left = Left(devices=((seen[0], (71, 70, 9)), (seen[1], ()), (seen[2], (72,))))
+    job.watch.ask(0)
+    job.stacks_come()
+    assert unpack_uses(job.sent[0].devices, (4, 5)) == [seen[0]._replace(ranks=(4, 5))]
+    job.watch._group.ranks.clear()
+    job.watch.ask(1)
+    job.stacks_come()
+    assert unpack_uses(job.sent[1].devices, (4, 5)) == seen, "as from within a container"
+    job.watch.stop()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.diagnose.calls import Call, Group
+from launcher.supervise.accelerators import DeviceUse, pack_uses
 from launcher.supervise.facts import Hang, HangKind, RankFacts
 from launcher.supervise.hang import HangSettings
 from launcher.supervise.ring import RankRing, pack_rings
@@ -328,6 +329,7 @@ class Spinning:
         self.steps, self.asked = 0, 0
         self.rings: list[RankRing] = []
         self.calls = ["loop"]  # rank 3 is in one of these when it is asked
+        self.uses = ["", ""]  # of accelerators, by node
 
     def run(self, seconds: float, *, steps: bool = True) -> list[tuple[float, Finding]]:
         told: list[tuple[float, Finding]] = []
@@ -355,7 +357,8 @@ class Spinning:
                 for node in range(2):
                     stacks = {rank: self.stack(rank) for rank in (2 * node, 2 * node + 1)}
                     rings = pack_rings([each for each in self.rings if each.rank // 2 == node], 0, 60000)
-                    said += self.watch.answered(node, now.number, pack_stacks(stacks, 10_000), rings)
+                    data = pack_stacks(stacks, 10_000)
+                    said += self.watch.answered(node, now.number, data, rings, "", self.uses[node])
         return told
 
     def stack(self, rank: int) -> RankStacks:
@@ -396,6 +399,65 @@ def test_the_one_that_computes_for_the_others_is_not_told_of() -> None:
     assert job.run(400, steps=False) == []
     job.calls = ["endless"]
     assert len(job.run(600, steps=False)) == 1
+
+
+def uses(node: int, *busy_memory: tuple[int, int], is_known: bool = True) -> str:
+    """A GPU for each rank of a node."""
+    return pack_uses(
+        [
+            DeviceUse(place, busy, memory, 123.0, (2 * node + place,) if is_known else ())
+            for place, (busy, memory) in enumerate(busy_memory)
+        ]
+    )
+
+
+WAITS, WORKS, RESTS = (100, 0), (99, 33), (0, 0)
+
+
+def test_all_that_spin_are_told_when_their_accelerators_only_wait() -> None:
+    job = Spinning()
+    job.run(60)
+    job.uses = [uses(0, WAITS, WAITS), uses(1, WAITS, RESTS)]
+    [(after_s, told)] = job.run(1200, steps=False)
+    assert after_s <= 16.0
+    assert "use no memory, as collectives that wait do, and those of rank 3 none" in told.line
+    record = json.loads(zlib.decompress(told.data))
+    assert (record["kind"], record["ranks"]) == ("all-spin", [3])
+    assert [each["busy"] for each in record["accelerators"]] == [100, 100, 100, 0]
+    assert "accelerator 1 (rank 3): busy 0 %, its memory 0 %, 123 W" in told.text
+
+
+def test_stacks_tell_who_is_apart_where_all_accelerators_wait() -> None:
+    job = Spinning()
+    job.run(60)
+    job.uses = [uses(node, WAITS, WAITS, is_known=False) for node in range(2)]
+    [(_, told)] = job.run(1200, steps=False)
+    assert json.loads(zlib.decompress(told.data))["ranks"] == [3]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [uses(0, WAITS, WAITS), uses(1, WAITS, WORKS)],  # one evaluates
+        [uses(0, RESTS, RESTS), uses(1, RESTS, RESTS)],  # they compile
+        [uses(0, WAITS, WAITS), ""],  # of a node nothing is known
+        [uses(0, (50, 0), WAITS), uses(1, WAITS, WAITS)],
+    ],
+)
+def test_accelerators_that_compute_are_no_standstill(given: list[str]) -> None:
+    job = Spinning()
+    job.run(60)
+    job.uses = given
+    assert job.run(800, steps=False) == []
+    assert 2 <= job.asked <= 7, "asked again and again"
+
+
+def test_a_rank_that_comes_along_is_not_told_of_for_its_accelerator() -> None:
+    job = Spinning()
+    job.run(60)
+    job.uses = [uses(0, WAITS, WAITS), uses(1, WAITS, RESTS)]
+    job.calls = ["tokenize", "split", "join"]
+    assert job.run(400, steps=False) == []
 
 
 def test_without_traces_there_is_one_question() -> None:

@@ -1,0 +1,87 @@
+"""PURE: what accelerators do while no rank makes a step, and whether that is waiting for each other.
+
+A rank that waits for its accelerator spins like one that computes, so its CPU does not tell. A collective that
+waits for others is a kernel that runs and uses no memory: on an H100 with NCCL 2.28, hung, a kernel runs 100 % of
+the time, memory is used 0 % of it, 123 W; a matrix product: 100 %, 33 %, 700 W; an addition: 98 %, 100 %, 510 W;
+nothing: 0 %, 0 %, 72 W. The limits are ours.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+BUSY, IDLE, NO_MEMORY = 95, 5, 1  # percent: at least, at most, at most
+MOST_DEVICES = 64  # of a node
+MOST_RANKS = 64  # of a device
+MOST_TOLD = 16
+MOST_PACKED_BYTES = 16 << 10
+
+
+class DeviceUse(NamedTuple):
+    """One device, over some looks within a second."""
+
+    number: int  # on its node
+    busy: int  # percent of the time in which a kernel ran: the least
+    memory: int  # percent of the time in which memory was read or written: the most
+    power_w: float  # the last
+    ranks: tuple[int, ...]  # whose processes are on it; () where that cannot be seen
+
+
+def waited_for(uses: Iterable[DeviceUse]) -> tuple[int, ...] | None:
+    """Ranks whose devices do nothing while the others wait; () where all wait, or it cannot be told whose.
+
+    Args: uses: all devices of the job. Returns: None where some compute, or none waits.
+    """
+    known = list(uses)
+    waiting = [use for use in known if use.busy >= BUSY]
+    idle = [use for use in known if use.busy <= IDLE]
+    if not waiting or len(waiting) + len(idle) < len(known) or any(use.memory > NO_MEMORY for use in known):
+        return None
+    return tuple(sorted({rank for use in idle for rank in use.ranks}))
+
+
+def of_ranks(uses: Sequence[DeviceUse]) -> list[DeviceUse]:
+    """Those of a node that ranks use; all where that cannot be seen, as from within a container."""
+    return [use for use in uses if use.ranks] or list(uses)
+
+
+def describe_uses(uses: Sequence[DeviceUse]) -> list[str]:
+    """Lines for people."""
+    lines = []
+    for use in uses[:MOST_TOLD]:
+        ranks = f" (rank {', '.join(map(str, use.ranks))})" if use.ranks else ""
+        lines.append(
+            f"accelerator {use.number}{ranks}: busy {use.busy} %, its memory {use.memory} %, {use.power_w:.0f} W"
+        )
+    left = len(uses) - len(lines)
+    return [*lines, *([f"... and {left} more"] if left > 0 else [])]
+
+
+def pack_uses(uses: Sequence[DeviceUse]) -> str:
+    """For the way; "" for none."""
+    text = json.dumps([[*use[:4], use.ranks[:MOST_RANKS]] for use in uses[:MOST_DEVICES]], separators=(",", ":"))
+    return text if uses and len(text) <= MOST_PACKED_BYTES else ""
+
+
+def unpack_uses(text: str, own: Iterable[int]) -> list[DeviceUse]:
+    """The same; what is no such thing is none. Args: own: ranks of the node that has sent it."""
+    if not text:
+        return []
+    ranks_there = set(own)
+    try:
+        found = [
+            DeviceUse(
+                int(number),
+                int(busy),
+                int(memory),
+                float(power_w),
+                tuple(int(rank) for rank in ranks if int(rank) in ranks_there),
+            )
+            for number, busy, memory, power_w, ranks in json.loads(text)[:MOST_DEVICES]
+        ]
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return []
+    return found if all(math.isfinite(use.power_w) for use in found) else []
