@@ -26,7 +26,7 @@ RECORD_FORMAT = "<QQQQHBBHiiB4IQBI"
 LEFT_AT, END_AT = 63, 72  # in a record
 LOW_SERIAL = 0xFFFFFFFF
 NO_GROUP = 0xFFFF
-WAITED_FOR, FAILED, LOST_SIGHT, IN_ORDER = 1, 2, 4, 8
+WAITED_FOR, FAILED, LOST_SIGHT, IN_ORDER, ON_DEVICE = 1, 2, 4, 8, 16
 # The numbers of operators and types in the ring; new ones come at the end.
 OPERATORS = (
     "broadcast_ allreduce_ allreduce_coalesced_ allgather_ _allgather_base_ allgather_coalesced_ "
@@ -126,10 +126,10 @@ class Ring:
 
 
 class Mark:
-    """Stands in a stream behind a call for which torch gives no work. Args: event: of CUDA."""
+    """Stands in a stream behind a call for which torch gives no work. Args: event: of CUDA, recorded there."""
 
-    def __init__(self, event: "Any") -> None:
-        self.record, self.is_completed = event.record, event.query
+    def __init__(self, event: "Any", device: int) -> None:
+        self.event, self.device, self.is_completed = event, device, event.query
 
 
 class Group:
@@ -180,7 +180,7 @@ class Tracer:
         )
         # Calls that may not have ended, by the work that is looked at for it: serial, flags, whether on a CPU.
         self._pending: "Dict[Any, Tuple[int, int, bool]]" = {}
-        self._marks: "List[Mark]" = []  # that may be used again
+        self._events: "Dict[int, List[Any]]" = {}  # by device, that may be used again
         self._kept: "Dict[int, bytes]" = {}  # records of those that may have to make room, by serial
         self._at_once: "Dict[int, int]" = {}  # by thread: serial of what it waits for next
         self._thread = sys.modules["_thread"].get_ident
@@ -190,6 +190,7 @@ class Tracer:
         self._library: "Any" = None  # its end would take the kernels away
         self._start_thread = sys.modules["_thread"].start_new_thread
         self._is_watched = False  # works of a GPU are looked after by a thread
+        self._order = [0]  # IN_ORDER once that is so: else calls that have ended seem to hold up others
         self._look_after = self._make_look_after()
 
     def install(self) -> int:
@@ -269,7 +270,7 @@ class Tracer:
 
     def _make_kernel(self, operator: Operator, redispatch: "Any", after: "Any") -> "Callable[..., Any]":
         """For calls that C++ starts."""
-        note = self._make_note(OPERATORS[operator.number])
+        note, order = self._make_note(OPERATORS[operator.number]), self._order
         unbox, leave, follow = self._unbox_group, self._leave, self._follow
         payload_at, group_at, peer_at = operator.payload, operator.group, operator.peer
         tag_at, async_at, blocks = operator.tag, operator.asynchronous, operator.blocks
@@ -301,7 +302,9 @@ class Tracer:
                         peer = args[peer_at] if peer_at >= 0 else -1
                         tag = args[tag_at] if 0 <= tag_at < len(args) else 0
                         if blocks or (0 <= async_at < len(args) and args[async_at] is False):
-                            flags = WAITED_FOR if on_cpu else WAITED_FOR | IN_ORDER
+                            flags = WAITED_FOR
+                        if not on_cpu:
+                            flags |= ON_DEVICE | order[0] if flags else ON_DEVICE
                         serial = note(unbox(args[group_at]), payload, first, peer, tag, flags)
             except Exception:
                 pass
@@ -317,14 +320,14 @@ class Tracer:
                 return found
             try:
                 if flags and on_cpu:  # its work need not be asked
-                    follow(serial, None, flags, on_cpu)
+                    follow(serial, None, flags, on_cpu, first)
                     return found
                 work = found[-1] if type(found) is tuple else found
                 work = None if work is None else unbox_work(work)
                 if on_cpu and len(pending) < MOST_PENDING:
                     pending[work] = serial, flags, on_cpu
                 else:
-                    follow(serial, work, flags, on_cpu)
+                    follow(serial, work, flags, on_cpu, first)
             except Exception:
                 leave(serial, flags | LOST_SIGHT, 0)
             return found
@@ -341,7 +344,7 @@ class Tracer:
         if options and not hasattr(kind, "asyncOp"):
             return  # an older torch
         is_message, last, note = not options, count - 1, self._make_note(operator)
-        leave, follow, is_captured = self._leave, self._follow, self._is_captured
+        leave, follow, is_captured, order = self._leave, self._follow, self._is_captured, self._order
         tensor, parameter = self._torch.Tensor, sys.modules["torch.nn.parameter"].Parameter
 
         def method(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
@@ -359,10 +362,13 @@ class Tracer:
                 return plain(self, *args)
             try:
                 if is_message:
-                    serial = note(self, payload, first, args[1] if last == 2 else -1, args[last], 0)
+                    flags = 0 if on_cpu else ON_DEVICE
+                    serial = note(self, payload, first, args[1] if last == 2 else -1, args[last], flags)
                 else:
                     how = args[last]
-                    flags = 0 if how.asyncOp else WAITED_FOR if on_cpu else WAITED_FOR | IN_ORDER
+                    flags = 0 if how.asyncOp else WAITED_FOR
+                    if not on_cpu:
+                        flags |= ON_DEVICE | order[0] if flags else ON_DEVICE
                     serial = note(self, payload, first, how.rootRank if has_root else -1, 0, flags)
             except Exception:
                 pass
@@ -379,7 +385,7 @@ class Tracer:
                 if not was_excluded:
                     exclude(key, False)
             if serial:
-                follow(serial, found, flags, on_cpu)
+                follow(serial, found, flags, on_cpu, first)
             return found
 
         # By that name pybind11 knows that a class in Python has not replaced the method.
@@ -391,7 +397,14 @@ class Tracer:
     def _leave(self, serial: int, flags: int, left_ns: int = -1) -> None:
         self._ring.leave(serial, time.monotonic_ns() if left_ns < 0 else left_ns, flags)
 
-    def _follow(self, serial: int, work: "Any", flags: int, on_cpu: bool) -> None:
+    def _mark(self, device: "Any") -> Mark:
+        cuda = self._torch.cuda
+        spare = self._events.setdefault(device.index, [])
+        event = spare.pop() if spare else cuda.Event()
+        event.record(cuda.current_stream(device))
+        return Mark(event, device.index)
+
+    def _follow(self, serial: int, work: "Any", flags: int, on_cpu: bool, first: "Any" = None) -> None:
         """Its end is seen when it is waited for, or at one of the next calls."""
         if flags and on_cpu:
             # The very next thing that this thread waits for, without having to find its work.
@@ -402,11 +415,11 @@ class Tracer:
                 self._leave(left, WAITED_FOR | LOST_SIGHT, 0)
             return
         try:
-            if work is None:  # of a GPU: its stream waits for it
-                if on_cpu:
+            if work is None:
+                # With the flag, the stream waits for it; without, it is one of several that are begun together.
+                if on_cpu or not flags & WAITED_FOR:
                     raise ValueError(work)
-                work = self._marks.pop() if self._marks else Mark(self._torch.cuda.Event())
-                work.record()
+                work = self._mark(first.device)
             pending = self._pending
             if len(pending) >= MOST_PENDING:
                 oldest, its_flags, _ = pending.pop(next(iter(pending)))
@@ -419,7 +432,7 @@ class Tracer:
             self._leave(serial, flags | LOST_SIGHT, 0)
 
     def _make_look_after(self) -> "Callable[..., None]":
-        pending, kept, leave, marks = self._pending, self._kept, self._ring.leave, self._marks
+        pending, kept, leave, events = self._pending, self._kept, self._ring.leave, self._events
 
         def look_after(now: int, most: int = LOOKED_AFTER) -> None:
             looked = 0
@@ -432,7 +445,7 @@ class Tracer:
                         serial, flags, _ = call
                         leave(serial, now, flags)
                         if type(work) is Mark:
-                            marks.append(work)
+                            events[work.device].append(work.event)
                         if kept:
                             kept.pop(serial, None)
                     else:
@@ -466,6 +479,7 @@ class Tracer:
             mode = ctypes.c_int(RELAXED)
             if ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)):
                 return
+            self._order[0] = IN_ORDER
             while True:
                 sleep(WATCH_S)
                 if pending and ring.serial == last:
@@ -481,7 +495,7 @@ class Tracer:
 
     def _make_wait(self, plain: "Callable[..., Any]") -> "Callable[..., Any]":
         pending, kept, ring, leave = self._pending, self._kept, self._ring, self._leave
-        at_once, thread = self._at_once, self._thread
+        at_once, thread, order = self._at_once, self._thread, self._order
 
         def wait(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
             call = pending.get(self) if pending else None
@@ -500,7 +514,7 @@ class Tracer:
             if not flags & WAITED_FOR:
                 flags |= WAITED_FOR
                 if not on_cpu and ring.serial == serial:  # else others are under way beside it
-                    flags |= IN_ORDER
+                    flags |= order[0]
                 pending[self] = serial, flags, on_cpu
                 if ring.serial - serial >= SLOTS and serial in kept:
                     ring.put_back(serial, kept[serial])

@@ -48,7 +48,8 @@ class Call(NamedTuple):
     waited_for: bool  # somebody waits for its end, or waited
     failed: bool = False
     lost: bool = False  # its end can no longer be seen
-    in_order: bool = False  # on an accelerator: what the rank calls after it is queued behind it
+    in_order: bool = False  # on an accelerator: what it is called for after this is queued behind it
+    on_device: bool = False  # an accelerator
 
     def is_open(self) -> bool:
         """Whether it has begun and its end was not seen."""

@@ -111,7 +111,10 @@ def find_waits(traces: Mapping[int, RankTrace]) -> Waits:
 def _begun(calls: Sequence[Call]) -> Sequence[Call]:
     """Without those that an accelerator has not come to, as an older one has not ended."""
     behind = min((call.serial for call in calls if call.in_order and call.is_open()), default=None)
-    return calls if behind is None else [call for call in calls if call.serial <= behind]
+    if behind is None:
+        return calls
+    # What has ended was not queued there: it is on a CPU, or in another stream.
+    return [call for call in calls if call.serial <= behind or not (call.on_device and call.is_open())]
 
 
 def find_ends(waits: Waits) -> list[tuple[Node, ...]]:

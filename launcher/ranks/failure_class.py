@@ -9,13 +9,14 @@ made coarser (ours).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from launcher.exclusion import MachineFault
 from launcher.ladder import Fault
 from launcher.ranks.exits import Kind, classify, find_sign, first_exception, signal_name
+from launcher.ranks.kernel_facts import has_device_fault
 from launcher.rendezvous.messages import Failure
 
 
@@ -127,10 +128,6 @@ MOST_WHERE_CHARACTERS = 300
 _FRAME = re.compile(r'^\s*File "([^"\n]{1,500})", line (\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::|$)", re.MULTILINE)
 _NOT_USERS = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |^<string>$|/launcher/inside\.py$")
-# What a program does wrong, the driver logs as an Xid, too: the GPU is well, and no other node would help. Those
-# after which NVIDIA's device plugin for Kubernetes leaves a GPU in use, as of errors of applications.
-PROGRAMS_XIDS = frozenset(("13", "31", "43", "45", "68", "109"))
-_XID = re.compile(r"Xid \([^)\n]*\): (\d+)")
 _compiled: list[tuple[_Words, re.Pattern[str]]] = []
 
 
@@ -164,12 +161,6 @@ def classify_failure(failure: Failure) -> Verdict:
     if raised:
         return Verdict(_U, raised, False)
     return Verdict(_U, f"exit status {failure.status}", False)
-
-
-def has_device_fault(lines: Iterable[str]) -> bool:
-    """Whether the kernel's log tells of a fault of an accelerator: more than what a program can cause."""
-    xids = [_XID.search(line) for line in lines if "Xid" in line or "off the bus" in line]
-    return any(xid is None or xid[1] not in PROGRAMS_XIDS for xid in xids)
 
 
 def where(failure: Failure) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 MOST_RECORDS = 4096  # read at once; a flood of lines is given up
@@ -20,6 +21,18 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO
 _KILLED = re.compile(r"[Kk]illed process (\d+)")
 _ABOUT = re.compile(r"\b[\w.-]{1,16}\[(\d+)\]:? (?:segfault|general protection|trap|bad frame)")
 _ACCELERATOR = re.compile(r"NVRM: Xid|fallen off the bus")
+
+
+# What a program does wrong, the driver logs as an Xid, too: the GPU is well, and no other node would help. Those
+# after which NVIDIA's device plugin for Kubernetes leaves a GPU in use, as of errors of applications.
+PROGRAMS_XIDS = frozenset(("13", "31", "43", "45", "68", "109"))
+_XID = re.compile(r"Xid \([^)\n]*\): (\d+)")
+
+
+def has_device_fault(lines: Iterable[str]) -> bool:
+    """Whether the kernel's log tells of a fault of an accelerator: more than what a program can cause."""
+    xids = [_XID.search(line) for line in lines if "Xid" in line or "off the bus" in line]
+    return any(xid is None or xid[1] not in PROGRAMS_XIDS for xid in xids)
 
 
 class KernelWord(NamedTuple):
@@ -61,6 +74,7 @@ class KernelFacts:
         else:
             # A counter that did not grow is enough only together with the log: limits above ours count elsewhere.
             oom = "no" if self._log_fd is not None and self._knows_pids else ""
+        devices.sort(key=lambda line: not has_device_fault([line]))  # of many, what tells most
         return KernelWord(oom, tuple((own + about + devices)[:MOST_KEPT]))
 
     def close(self) -> None:

@@ -29,6 +29,11 @@ class DeviceUse(NamedTuple):
     power_w: float  # the last
     ranks: tuple[int, ...]  # whose processes are on it; () where that cannot be seen
 
+    @property
+    def computes(self) -> bool:
+        """Whether it is certain to do more than to wait."""
+        return self.memory > NO_MEMORY and self.busy > IDLE
+
 
 def waited_for(uses: Iterable[DeviceUse]) -> tuple[int, ...] | None:
     """Ranks whose devices do nothing while the others wait; () where all wait, or it cannot be told whose.

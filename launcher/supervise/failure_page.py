@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from launcher.ranks.exits import Kind, classify, describe_status, find_sign
-from launcher.ranks.failure_class import Verdict, classify_failure, has_device_fault, where
+from launcher.ranks.failure_class import Verdict, classify_failure, where
+from launcher.ranks.kernel_facts import has_device_fault
 from launcher.ranks.report import clean, format_ranks
 
 if TYPE_CHECKING:

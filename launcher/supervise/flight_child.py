@@ -1,10 +1,8 @@
 """Reads what ranks have left in files: dumps of torch's flight recorder, and how they lie in parallel groups.
 
-In a process of its own: whatever the files hold, or on whatever mount they lie, costs no more than this one. Also
-what accelerators do, as a driver may not answer.
+In a process of its own: whatever the files hold, or on whatever mount they lie, costs no more than this one.
 `python -m launcher.supervise.flight_child`; in: a line {"ranks": [rank, ...], "after_wall_s": N, "shift_ns": N,
-"layout": path, or "", "devices": whether these are looked at}; out: a line {"traces": base64 of pack_rings of
-supervise/ring.py, or "", "layout": line, "devices": [[number, busy, memory, watts, [pid, ...]], ...]}.
+"layout": path, or ""}; out: a line {"traces": base64 of supervise/ring.py's pack_rings, or "", "layout": line}.
 Torch writes dumps when a collective of NCCL has timed out, or when it is told to. Only those of this user count
 that are newer than what is asked about: files of earlier jobs lie at the same places.
 """
@@ -28,8 +26,6 @@ from launcher.supervise.ring import RankRing, pack_rings
 MOST_DUMP_BYTES = 64 << 20
 MEMORY_BYTES, CPU_S = 2 << 30, 20
 MOST_ANSWER_BYTES = 60 << 10
-NVML = "libnvidia-ml.so.1"
-LOOKS, BETWEEN_LOOKS_S = 4, 0.15
 
 
 def find_dumps(ranks: Iterable[int], environ: Mapping[str, str], after_wall_s: float) -> dict[int, str]:
@@ -77,19 +73,8 @@ def read_layout(path: str) -> str:
         return ""
 
 
-def look_at_devices() -> list[list[Any]]:
-    """See the module's docstring; [] where there is no driver, or it does not tell."""
-    from bootseer.health.nvml import NvmlError, read_use
-
-    try:
-        uses = read_use(NVML, LOOKS, lambda: time.sleep(BETWEEN_LOOKS_S))
-    except NvmlError:
-        return []
-    return [[*use[:4], list(use.processes)] for use in uses]
-
-
-def answer(order: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Of files."""
+def answer(order: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """See the module's docstring."""
     shift_ns = order["shift_ns"] + time.monotonic_ns() - time.time_ns()  # of dumps, which have the wall clock
     rings = []
     for rank, path in find_dumps(order["ranks"], environ, order["after_wall_s"]).items():
@@ -107,11 +92,9 @@ def answer(order: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, An
 def main() -> None:
     """Answers one order."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a file leads to is told to nobody
-    order = json.loads(sys.stdin.readline())
-    devices = look_at_devices() if order["devices"] else []
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    print(json.dumps({**answer(order, os.environ), "devices": devices}), flush=True)
+    print(json.dumps(answer(json.loads(sys.stdin.readline()), os.environ)), flush=True)
 
 
 if __name__ == "__main__":

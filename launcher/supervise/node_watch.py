@@ -11,6 +11,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING
 
 from launcher.loop import Alarm, Cancellable, EventLoop
@@ -24,7 +25,7 @@ from launcher.supervise.stacks import RankStacks
 from launcher.supervise.watch import look_s, pack_stacks
 
 if TYPE_CHECKING:
-    from launcher.supervise.flight import Left, LeftReader
+    from launcher.supervise.flight import DeviceReader, DeviceSeen, Left, LeftReader
 
 MOST_SENT_BYTES = 60 << 10  # of stacks: what the wire takes
 MOST_REPORT_BYTES = 4 << 20
@@ -32,6 +33,8 @@ KEPT_LOOKS = 16  # for whoever asks how the ranks do
 SHOWN_LINES = 40  # of a report, on the console
 SAME_S = 20.0  # questions that come closer are of one standstill: what is in files is read once for them
 FILES_S = 1.5  # for that, once the stacks are there
+DRIVER = "/dev/nvidiactl"
+ASKED_S = 5.0  # so long what accelerators did is what they do: no longer than between two standstills' questions
 
 
 class NodeWatch:
@@ -56,6 +59,9 @@ class NodeWatch:
         self._reader: LeftReader | None = None  # of what ranks have left in files
         self._read_at_s = 0.0
         self._left: Left | None = None  # by the last reading
+        self._device_reader: DeviceReader | None = None
+        self._asked_s = -inf
+        self._devices: tuple[DeviceSeen, ...] = ()
         self._held: NodeStacks | None = None  # waits for that
         self._files_alarm = Alarm(loop)
         self._timer: Cancellable | None = None
@@ -81,14 +87,16 @@ class NodeWatch:
             self._collector.close()
         self._files_alarm.cancel()
         self._held = None
-        if self._reader is not None:
-            self._reader.close()
+        for reader in (self._reader, self._device_reader):
+            if reader is not None:
+                reader.close()
 
     def ask(self, number: int) -> None:
         """The job stands still: what do the ranks of this node do?"""
         if self._collector is None:
             self._collector = StackCollector(self._loop, self._group.ranks)
         self._read_files()
+        self._ask_driver()
         self._collector.collect(lambda found: self._on_stacks(number, found))
 
     def _read_files(self) -> None:
@@ -109,20 +117,39 @@ class NodeWatch:
             after_s,
             self._to_job_clock(0)[0],
             f"{first[:-6]}.layout" if first.endswith(".jsonl") else "",
-            devices=True,
         )
+
+    def _ask_driver(self) -> None:
+        """What accelerators do now: the first of questions that belong together has it asked."""
+        now_s = self._loop.time()
+        if now_s < self._asked_s + ASKED_S or not os.path.exists(DRIVER):
+            return
+        from launcher.supervise.flight import DeviceReader
+
+        self._device_reader = self._device_reader or DeviceReader(self._loop)
+        self._asked_s, self._devices = now_s, ()
+        self._device_reader.read(self._on_devices)
 
     def _on_stacks(self, number: int, found: dict[int, RankStacks]) -> None:
         traces = pack_traces(self._group, self._to_job_clock(0)[0]) if self._traced else b""
         self._held = NodeStacks(number, pack_stacks(found, MOST_SENT_BYTES), traces, "")
-        if self._reader is not None and self._reader.is_busy:
+        if self._is_reading():
             self._files_alarm.set(FILES_S, self._answer)
         else:
             self._answer()
 
+    def _is_reading(self) -> bool:
+        return any(each is not None and each.is_busy for each in (self._reader, self._device_reader))
+
     def _on_files(self, found: Left) -> None:
         self._left = found
-        self._answer()
+        if not self._is_reading():
+            self._answer()
+
+    def _on_devices(self, found: tuple[DeviceSeen, ...]) -> None:
+        self._devices = found
+        if not self._is_reading():
+            self._answer()
 
     def _answer(self) -> None:
         self._files_alarm.cancel()
@@ -130,18 +157,17 @@ class NodeWatch:
         if held is None:
             return
         if self._left is not None:
-            left = self._left
-            held = held._replace(
-                traces=held.traces or left.traces, layout=left.layout, devices=pack_uses(self._devices(left))
-            )
+            held = held._replace(traces=held.traces or self._left.traces, layout=self._left.layout)
+        if self._devices:
+            held = held._replace(devices=pack_uses(self._uses()))
         self._send(held)
 
-    def _devices(self, left: Left) -> list[DeviceUse]:
+    def _uses(self) -> list[DeviceUse]:
         by_pid = {each.pid: each.rank for each in self._group.ranks}
         return of_ranks(
             [
-                use._replace(ranks=tuple(sorted({by_pid[pid] for pid in pids if pid in by_pid})))
-                for use, pids in left.devices
+                seen.use._replace(ranks=tuple(sorted({by_pid[pid] for pid in seen.pids if pid in by_pid})))
+                for seen in self._devices
             ]
         )
 

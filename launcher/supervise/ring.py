@@ -8,8 +8,8 @@ Little endian, from the end of the page (512) on; a call is found at its serial 
           (1 each), tensors (2), peer, tag (4), dimensions (1), the first four (4 each), left ns (8), flags (1),
           and the serial number's lower half once more: a record is written from its beginning to its end, so of
           one that is read while it is written these differ, and it is read again
-Flags: 1 it is waited for, 2 it failed, 4 its end cannot be seen, 8 later ones of a GPU are queued behind it. There
-is one writer and no lock: it can be read while the rank hangs, and when it is dead.
+Flags: 1 it is waited for, 2 it failed, 4 its end cannot be seen, 8 later ones of a GPU are queued behind it, 16 it
+is of a GPU. There is one writer and no lock: it can be read while the rank hangs, and when it is dead.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from launcher.tracer import (
     IN_ORDER,
     LOST_SIGHT,
     LOW_SERIAL,
+    ON_DEVICE,
     OPERATORS,
     RECORD_BYTES,
     RECORD_FORMAT,
@@ -137,7 +138,8 @@ def _call_of(fields: tuple[Any, ...], group: Group) -> Call:
         *(serial, group, _NAMES[OPERATORS[op]], seq, peer, tag, size),
         TYPES[kind] if kind < len(TYPES) else TYPES[0],
         *(tuple(shape[: min(dims, 4)]), tensors, entered_ns, left_ns),
-        *(bool(flags & WAITED_FOR), bool(flags & FAILED), bool(flags & LOST_SIGHT), bool(flags & IN_ORDER)),
+        *(bool(flags & WAITED_FOR), bool(flags & FAILED), bool(flags & LOST_SIGHT)),
+        *(bool(flags & IN_ORDER), bool(flags & ON_DEVICE)),
     )
 
 
@@ -241,5 +243,5 @@ def _unpack_call(record: list[Any], groups: list[Group]) -> Call:
     return Call(
         *what,
         *(str(dtype)[:MOST_TEXT], dims, int(tensors), int(entered_ns), int(left_ns)),
-        *map(bool, flags[:4]),
+        *map(bool, flags[:5]),
     )

@@ -119,6 +119,14 @@ class _Open(NamedTuple):
         return self.began_s + lasts_s + STACKS_S
 
 
+class _Waits(NamedTuple):
+    """For whom ranks that spin wait."""
+
+    ranks: tuple[int, ...]  # () where none is apart
+    what: str  # tells it
+    is_by_devices: bool  # and nothing else
+
+
 class _Held(NamedTuple):
     """What looks like a standstill, but ranks come along in their code."""
 
@@ -293,9 +301,9 @@ class HangWatch:
         if hang.kind not in (HangKind.ONE_APART, HangKind.ALL_SPIN, *EARLY_KINDS):
             return self._conclude()
         silence_s = opened.began_s - hang.since_s
-        if hang.kind is HangKind.ALL_SPIN and self._find_waited_for() is None:
-            again = _Held(hang, opened.began_s + max(LOOK_S, silence_s))
-            self._open, self._held = None, again if self._traces or any(self._devices.values()) else None
+        # Looked at once before the rounds, and once at their end: of many ranks it takes a second.
+        if hang.kind is HangKind.ALL_SPIN and opened.rounds == 1 and self._find_waited_for(self._causes()) is None:
+            self._hold_spinning(opened, opened.began_s)
             return []
         came_along = False
         for rank, stacks in self._stacks.items():
@@ -320,19 +328,32 @@ class HangWatch:
         """Whether that was told, and lasts."""
         return self.last is not None and self.last.kind is HangKind.ALL_SPIN
 
-    def _find_waited_for(self) -> tuple[tuple[int, ...], str] | None:
-        """Of ranks that all spin: for whom they wait, () for none apart, and what tells; None: they compute."""
-        causes = find_causes_in(self._traces, self._stacks) if self._traces else []
-        if causes and causes[0].sure.value != "unsure":
+    def _hold_spinning(self, opened: _Open, now_s: float) -> None:
+        """All that are busy are asked again, if that can ever tell more."""
+        again = _Held(opened.hang, now_s + max(LOOK_S, now_s - opened.hang.since_s))
+        can_tell = self._traces or any(self._devices.values()) or len(self._answers) < opened.wanted
+        self._open, self._held = None, again if can_tell else None
+
+    def _causes(self) -> list[Cause]:
+        return find_causes_in(self._traces, self._stacks) if self._traces else []
+
+    def _find_waited_for(self, causes: Sequence[Cause]) -> _Waits | None:
+        """Of ranks that all spin: for whom they wait, and what tells; None: they compute, or nothing tells."""
+        uses = [use for each in self._devices.values() for use in each]
+        if any(use.computes for use in uses):
+            return None
+        if causes and causes[0].sure.value != "unsure" and causes[0].kind.value != "not-traced":
             ranks = causes[0].ranks
-            return ranks, f"by their calls the others wait for {name_ranks(ranks)}"
+            return _Waits(ranks, f"by their calls the others wait for {name_ranks(ranks)}", False)
         if len(self._devices) < self._nodes or not all(self._devices.values()) or len(self._facts) < 2:
             return None
-        apart = waited_for(use for uses in self._devices.values() for use in uses)
+        apart = waited_for(uses)
         if apart is None:
             return None
         what = f", and those of {name_ranks(apart)} none" if apart else ""
-        return apart, f"accelerators run kernels that use no memory, as collectives that wait do{what}"
+        return _Waits(
+            apart, f"accelerators run kernels that use no memory, as collectives that wait do{what}", True
+        )
 
     def _look_again(self, now_s: float) -> list[Said]:
         """What was held back is asked about anew, if it is still so."""
@@ -347,6 +368,9 @@ class HangWatch:
         few = opened.rounds < EARLY_ROUNDS and not self._was_late
         comes_along = any(each.comes_along for each in self._stacks.values())
         silence_s = opened.began_s - opened.hang.since_s
+        if opened.hang.kind is HangKind.ALL_SPIN:  # who does not answer may be the one that works
+            self._hold_spinning(opened, opened.until_s)
+            return []
         is_one_apart = opened.hang.kind is HangKind.ONE_APART
         if is_one_apart and (few or comes_along) and silence_s < self._settings.busy_s:
             self._was_late = True
@@ -371,12 +395,15 @@ class HangWatch:
             if early is None:
                 return []
             found = found._replace(hang=early)
-        causes = find_causes_in(self._traces, self._stacks) if self._traces else []
+        causes = self._causes()
         if found.hang.kind is HangKind.ALL_SPIN:
-            waits = self._find_waited_for()
+            waits = self._find_waited_for(causes)
             if waits is None:
-                return []  # not all have answered
-            found = found._replace(hang=found.hang._replace(ranks=waits[0], why=f"{found.hang.why}; {waits[1]}"))
+                self._hold_spinning(found, found.began_s)
+                return []
+            # Slow transfers use no memory to speak of either: by accelerators alone no attempt is ended.
+            hang = found.hang._replace(ranks=waits.ranks, is_early=waits.is_by_devices)
+            found = found._replace(hang=hang._replace(why=f"{hang.why}; {waits.what}"))
         self._was_late = False
         self.last = hang = blame_by_stacks(found.hang, group_stacks(self._stacks))
         groups = find_groups_in(self._traces, self._layout)

@@ -102,7 +102,7 @@ def simulate_queued(programs: Sequence[Program], ended: Sequence[int] = ()) -> l
                 counts[way] = counts.get(way, 0) + 1
                 clock += 1
                 what = (len(made) + 1, group, op, counts[way], peer, tag, size, "float32", (size // 4,), 1)
-                made.append(Call(*what, clock, 0, waited_for=True, in_order=True))
+                made.append(Call(*what, clock, 0, waited_for=True, in_order=True, on_device=True))
                 moved = True
     return [RankTrace(rank, tuple(made), rank in ended) for rank, made in enumerate(calls)]
 
@@ -210,6 +210,23 @@ def test_nothing_is_said_of_ranks_that_wait_for_nobody() -> None:
     assert find_causes(simulate([SQUARE.step(rank) * STEPS for rank in range(4)])) == []
     assert find_causes([]) == []
     assert [each.kind for each in find_causes(done)] != [], "the simulation itself hangs when it should"
+
+
+def test_what_is_not_queued_has_come_though_an_older_call_of_a_gpu_is_open() -> None:
+    """A barrier of gloo beside NCCL, a collective in another stream."""
+    what = (WORLD, "all_reduce", 1, -1, 0, 4, "float32", (1,), 1)
+    barrier = (Group("cpu", "", 1, (0, 1, 2, 3)), "barrier", 1, -1, 0, 0, "", (), 0)
+    older = Call(1, *what, 1, 0, waited_for=True, in_order=True, on_device=True)
+    traces = [
+        RankTrace(rank, (older, Call(2, *barrier, 2, 0, waited_for=True)) if rank != 3 else (older,))
+        for rank in range(4)
+    ]
+    assert (3,) in [met.missing for met in find_waits({each.rank: each for each in traces}).meetings.values()]
+    queued = [
+        each._replace(calls=tuple(call._replace(on_device=True, in_order=True) for call in each.calls))
+        for each in traces
+    ]
+    assert [met.missing for met in find_waits({each.rank: each for each in queued}).meetings.values()] == [()]
 
 
 def test_calls_that_only_were_not_seen_to_end_say_nothing() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.ranks.kernel_facts import KernelFacts, find_counters
+from launcher.ranks.kernel_facts import KernelFacts, find_counters, has_device_fault
 from tests.support import lacking
 
 KILLED = "3,1234,5678,-;Out of memory: Killed process {pid} (python3) total-vm:1kB, anon-rss:1kB\n"
@@ -152,3 +152,14 @@ def test_a_real_kill(tmp_path: Path) -> None:
         facts.close()
     finally:
         group.rmdir()
+
+
+def test_a_fault_of_a_gpu_is_kept_among_many_errors_of_programs(kernel: Kernel) -> None:
+    facts = kernel.facts()
+    for _ in range(9):
+        kernel.say("3,1237,5681,-;NVRM: Xid (PCI:0000:3b:00): 43, pid=9, name=python3, channel 0x1\n")
+    kernel.say(XID)
+    word = facts.of(8)
+    assert "79" in word.lines[0] and has_device_fault(word.lines)
+    assert not has_device_fault(word.lines[1:])
+    facts.close()

@@ -15,11 +15,11 @@ import pytest
 from bootseer.diagnose.flight import read_dump
 from launcher.loop import Loop
 from launcher.rendezvous.messages import FailurePage
-from launcher.supervise import failure_files, flight, flight_child
+from launcher.supervise import devices_child, failure_files, flight, flight_child
 from launcher.supervise.accelerators import DeviceUse
 from launcher.supervise.failure_files import FailureFiles
 from launcher.supervise.failure_page import FORMAT, pack
-from launcher.supervise.flight import Left, LeftReader
+from launcher.supervise.flight import DeviceReader, DeviceSeen, Left, LeftReader
 from launcher.supervise.flight_child import find_dumps
 from launcher.supervise.ring import RankRing, pack_rings
 from launcher.supervise.watch import find_causes_in
@@ -78,31 +78,38 @@ def test_a_number_that_asks_for_all_memory_costs_only_the_reader(
     assert flight_child.MEMORY_BYTES <= 2 << 30
 
 
-def test_what_accelerators_do_comes_along_when_it_is_asked_for(
-    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the values of a driver that is made up."""
+    Path(compile_nvml(tmp_path)).rename(tmp_path / devices_child.NVML)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "values"))
+    return tmp_path / "values"
+
+
+def read_devices(loop: Loop) -> tuple[DeviceSeen, ...]:
+    reader, found = DeviceReader(loop), list[tuple[DeviceSeen, ...]]()
+    reader.read(found.append)
+    run_until(loop, lambda: bool(found))
+    assert len(found) == 1 and not reader.is_busy
+    return found[0]
+
+
+def test_what_accelerators_do_is_had_from_the_driver(loop: Loop, nvml: Path) -> None:
+    write_values(nvml, {"count": 1, "use": 100, "use_memory": 0, "power": 123000, "process": 77})
+    assert read_devices(loop) == (DeviceSeen(DeviceUse(0, 100, 0, 123.0, ()), (77, 78)),)
+    write_values(nvml, {"count": 1})
+    assert read_devices(loop) == (), "it does not tell"
+
+
+def test_a_driver_that_is_not_there_or_hangs_holds_nobody(
+    loop: Loop, nvml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = Path(compile_nvml(tmp_path))
-    library.rename(tmp_path / flight_child.NVML)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "values"))
-    write_values(tmp_path / "values", {"count": 1, "use": 100, "use_memory": 0, "power": 123000, "process": 77})
-    reader, found = LeftReader(loop), list[Left]()
-    reader.read(found.append, (), devices=True)
-    run_until(loop, lambda: bool(found))
-    assert found[0].devices == ((DeviceUse(0, 100, 0, 123.0, ()), (77, 78)),)
-    assert read(loop, ()).devices == (), "not asked for"
-
-
-def test_a_driver_that_hangs_holds_nobody(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(compile_nvml(tmp_path)).rename(tmp_path / flight_child.NVML)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "values"))
-    write_values(tmp_path / "values", {"hang": 1})
+    write_values(nvml, {"hang": 1})
     monkeypatch.setattr(flight, "LIMIT_S", 0.3)
-    reader, found = LeftReader(loop), list[Left]()
-    reader.read(found.append, (), devices=True)
-    run_until(loop, lambda: bool(found))
-    assert found == [Left()]
+    assert read_devices(loop) == ()
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    assert read_devices(loop) == ()
 
 
 def test_a_file_that_never_ends_to_be_opened_holds_nobody(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from launcher.ranks.group import RankGroup
 from launcher.rendezvous.messages import NodeStacks
 from launcher.supervise import flight, node_watch
 from launcher.supervise.accelerators import DeviceUse, unpack_uses
-from launcher.supervise.flight import Left
+from launcher.supervise.flight import DeviceSeen, Left
 from launcher.supervise.node_watch import NodeWatch
 
 
@@ -38,8 +39,7 @@ class Reader:
     def __init__(self, _loop: object) -> None:
         self.is_busy = False
 
-    def read(self, then: Callable[[Left], object], *_: object, devices: bool) -> None:
-        assert devices
+    def read(self, then: Callable[[Left], object], *_: object) -> None:
         self.is_busy = True
         self.asked.append(lambda left: (setattr(self, "is_busy", False), then(left)))
 
@@ -111,16 +111,35 @@ def test_stacks_wait_for_files_only_for_a_moment(job: Job, monkeypatch: pytest.M
     assert len(job.sent) == 1
 
 
-def test_devices_are_told_with_the_ranks_that_are_on_them(job: Job) -> None:
+class Driver(Reader):
+    """Of devices."""
+
+
+def test_devices_are_told_with_the_ranks_that_are_on_them(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver: list[Callable[[Any], object]] = []
+    monkeypatch.setattr(Driver, "asked", driver, raising=False)
+    monkeypatch.setattr(flight, "DeviceReader", Driver)
+    monkeypatch.setattr(node_watch, "DRIVER", str(tmp_path))
     job.watch._group.ranks.extend(cast(Any, [SimpleNamespace(rank=4 + place, pid=70 + place) for place in (0, 1)]))
     job.watch._read_at_s, job.watch._reader = job.loop.time(), cast(Any, Reader(job.loop))
-    seen = [DeviceUse(number, 100, 0, 123.0, ()) for number in range(3)]
-    job.watch._left = Left(devices=((seen[0], (71, 70, 9)), (seen[1], ()), (seen[2], (72,))))
+    uses = [DeviceUse(number, 100, 0, 123.0, ()) for number in range(3)]
+    seen = tuple(DeviceSeen(use, pids) for use, pids in zip(uses, ((71, 70, 9), (), (72,)), strict=True))
     job.watch.ask(0)
     job.stacks_come()
-    assert unpack_uses(job.sent[0].devices, (4, 5)) == [seen[0]._replace(ranks=(4, 5))]
+    assert job.sent == [], "they are waited for"
+    driver[0](seen)
+    assert unpack_uses(job.sent[0].devices, (4, 5)) == [uses[0]._replace(ranks=(4, 5))]
     job.watch._group.ranks.clear()
     job.watch.ask(1)
     job.stacks_come()
-    assert unpack_uses(job.sent[1].devices, (4, 5)) == seen, "as from within a container"
+    assert unpack_uses(job.sent[1].devices, (4, 5)) == uses, "as from within a container"
+    assert len(driver) == 1, "once for questions that belong together"
+    monkeypatch.setattr(node_watch, "ASKED_S", 0.0)
+    job.watch.ask(2)
+    assert len(driver) == 2
+    job.stacks_come()
+    driver[1](())
+    assert job.sent[2].devices == "", "what was so before is not told again"
     job.watch.stop()

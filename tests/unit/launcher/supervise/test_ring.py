@@ -225,12 +225,17 @@ class Event:
 
     def __init__(self) -> None:
         self.is_over: bool | None = None
+        self.streams: list[str] = []
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
         self.is_over = False
+        self.streams.append(stream)
 
     def query(self) -> bool | None:
         return self.is_over
+
+
+FLAGS = tracer.WAITED_FOR | tracer.ON_DEVICE
 
 
 def test_a_call_of_a_gpu_for_which_there_is_no_work_is_seen_to_end(
@@ -243,26 +248,73 @@ def test_a_call_of_a_gpu_for_which_there_is_no_work_is_seen_to_end(
         events.append(Event())
         return events[-1]
 
+    cuda = SimpleNamespace(Event=make, current_stream=lambda device: f"stream of {device.index}")
+    first = SimpleNamespace(device=SimpleNamespace(index=5))
     with open(page.path, "r+b") as file:
         traced = make_tracer(page, file.fileno(), monkeypatch, Library(1))
-        traced._torch.cuda = SimpleNamespace(Event=make)
+        traced._torch.cuda = cuda
         traced._ring.say_hooked(1)
         traced._ring.add_group(b"0\t1\t7\tdp\t0:2:1\n")
-        flags = tracer.WAITED_FOR | tracer.IN_ORDER
         for number in (1, 2):
-            put(traced._ring, number, flags=flags)
-            traced._follow(number, None, flags, False)
+            put(traced._ring, number, flags=FLAGS)
+            traced._follow(number, None, FLAGS, False, first)
         events[0].is_over = True
         traced._look_after(7)
         found = read_ring(page.path, 0)
-        put(traced._ring, 3, flags=flags)
-        traced._follow(3, None, flags, False)
+        put(traced._ring, 3, flags=FLAGS)
+        traced._follow(3, None, FLAGS, False, first)
         assert [each.is_over for each in events] == [False, False], "used again"
-    assert found is not None
-    assert [(call.left_ns, call.is_open(), call.in_order) for call in found.calls] == [
+        assert {stream for each in events for stream in each.streams} == {"stream of 5"}, "where the tensor is"
+        put(traced._ring, 4, flags=tracer.ON_DEVICE)  # of several that are begun together: not in this stream yet
+        traced._follow(4, None, tracer.ON_DEVICE, False, first)
+        again = read_ring(page.path, 0)
+    assert found is not None and again is not None
+    assert [(call.left_ns, call.is_open(), call.on_device) for call in found.calls] == [
         (7, False, True),
         (0, True, True),
     ]
+    assert (again.calls[-1].lost, again.calls[-1].is_open(), len(events)) == (True, False, 2)
+
+
+def test_a_mark_that_another_thread_saw_too_ends_no_newer_call(
+    page: PageFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = Event()
+    cuda = SimpleNamespace(Event=lambda: event, current_stream=lambda _device: "")
+    first = SimpleNamespace(device=SimpleNamespace(index=0))
+    with open(page.path, "r+b") as file:
+        traced = make_tracer(page, file.fileno(), monkeypatch, Library(1))
+        traced._torch.cuda = cuda
+        put(traced._ring, 1, flags=FLAGS)
+        traced._follow(1, None, FLAGS, False, first)
+        (old,) = traced._pending
+        event.is_over = True
+
+        def is_completed() -> bool:
+            """The other thread is faster, and the event stands for the next call by now."""
+            del old.is_completed
+            old.is_completed = lambda: True
+            traced._look_after(7)
+            put(traced._ring, 2, flags=FLAGS)
+            traced._follow(2, None, FLAGS, False, first)
+            return True
+
+        old.is_completed = is_completed
+        traced._look_after(9)
+        assert [call[0] for call in traced._pending.values()] == [2]
+
+
+def test_calls_are_in_order_only_while_somebody_sees_them_end(
+    page: PageFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for status, order in ((1, 0), (0, tracer.IN_ORDER)):
+        library = Library(status)
+        with open(page.path, "r+b") as file:
+            traced = make_tracer(page, file.fileno(), monkeypatch, library)
+            traced._follow(1, Work(), 0, False)
+            assert library.is_asked.wait(10)
+            support.wait_until(lambda traced=traced, order=order: traced._order[0] == order)
+            traced._pending.clear()
 
 
 def test_no_thread_is_begun_for_works_of_a_cpu(page: PageFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,6 +330,7 @@ class Spinning:
         self.rings: list[RankRing] = []
         self.calls = ["loop"]  # rank 3 is in one of these when it is asked
         self.uses = ["", ""]  # of accelerators, by node
+        self.silent: set[int] = set()  # nodes that do not answer
 
     def run(self, seconds: float, *, steps: bool = True) -> list[tuple[float, Finding]]:
         told: list[tuple[float, Finding]] = []
@@ -354,7 +355,7 @@ class Spinning:
                     told.append((self.now_s - began_s, now))
                     continue
                 self.asked += 1
-                for node in range(2):
+                for node in sorted({0, 1} - self.silent):
                     stacks = {rank: self.stack(rank) for rank in (2 * node, 2 * node + 1)}
                     rings = pack_rings([each for each in self.rings if each.rank // 2 == node], 0, 60000)
                     data = pack_stacks(stacks, 10_000)
@@ -399,6 +400,43 @@ def test_the_one_that_computes_for_the_others_is_not_told_of() -> None:
     assert job.run(400, steps=False) == []
     job.calls = ["endless"]
     assert len(job.run(600, steps=False)) == 1
+
+
+def test_a_node_that_does_not_answer_may_have_the_one_that_works() -> None:
+    job = Spinning()
+    job.run(60)
+    job.rings = [called(rank, 60 + (rank != 3), is_open=rank != 3) for rank in range(4)]
+    job.silent = {1}
+    assert job.run(300, steps=False) == []
+    job.silent = set()
+    [(_, told)] = job.run(500, steps=False)
+    assert json.loads(zlib.decompress(told.data))["ranks"] == [3]
+
+
+def test_a_rank_that_is_not_traced_is_not_to_blame_for_it() -> None:
+    job = Spinning()
+    job.run(60)
+    job.rings = [called(rank, 61, is_open=True) for rank in range(3)]
+    assert job.run(400, steps=False) == []
+
+
+def test_an_accelerator_that_computes_is_waited_for_whatever_calls_say() -> None:
+    job = Spinning()
+    job.run(60)
+    job.rings = [called(rank, 60 + (rank != 3), is_open=rank != 3) for rank in range(4)]
+    job.uses = [uses(0, WAITS, WAITS), uses(1, WAITS, WORKS)]  # a long evaluation that rank 3 waits for
+    assert job.run(400, steps=False) == []
+
+
+def test_by_calls_an_attempt_may_be_ended_and_by_accelerators_alone_not() -> None:
+    for by_calls in (True, False):
+        job = Spinning()
+        job.run(60)
+        if by_calls:
+            job.rings = [called(rank, 60 + (rank != 3), is_open=rank != 3) for rank in range(4)]
+        job.uses = [uses(0, WAITS, WAITS), uses(1, WAITS, RESTS)]
+        assert len(job.run(30, steps=False)) == 1
+        assert job.watch.last is not None and job.watch.last.is_early is not by_calls
 
 
 def uses(node: int, *busy_memory: tuple[int, int], is_known: bool = True) -> str:
