@@ -131,6 +131,10 @@ def _judge_absent(rank: int, waits: Waits, by_rank: Mapping[int, RankTrace]) -> 
         return Kind.ENDED, (rank,), str(call), sure, f"rank {rank} has ended without {name}", tuple(why)
     if trace.stopped:
         return Kind.STOPPED, (rank,), str(call), sure, f"rank {rank} is stopped before {name}", tuple(why)
+    newest = max(trace.calls, key=lambda each: each.serial, default=None)
+    if newest is not None and newest.lost:
+        line = f"rank {rank} has not come to {name}; whether it still is in {newest} cannot be seen"
+        return Kind.ABSENT, (rank,), str(call), Sure.UNSURE, line, tuple(why)
     line = f"rank {rank} has not come to {name}, and is in no other call"
     return Kind.ABSENT, (rank,), str(call), sure, line, tuple(why)
 

@@ -229,6 +229,15 @@ def test_what_is_not_queued_has_come_though_an_older_call_of_a_gpu_is_open() -> 
     assert [met.missing for met in find_waits({each.rank: each for each in queued}).meetings.values()] == [()]
 
 
+def test_who_may_be_in_a_call_that_cannot_be_seen_is_not_certain_to_be_absent() -> None:
+    traces = simulate(stops(HEALTHY, 3, 2))
+    calls = traces[3].calls
+    traces[3] = traces[3]._replace(calls=(*calls[:-1], calls[-1]._replace(left_ns=0, lost=True)))
+    first = find_causes(traces)[0]
+    assert (first.kind, first.ranks, first.sure) == (Kind.ABSENT, (3,), Sure.UNSURE)
+    assert "cannot be seen" in first.line
+
+
 def test_calls_that_only_were_not_seen_to_end_say_nothing() -> None:
     group = WORLD
     calls = [
