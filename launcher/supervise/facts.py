@@ -49,3 +49,4 @@ class Hang(NamedTuple):
     longest_gap_s: float  # healthy, so far
     why: str  # for people, one line
     is_early: bool = False  # to be told, but no job is to be ended for it yet: it starts, or comes to its end
+    is_doubtful: bool = False  # to be asked about, and told only when the ranks' stacks say so

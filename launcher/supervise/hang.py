@@ -28,6 +28,9 @@ WORKED_PART = 0.4  # of the limit: threads that work on after the last step, and
 PAUSE_PART = 1.5  # of the time that ranks worked before: so long they must be idle before that is a hang
 SAMPLE = 64  # ranks of which each moment of a silence is looked at
 SNAPSHOTS = 12  # in one limit
+# Threads that only wait use that much, such as 2 ms a second for each process group of gloo on a slow machine, and
+# ranks with an accelerator need no more for their work: by CPU they are not told apart.
+LITTLE_CORES = 0.05
 # Kernel functions in which a process waits for another one, as far as names tell.
 WAITS_FOR_OTHERS = ("futex", "poll", "sk_wait", "wait_woken", "inet_csk", "tcp_", "unix_stream")
 
@@ -117,8 +120,8 @@ class HangDetector:
         """Whether there was no progress since this was found."""
         if hang.kind in (HangKind.FROZEN, HangKind.STUCK_IN_KERNEL):
             return self._stopped.any_found()
-        if hang.kind is HangKind.ALL_SPIN:
-            return self._spins
+        if hang.kind is HangKind.ALL_SPIN or hang.is_doubtful:
+            return self._all_work
         return self._idle_ranks.lasts if hang.is_early else self._reported is not None
 
     @property
@@ -214,7 +217,7 @@ class HangDetector:
         self._excused = False  # the gap in progress teaches nothing
         self._ruled_until_s = -inf
         self._reported: Hang | None = None
-        self._spins = False  # all were found to work, beyond the limit
+        self._all_work = False  # as was found beyond the limit
         self._changed: tuple[HangKind, tuple[int, ...], float] | None = None
         self._history: deque[tuple[float, list[RankFacts | None]]] = deque()
 
@@ -384,9 +387,12 @@ class HangDetector:
         allowed_s = max(limit_s, self._set.busy_s)
         if silence_s >= allowed_s:
             return self._hang(HangKind.ALL_BUSY, (), "all compute or spin", silence_s, allowed_s, late)
-        if self._spins or late or self._any_ended or not self._set.asks_busy:
+        if self._all_work or late or self._any_ended or not self._set.asks_busy:
             return None
-        self._spins = True
+        self._all_work = True
+        if max(self._cores(busy, seen_s, limit_s), default=0.0) < LITTLE_CORES:
+            found = self._hang(HangKind.ALL_IDLE, (), "all use little of their CPUs", silence_s, limit_s, late)
+            return found._replace(is_doubtful=True)
         return self._hang(HangKind.ALL_SPIN, (), "all compute or spin", silence_s, limit_s, late)
 
     def _not_ended(self) -> tuple[tuple[int, ...], str]:
@@ -396,14 +402,24 @@ class HangDetector:
         what = f"{ended} of {len(self._ranks)} ranks have ended, the rest waits idle"
         return (left if len(left) < ended else ()), what
 
+    def _cores(self, ranks: Sequence[int], seen_s: float, limit_s: float) -> list[float]:
+        """What these used in the last part of the limit."""
+        then = self._snapshot(seen_s - JUDGED_PART * limit_s)
+        pairs = [(then[rank], self._ranks[rank].facts) for rank in ranks]
+        return [inf if old is None or new is None else rates(old, new)[0] for old, new in pairs]
+
+    def _snapshot(self, before_s: float) -> list[RankFacts | None]:
+        then = self._history[0][1]
+        for at_s, snapshot in self._history:
+            if at_s > before_s:
+                break
+            then = snapshot
+        return then
+
     def _did(self, seen_s: float, limit_s: float) -> list[Doing]:
         """What each rank did in the last part of the limit."""
         part_s = JUDGED_PART * limit_s
-        then = self._history[0][1]
-        for at_s, snapshot in self._history:
-            if at_s > seen_s - part_s:
-                break
-            then = snapshot
+        then = self._snapshot(seen_s - part_s)
         return [
             Doing.UNSEEN if not seen.is_here() or rank >= len(then) else seen.did(then[rank], part_s / 2)
             for rank, seen in enumerate(self._ranks)
@@ -466,8 +482,8 @@ class HangDetector:
     def _tell(self, found: Hang | None, seen_s: float) -> Hang | None:
         """The finding, when it is new, or differs from the last one and has done so for a while."""
         told = self._reported
-        if found is not None and found.kind is HangKind.ALL_SPIN:  # a question, which hides no other finding
-            return found if told is None else None
+        if found is not None and (found.kind is HangKind.ALL_SPIN or found.is_doubtful):
+            return found if told is None else None  # a question, which hides no other finding
         if found is None or (told is not None and (told.kind, told.ranks) == (found.kind, found.ranks)):
             self._changed = None
             return None

@@ -244,7 +244,7 @@ class HangWatch:
         hang = self._detector.look(facts, now_s)
         if self.last is not None and not self._lasts(self.last):
             self.last = None
-        if hang is not None and hang.kind is HangKind.ALL_BUSY and self._tells_they_spin():
+        if hang is not None and self._is_told(hang):
             hang = None
         if hang is not None and hang.kind not in self._told_early:
             if self._open is None or self._open.slow is not None:
@@ -254,7 +254,7 @@ class HangWatch:
         slow = self._slow.look(facts, now_s)
         if self._open is None and self._pending is not None:
             pending, self._pending = self._pending, None
-            if self._lasts(pending):
+            if self._lasts(pending) and not self._is_told(pending):
                 said.append(self._begin(pending, now_s))
         if slow is not None and self._open is None and self._held is None:
             said.append(self._begin(_as_hang(slow), now_s, slow))
@@ -298,7 +298,7 @@ class HangWatch:
             next_s = opened.began_s + sum(round_s(each, takes_s) for each in asked)
             self._open = opened._replace(next_ask_s=next_s)
             return []
-        if hang.kind not in (HangKind.ONE_APART, HangKind.ALL_SPIN, *EARLY_KINDS):
+        if not (hang.is_doubtful or hang.kind in (HangKind.ONE_APART, HangKind.ALL_SPIN, *EARLY_KINDS)):
             return self._conclude()
         silence_s = opened.began_s - hang.since_s
         # Looked at once before the rounds, and once at their end: of many ranks it takes a second.
@@ -316,7 +316,7 @@ class HangWatch:
         if came_along and silence_s < self._settings.busy_s:
             self._open, self._held = None, _Held(hang, opened.began_s + max(LOOK_S, silence_s))
             return []
-        busy = self._stacks if hang.kind is HangKind.ALL_SPIN else hang.ranks
+        busy = self._stacks if hang.is_doubtful or hang.kind is HangKind.ALL_SPIN else hang.ranks
         looks = min((self._looks.get(rank, 0) for rank in busy), default=0)
         rounds, enough = (EARLY_ROUNDS, inf) if hang.kind in EARLY_KINDS else (ROUNDS, ENOUGH_LOOKS)
         if opened.rounds < rounds and looks < enough:
@@ -324,9 +324,11 @@ class HangWatch:
             return []
         return self._conclude()
 
-    def _tells_they_spin(self) -> bool:
-        """Whether that was told, and lasts."""
-        return self.last is not None and self.last.kind is HangKind.ALL_SPIN
+    def _is_told(self, hang: Hang) -> bool:
+        """Whether it was told, by stacks or calls, before it showed by what ranks use."""
+        last = self.last
+        by_more = last is not None and (last.kind is HangKind.ALL_SPIN or last.is_doubtful)
+        return by_more and hang.kind in (HangKind.ALL_BUSY, HangKind.ALL_IDLE, HangKind.ONE_APART)
 
     def _hold_spinning(self, opened: _Open, now_s: float) -> None:
         """All that are busy are asked again, if that can ever tell more."""
@@ -370,6 +372,9 @@ class HangWatch:
         silence_s = opened.began_s - opened.hang.since_s
         if opened.hang.kind is HangKind.ALL_SPIN:  # who does not answer may be the one that works
             self._hold_spinning(opened, opened.until_s)
+            return []
+        if opened.hang.is_doubtful:
+            self._open, self._held = None, _Held(opened.hang, opened.until_s + LOOK_S)
             return []
         is_one_apart = opened.hang.kind is HangKind.ONE_APART
         if is_one_apart and (few or comes_along) and silence_s < self._settings.busy_s:

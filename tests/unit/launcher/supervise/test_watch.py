@@ -505,6 +505,80 @@ def test_without_traces_there_is_one_question() -> None:
     assert job.asked == 1
 
 
+class Resting:
+    """Ranks with a step of 15 s, which an accelerator makes, and threads that use as much as their part in it."""
+
+    def __init__(self) -> None:
+        self.watch, self.now_s = HangWatch(HangSettings()), 1000.0
+        self.watch.attempt_began(4, 2, self.now_s)
+        self.steps, self.asked, self.cpu_s = 0, 0, 0.0
+        self.calls = ["sleep"]  # rank 3 is in one of these when it is asked
+        self.silent: set[int] = set()
+
+    def run(self, seconds: float, *, steps: bool = True) -> list[tuple[float, Finding]]:
+        told: list[tuple[float, Finding]] = []
+        began_s = self.now_s
+        while self.now_s < began_s + seconds:
+            self.now_s += 0.25
+            self.cpu_s += 0.25 * 0.004
+            if steps and self.now_s % 15.0 == 0.0:
+                self.steps += 1
+                self.cpu_s += 0.2
+                self.step_at_s = self.now_s
+            facts = [
+                RankFacts(rank, self.now_s, self.steps, self.step_at_s, 0, self.cpu_s, 0, "S", "futex_wait")
+                for rank in range(4 if self.steps else 0)
+            ]
+            said = tell(self.watch, facts, 2, self.now_s) if facts else []
+            while said:
+                now = said.pop(0)
+                if isinstance(now, Finding):
+                    told.append((self.now_s - began_s, now))
+                    continue
+                self.asked += 1
+                for node in sorted({0, 1} - self.silent):
+                    stacks = {rank: self.stack(rank) for rank in (2 * node, 2 * node + 1)}
+                    said += self.watch.answered(node, now.number, pack_stacks(stacks, 10_000))
+        return told
+
+    def stack(self, rank: int) -> RankStacks:
+        function = self.calls[self.asked % len(self.calls)] if rank == 3 else "all_reduce"
+        return stack(rank, 9)._replace(main=(Frame("/job/train.py", 1, function),), looks=5)
+
+
+def test_ranks_whose_threads_use_as_much_as_their_work_are_told_of_by_their_stacks() -> None:
+    """Each process group of gloo has a thread that uses 2 ms a second on a slow machine."""
+    job = Resting()
+    job.run(150)
+    [(after_s, told)] = job.run(1200, steps=False)
+    assert after_s <= 45.0, "three times a step"
+    record = json.loads(zlib.decompress(told.data))
+    assert (record["kind"], record["ranks"]) == ("all-idle", [3])
+    assert "all use little of their CPUs" in told.line
+    assert job.asked <= ROUNDS
+    assert job.watch.last is not None and not job.watch.last.is_early, "an attempt may be ended for it"
+    job.run(30)
+    assert job.watch.last is None
+
+
+def test_one_that_comes_along_with_little_cpu_is_waited_for() -> None:
+    job = Resting()
+    job.run(150)
+    job.calls = ["forward", "loss", "linear"]
+    assert job.run(500, steps=False) == []
+    job.calls = ["sleep"]
+    assert len(job.run(600, steps=False)) == 1
+
+
+def test_with_little_cpu_nothing_is_told_before_all_have_answered() -> None:
+    job = Resting()
+    job.run(150)
+    job.silent = {1}
+    assert job.run(300, steps=False) == []
+    job.silent = set()
+    assert len(job.run(30, steps=False)) == 1
+
+
 PEERS = (
     Frame("/x/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 9, "init_process_group"),
     Frame("/job/train.py", 3, "main"),
