@@ -7,7 +7,8 @@ CUDA toolkit (signatures, codes of errors, bits of throttle reasons).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -87,20 +88,11 @@ class _Process(ctypes.Structure):
 
 def read_gpus(library: str) -> list[Gpu]:
     """All devices. Raises: NvmlError when the library is not there or does not begin."""
-    try:
-        nvml = ctypes.CDLL(library)
-    except OSError as error:
-        raise NvmlError(str(error)) from None
-    ask = _Asker(nvml)
-    if code := nvml.nvmlInit_v2():
-        raise NvmlError(ask.words(code), code)
-    try:
+    with _begun(library) as ask:
         count = ask.number("nvmlDeviceGetCount_v2")
         if count is None:
             raise NvmlError("it cannot count its devices", _NOT_SUPPORTED)
         return [_read(ask, index) for index in range(count)]
-    finally:
-        nvml.nvmlShutdown()
 
 
 def read_use(library: str, looks: int, between: Callable[[], object]) -> list[Use]:
@@ -108,15 +100,8 @@ def read_use(library: str, looks: int, between: Callable[[], object]) -> list[Us
 
     Args: between: waits between two looks: the driver's figures are of the last sixth of a second, or second.
     """
-    try:
-        nvml = ctypes.CDLL(library)
-    except OSError as error:
-        raise NvmlError(str(error)) from None
-    ask = _Asker(nvml)
-    if code := nvml.nvmlInit_v2():
-        raise NvmlError(ask.words(code), code)
-    try:
-        uses: list[Use] = []
+    uses: list[Use] = []
+    with _begun(library) as ask:
         for look in range(looks):
             if look:
                 between()
@@ -129,7 +114,21 @@ def read_use(library: str, looks: int, between: Callable[[], object]) -> list[Us
                 new._replace(busy=min(old.busy, new.busy), memory=max(old.memory, new.memory))
                 for old, new in zip(before, known, strict=True)
             ]
-        return uses
+    return uses
+
+
+@contextmanager
+def _begun(library: str) -> Iterator[_Asker]:
+    """Raises: NvmlError."""
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError as error:
+        raise NvmlError(str(error)) from None
+    ask = _Asker(nvml)
+    if code := nvml.nvmlInit_v2():
+        raise NvmlError(ask.words(code), code)
+    try:
+        yield ask
     finally:
         nvml.nvmlShutdown()
 
