@@ -48,7 +48,6 @@ class Layout:
 def simulate(programs: Sequence[Program], ended: Sequence[int] = (), idle: Sequence[int] = ()) -> list[RankTrace]:
     """Every call blocks until all have come, but those of ranks in `idle`, for which nobody waits."""
     calls: list[list[Call]] = [[] for _ in programs]
-    counts: dict[tuple[Any, ...], int] = {}
     clock = 0
     moved = True
     while moved:
@@ -64,17 +63,8 @@ def simulate(programs: Sequence[Program], ended: Sequence[int] = (), idle: Seque
                     moved = True
                 if len(made) == len(program):
                     break
-                op, group, peer, tag, size = program[len(made)]
-                way = (rank, group, op, peer, tag) if op in ("send", "recv") else (rank, group)
-                counts[way] = counts.get(way, 0) + 1
                 clock += 1
-                is_waited_for = rank not in idle
-                made.append(
-                    Call(
-                        *(len(made) + 1, group, op, counts[way], peer, tag, size, "float32", (size // 4,), 1),
-                        *(clock, 0, is_waited_for),
-                    )
-                )
+                made.append(_next_call(program, made, clock)._replace(waited_for=rank not in idle))
                 moved = True
     return [RankTrace(rank, tuple(made), rank in ended) for rank, made in enumerate(calls)]
 
@@ -82,7 +72,6 @@ def simulate(programs: Sequence[Program], ended: Sequence[int] = (), idle: Seque
 def simulate_queued(programs: Sequence[Program], ended: Sequence[int] = ()) -> list[RankTrace]:
     """As on GPUs: calls are queued, and begin one after the other; a rank waits only for the loss of its step."""
     calls: list[list[Call]] = [[] for _ in programs]
-    counts: dict[tuple[Any, ...], int] = {}
     clock = 0
     moved = True
     while moved:
@@ -97,14 +86,23 @@ def simulate_queued(programs: Sequence[Program], ended: Sequence[int] = ()) -> l
                 moved = True
             is_synced = all(len(call.group.ranks) < len(programs) for call in made if call.is_open())
             if len(made) < len(program) and is_synced:
-                op, group, peer, tag, size = program[len(made)]
-                way = (rank, group, op, peer, tag) if op in ("send", "recv") else (rank, group)
-                counts[way] = counts.get(way, 0) + 1
                 clock += 1
-                what = (len(made) + 1, group, op, counts[way], peer, tag, size, "float32", (size // 4,), 1)
-                made.append(Call(*what, clock, 0, waited_for=True, in_order=True, on_device=True))
+                made.append(_next_call(program, made, clock)._replace(in_order=True, on_device=True))
                 moved = True
     return [RankTrace(rank, tuple(made), rank in ended) for rank, made in enumerate(calls)]
+
+
+def _next_call(program: Program, made: Sequence[Call], entered_ns: int) -> Call:
+    """Somebody waits for it."""
+    op, group, peer, tag, size = program[len(made)]
+    way = (op, peer, tag) if op in ("send", "recv") else ()
+    before = [
+        each
+        for each in made
+        if each.group == group and ((each.op, each.peer, each.tag) if each.is_message() else ()) == way
+    ]
+    what = (len(made) + 1, group, op, len(before) + 1, peer, tag, size, "float32", (size // 4,), 1)
+    return Call(*what, entered_ns, 0, True)
 
 
 def _left(calls: Sequence[Call]) -> list[Call]:

@@ -323,10 +323,13 @@ def called(rank: int, calls: int, *, is_open: bool) -> RankRing:
 class Spinning:
     """Ranks that use their CPUs in steps and out of them, as those that wait for a GPU; asked, they answer."""
 
+    step_s, step_cpu_s, cores = 1.0, 0.0, 1.0
+    state, wait, others = "R", "", "synchronize"
+
     def __init__(self) -> None:
         self.watch, self.now_s = HangWatch(HangSettings()), 1000.0
         self.watch.attempt_began(4, 2, self.now_s)
-        self.steps, self.asked = 0, 0
+        self.steps, self.asked, self.cpu_s = 0, 0, 0.0
         self.rings: list[RankRing] = []
         self.calls = ["loop"]  # rank 3 is in one of these when it is asked
         self.uses = ["", ""]  # of accelerators, by node
@@ -337,18 +340,12 @@ class Spinning:
         began_s = self.now_s
         while self.now_s < began_s + seconds:
             self.now_s += 0.25
-            if steps and self.now_s % 1.0 == 0.0:
+            self.cpu_s += 0.25 * self.cores
+            if steps and self.now_s % self.step_s == 0.0:
                 self.steps += 1
+                self.cpu_s += self.step_cpu_s
                 self.step_at_s = self.now_s
-            facts = (
-                [
-                    RankFacts(rank, self.now_s, self.steps, self.step_at_s, 0, self.now_s, 0, "R", "")
-                    for rank in range(4)
-                ]
-                if self.steps
-                else []
-            )
-            said = tell(self.watch, facts, 2, self.now_s) if facts else []
+            said = tell(self.watch, self.facts(), 2, self.now_s) if self.steps else []
             while said:
                 now = said.pop(0)
                 if isinstance(now, Finding):
@@ -362,9 +359,21 @@ class Spinning:
                     said += self.watch.answered(node, now.number, data, rings, "", self.uses[node])
         return told
 
+    def facts(self) -> list[RankFacts]:
+        seen = (self.now_s, self.steps, self.step_at_s, 0, self.cpu_s, 0, self.state, self.wait)
+        return [RankFacts(rank, *seen) for rank in range(4)]
+
     def stack(self, rank: int) -> RankStacks:
-        function = self.calls[self.asked % len(self.calls)] if rank == 3 else "synchronize"
-        return stack(rank, 9)._replace(main=(Frame("/job/train.py", 1, function),), state="R", looks=5)
+        function = self.calls[self.asked % len(self.calls)] if rank == 3 else self.others
+        frames = (Frame("/job/train.py", 1, function),)
+        return stack(rank, 9)._replace(main=frames, state=self.state, looks=5)
+
+
+class Resting(Spinning):
+    """Ranks with a step of 15 s, which an accelerator makes, and threads that use as much as their part in it."""
+
+    step_s, step_cpu_s, cores = 15.0, 0.2, 0.004
+    state, wait, others = "S", "futex_wait", "all_reduce"
 
 
 def test_all_that_spin_are_told_when_their_calls_say_for_whom_they_wait() -> None:
@@ -503,47 +512,6 @@ def test_without_traces_there_is_one_question() -> None:
     job.run(60)
     assert job.run(800, steps=False) == []
     assert job.asked == 1
-
-
-class Resting:
-    """Ranks with a step of 15 s, which an accelerator makes, and threads that use as much as their part in it."""
-
-    def __init__(self) -> None:
-        self.watch, self.now_s = HangWatch(HangSettings()), 1000.0
-        self.watch.attempt_began(4, 2, self.now_s)
-        self.steps, self.asked, self.cpu_s = 0, 0, 0.0
-        self.calls = ["sleep"]  # rank 3 is in one of these when it is asked
-        self.silent: set[int] = set()
-
-    def run(self, seconds: float, *, steps: bool = True) -> list[tuple[float, Finding]]:
-        told: list[tuple[float, Finding]] = []
-        began_s = self.now_s
-        while self.now_s < began_s + seconds:
-            self.now_s += 0.25
-            self.cpu_s += 0.25 * 0.004
-            if steps and self.now_s % 15.0 == 0.0:
-                self.steps += 1
-                self.cpu_s += 0.2
-                self.step_at_s = self.now_s
-            facts = [
-                RankFacts(rank, self.now_s, self.steps, self.step_at_s, 0, self.cpu_s, 0, "S", "futex_wait")
-                for rank in range(4 if self.steps else 0)
-            ]
-            said = tell(self.watch, facts, 2, self.now_s) if facts else []
-            while said:
-                now = said.pop(0)
-                if isinstance(now, Finding):
-                    told.append((self.now_s - began_s, now))
-                    continue
-                self.asked += 1
-                for node in sorted({0, 1} - self.silent):
-                    stacks = {rank: self.stack(rank) for rank in (2 * node, 2 * node + 1)}
-                    said += self.watch.answered(node, now.number, pack_stacks(stacks, 10_000))
-        return told
-
-    def stack(self, rank: int) -> RankStacks:
-        function = self.calls[self.asked % len(self.calls)] if rank == 3 else "all_reduce"
-        return stack(rank, 9)._replace(main=(Frame("/job/train.py", 1, function),), looks=5)
 
 
 def test_ranks_whose_threads_use_as_much_as_their_work_are_told_of_by_their_stacks() -> None:
