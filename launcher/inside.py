@@ -7,7 +7,8 @@ Stdlib only, and almost only what every interpreter has loaded before its first 
 Needs Python 3.8; it parses in 3.4 and later, where it runs TARGET without us. Whatever is out of the ordinary (no
 such script, a syntax error) is left to the plain interpreter too. What a script can see of us is one frame below
 its own, the module _bootseer_rank, that its log files survive a full disk, where caches are kept a function of
-inductor's, and with a page (class Page) a hook of torch's optimizers, two signal handlers and a descriptor.
+inductor's, and with a page (class Page) a hook of torch's optimizers, two signal handlers, a descriptor, and that
+module ctypes is loaded at the first step.
 """
 
 _TEMPLATE = dict(globals())  # what the interpreter puts into __main__ before a script's first statement
@@ -46,7 +47,6 @@ MOST_STEP = 1 << 55
 # (profilers with PAPI, HPCToolkit, message queues) counts up from SIGRTMIN, and valgrind has the last one.
 STACKS_SIGNAL = 59
 MAIN_SIGNAL = 58  # for the stack of the main thread alone: other threads may run while it is taken
-MARK = 61  # of the page's open file; for signals that are never sent
 HIGH_FD, SPARED_FDS = 1000, 24  # out of the way of scripts that close 3 to 255, and of small limits
 
 
@@ -211,92 +211,69 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[..., bool], Cal
     steps, not the mean, so that an evaluation now and then changes nothing. Whoever reads
     while they are written may see some words new and some old: that does not add up, as the count grows by one and
     the time by hundreds, and then it is read again.
-    By a call of the kernel, not in a mapping: Pythons before 3.13 keep a descriptor of their own for each. The
-    file is looked at before each write, as a script may close all its descriptors and a file of its own then have
-    the number: from there on nothing is counted. What is open is known by a mark that it is given at the first
-    pulse, a signal number that has no effect: fstat costs four times as much.
+    The file is mapped at the first pulse: what a script does with its descriptors does not matter from then on,
+    and writes by the kernel, each with a look whether the number is still this file's, cost three times all else.
+    All words are written at once: a rank that is killed or stopped leaves no half of them.
     """
     one = 1 | 1 << 192
     a_ns = 1 << 64 | 5 << 192
     a_step = 1 << 128 | 7 << 192
     a_level, a_low = 1 << 48 | 1 << 240, 1 << 40 | 1 << 232
-    count = said = took = 0
-    at = fd
+    pulses = said = took = 0  # pulses: their words, all but the time, added up
     levels = [int(1000 * 2 ** (place / 8)) for place in range(257)]  # ns
     last = due = level = low = run = 0
-    by_beats = False
-    now_ns, write = time.monotonic_ns, os.pwrite
-    first = os.fstat(fd)
-
-    def find_mark(at: int, _get: int) -> int:
-        found = os.fstat(at)
-        return MARK if (found.st_ino, found.st_dev) == (first.st_ino, first.st_dev) else 0
-
-    look, get = find_mark, 0  # type: Callable[[int, int], int], int
-
-    def set_mark(at: int, _get: int) -> int:
-        nonlocal look, get
-        look = find_mark
-        if find_mark(at, 0):
-            try:
-                fcntl = _import_apart("fcntl")
-                fcntl.fcntl(at, fcntl.F_SETSIG, MARK)
-                if fcntl.fcntl(at, fcntl.F_GETSIG) == MARK:  # some sandboxes take it and forget it
-                    look, get = fcntl.fcntl, fcntl.F_GETSIG
-            except (ImportError, AttributeError, OSError):
-                pass
-        return look(at, get)
-
-    def lost(_at: int, _get: int) -> int:
-        return 0
-
-    look = set_mark
+    by_beats = is_lost = False
+    now_ns, here, noted = time.monotonic_ns, slice(PULSE_AT, PULSE_AT + 32), slice(PULSE_AT, PAGE_BYTES)
+    found = os.fstat(fd)
+    which = found.st_ino, found.st_dev
+    page = None  # type: Any
 
     def pulse(*_step: "Any") -> None:
-        nonlocal count, last
-        count += one
+        nonlocal pulses, last
+        pulses += one
         now = now_ns()
         if not by_beats:
             if now >= due:
                 follow(now - last, now)
             last = now
         try:
-            if look(at, get) == MARK:
-                write(at, (count + said + took + now * a_ns).to_bytes(32, "little"), PULSE_AT)
-                return
-        except OSError:
-            pass
-        forget()
+            page[here] = (pulses + now * a_ns).to_bytes(32, "little")
+        except TypeError:  # there is none yet
+            open_page()
+            page[here] = (pulses + now * a_ns).to_bytes(32, "little")
 
     def beat(step: "Any", now: int, notes: bytes = b"") -> bool:
         """As pulse, and not through it: calls are what is dear here.
 
-        Args: now: the time; notes: what is written behind the pulse. Returns: whether all that was written.
+        Args: now: the time; notes: what is written behind the pulse, to the page's end. Returns: whether all that
+        was written.
         """
-        nonlocal count, last, said, by_beats, due, level, low, run, took
-        count += one
+        nonlocal pulses, last, said, by_beats, due, level, low, run, took
+        pulses += one
         if not by_beats:  # each optimizer's steps may be only a part of one
+            pulses -= took
             by_beats, last, due, level, low, run, took = True, 0, 0, 0, 0, 0, 0
         if now >= due:
             follow(now - last, now)
         last = now
         if type(step) is int and -MOST_STEP < step < MOST_STEP:
+            pulses -= said
             said = (step + MOST_STEP) * a_step
-        try:
-            if look(at, get) == MARK:
-                write(at, (count + said + took + now * a_ns).to_bytes(32, "little") + notes, PULSE_AT)
-                return True
-        except OSError:
-            pass
-        forget()
-        return False
+            pulses += said
+        if page is None:
+            open_page()
+        if notes:
+            page[noted] = (pulses + now * a_ns).to_bytes(32, "little") + notes
+        else:
+            page[here] = (pulses + now * a_ns).to_bytes(32, "little")
+        return not is_lost
 
     def follow(gap: int, now: int) -> None:
         """The level follows how long most steps take, the faster the more in a row are longer or shorter than it.
 
         Once a step has taken what it says, it rests for a moment.
         """
-        nonlocal due, level, low, run, took
+        nonlocal due, level, low, run, took, pulses
         if gap == now:  # the first one: since when is not known
             return
         if not level:
@@ -315,16 +292,44 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[..., bool], Cal
                 level -= 1
         if gap < levels[level + 1] and (gap >= levels[level] or level == 1):
             run = 0
-            if count % (1 << 40) > FIRST_STEPS:  # the first ones may only fill a queue
+            if pulses % (1 << 40) > FIRST_STEPS:  # the first ones may only fill a queue
                 low = level if not low or level < low else low
                 due = now + LEVEL_RESTS_NS
+        pulses -= took
         took = level * a_level + low * a_low
+        pulses += took
+
+    def open_page() -> None:
+        nonlocal page
+        try:
+            found = os.fstat(fd)
+            if (found.st_ino, found.st_dev) == which:
+                page = map_file(fd, PAGE_BYTES)
+                return
+        except Exception:
+            pass  # the script has closed it, or this interpreter has no ctypes
+        forget()
 
     def forget() -> None:
-        nonlocal at, look
-        at, look = -1, lost
+        nonlocal page, is_lost
+        page, is_lost = memoryview(bytearray(PAGE_BYTES)), True
 
     return pulse, beat, forget
+
+
+def map_file(fd: int, length: int) -> "memoryview":
+    """The first `length` bytes of a file in memory, to be read and written, for good.
+
+    Without module mmap, which keeps a descriptor of its own before Python 3.13. Raises: OSError, ImportError, ...
+    """
+    ctypes = __import__("ctypes")  # torch has loaded it
+    function, pointer = ctypes.CDLL(None).mmap, ctypes.c_void_p
+    function.restype = pointer
+    function.argtypes = [pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    address = function(None, length, 3, 1, fd, 0)  # PROT_READ | PROT_WRITE, MAP_SHARED
+    if address in (None, pointer(-1).value):
+        raise OSError("mmap")
+    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
 def _move_high(fd: int, below: int = 0) -> int:
@@ -445,7 +450,7 @@ class FirstStep:
             code = compile(file.readall(), path, "exec", 0, True)
         names = {"__name__": NAME}  # type: Dict[str, Any]
         exec(code, names)
-        self._step_ended = names["install"](fd, _import_apart)
+        self._step_ended = names["install"](fd, _import_apart, map_file)
 
     def _hook(self) -> None:
         if self._is_hooked or "torch.optim.optimizer" not in sys.modules:

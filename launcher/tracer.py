@@ -75,15 +75,12 @@ MOST_NAME = 64
 class Ring:
     """Writes calls of this process; writes nothing in forked children.
 
-    In a mapping, unlike steps: writes by the kernel, each with a look at the descriptor, would cost more than all
-    the rest of ours. What a script does with its descriptors does not matter to a mapping; Pythons before 3.13
-    keep one more for it, so this is for those who ask for it.
+    Args: memory: the page and the ring, mapped; import_apart: imports a module of the standard library.
     """
 
-    def __init__(self, fd: int, import_apart: "Callable[[str], Any]") -> None:
-        struct, mmap = import_apart("struct"), import_apart("mmap")
-        more: "Dict[str, Any]" = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        self.map: "Any" = mmap.mmap(fd, RING_END, **more)
+    def __init__(self, memory: "Any", import_apart: "Callable[[str], Any]") -> None:
+        struct = import_apart("struct")
+        self.map = memory
         self._at = GROUPS_AT
         self.serial = 0  # of the newest call
         # In the order in which memory is written: what is cut short has no end that fits its beginning.
@@ -103,8 +100,7 @@ class Ring:
     def copy(self, serial: int) -> bytes:
         """The record of one of the newest calls."""
         at = RECORDS_AT + serial % SLOTS * RECORD_BYTES
-        found: bytes = self.map[at : at + RECORD_BYTES]
-        return found
+        return bytes(self.map[at : at + RECORD_BYTES])
 
     def put_back(self, serial: int, record: bytes) -> None:
         """A call that may have made room for newer ones."""
@@ -593,17 +589,20 @@ def name_runs(ranks: "List[int]") -> str:
     return ",".join(found)
 
 
-def install(fd: int, import_apart: "Callable[[str], Any]") -> "Optional[Callable[[], None]]":
+def install(
+    fd: int, import_apart: "Callable[[str], Any]", map_file: "Callable[[int, int], memoryview]"
+) -> "Optional[Callable[[], None]]":
     """Traces from now on. Returns: what is to be called at the end of a step; None where nothing is to be traced.
 
-    Args: fd: of the page with the ring; import_apart: imports a module of the standard library.
+    Args: fd: of the page with the ring; import_apart: imports a module of the standard library; map_file: maps so
+    many bytes of a file.
     """
     if os.pread(fd, len(RING_HEAD), RING_AT) != RING_HEAD:
         return None
     torch, c10d = sys.modules["torch"], sys.modules.get("torch._C._distributed_c10d")
     if c10d is None:
         return None  # built without torch.distributed
-    ring = Ring(fd, import_apart)
+    ring = Ring(map_file(fd, RING_END), import_apart)
     tracer = Tracer(ring, torch, c10d)
     count = tracer.install()
     os.register_at_fork(after_in_child=ring.forget)

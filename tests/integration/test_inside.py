@@ -924,7 +924,8 @@ def test_heartbeats_after_the_first_are_notes_in_the_page(
             ours.heartbeat(step, {"loss": step / 2})
         ours.heartbeat(18, {"loss": float("nan"), "note": "a"})
         ours.heartbeat("x", {})
-        assert set(sys.modules) == modules
+        more = set(each.partition(".")[0] for each in set(sys.modules) - modules)
+        assert more <= {"ctypes", "_ctypes", "struct", "_struct", "types", "_types"}, more
         if os.fork() == 0:
             ours.heartbeat(99, {})
             os._exit(0)

@@ -11,6 +11,7 @@ from typing import cast
 from bootseer.errors import ConfigError
 from launcher.cli import parse
 from launcher.guard_client import Exited, GuardClient
+from launcher.inside import map_file
 from launcher.loop import Loop
 from launcher.node import MOST_CHECKS_SHOWN, MOST_STEPS, Node
 from launcher.ranks.console import Console
@@ -22,7 +23,7 @@ from launcher.supervise.failure_page import FORMAT, pack
 from launcher.supervise.page import Page
 from launcher.supervise.page import Pages as RankPages
 from launcher.supervise.ring import NEW_RING, traces_of, unpack_rings
-from launcher.tracer import LOW_SERIAL, RECORD_BYTES, RECORDS_AT, Ring
+from launcher.tracer import LOW_SERIAL, RECORD_BYTES, RECORDS_AT, RING_END, Ring
 
 
 def make_node(loop: Loop, *flags: str) -> Node:
@@ -149,7 +150,7 @@ def test_what_ranks_have_called_is_read_of_an_attempt_that_nobody_watches() -> N
     node = make_node(loop, "--trace-collectives", "--on-hang", "off")
     (page,) = pages.renew(1, False, NEW_RING)
     with open(page.path, "r+b") as file:
-        ring = Ring(file.fileno(), __import__)
+        ring = Ring(map_file(file.fileno(), RING_END), __import__)
     ring.say_hooked(1)
     ring.add_group(b"0\t1\t7\tdp\t0:2:1\n")
     call = (1, 1, 4000, 10, 0, 1, 1, 1, -1, 0, 2, 10, 100, 0, 0, 0, 0, 1 & LOW_SERIAL)

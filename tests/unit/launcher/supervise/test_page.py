@@ -176,26 +176,25 @@ def test_numbers_of_heartbeats_that_fall_are_noticed(made: Pages) -> None:
 
 
 def test_a_file_of_the_scripts_that_has_its_number_is_left_alone(made: Pages, tmp_path: Path) -> None:
-    (file,) = made.renew(1, False)
+    """Before the first step nothing is counted then; from there on the page is mapped, and may be closed."""
+    early, late = made.renew(2, False)
     own = tmp_path / "own"
-    own.write_bytes(b"x" * 100)
-    run = in_a_process(
-        file.given,
-        f"""
-        page.pulse()
+    own.write_bytes(b"x" * 1000)
+    taken = f"""
         os.closerange(3, 2000)
         own = os.open({os.fspath(own)!r}, os.O_RDWR)
         os.dup2(own, page.fd)
         for _ in range(3): page.pulse(); beat(4)
-        """,
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-    assert own.read_bytes() == b"x" * 100
-    found = read_page(fd_of(file.path))
-    assert found is not None and (found.steps, found.step) == (1, None)
+        """
+    for file, before in ((early, ""), (late, "page.pulse()\n")):
+        run = in_a_process(file.given, before + textwrap.dedent(taken))
+        assert (run.returncode, run.stderr) == (0, "")
+    assert own.read_bytes() == b"x" * 1000
+    found = [read_page(fd_of(file.path)) for file in (early, late)]
+    assert [(page.steps, page.step) for page in found if page] == [(0, None), (7, 4)]
 
 
-def test_once_it_is_closed_nothing_is_counted_and_nothing_fails(made: Pages) -> None:
+def test_closed_before_the_first_step_it_counts_nothing_and_nothing_fails(made: Pages) -> None:
     (file,) = made.renew(1, False)
     run = in_a_process(file.given, "os.closerange(3, 2000); page.pulse(); page.counts(); beat(1)")
     assert (run.returncode, run.stderr) == (0, "")
@@ -516,7 +515,7 @@ def times_of(gaps_s: Iterable[float], before_s: Iterable[float] = ()) -> list[tu
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic_ns", lambda: now_ns)
         pulse, beat, _ = inside._make_pulse(fd)
-    os.pwrite(fd, HEAD, 0)
+    os.pwrite(fd, HEAD.ljust(PAGE_BYTES, b"\0"), 0)
     for gap_s in before_s:
         now_ns += int(gap_s * 1e9)
         pulse()

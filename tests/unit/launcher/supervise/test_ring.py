@@ -62,7 +62,7 @@ def page() -> Iterator[PageFile]:
 
 
 def make_ring(fd: int) -> tracer.Ring:
-    return tracer.Ring(fd, __import__)
+    return tracer.Ring(inside.map_file(fd, tracer.RING_END), __import__)
 
 
 def put(ring: tracer.Ring, number: int, left_ns: int = 0, flags: int = 0, op: int = 1) -> None:
@@ -158,11 +158,14 @@ class Library:
     """What there is of CUDA: the mode of a thread."""
 
     def __init__(self, status: int) -> None:
+        self.plain = ctypes.CDLL
         self.modes: list[int] = []
         self.status = status
         self.is_asked = threading.Event()
 
-    def __call__(self, name: str) -> Library:
+    def __call__(self, name: str | None) -> Library | ctypes.CDLL:
+        if name is None:
+            return self.plain(None)
         assert name == "libcuda.so.1"
         return self
 
