@@ -239,7 +239,7 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[..., bool], Cal
         try:
             page[here] = (pulses + now * a_ns).to_bytes(32, "little")
         except TypeError:  # there is none yet
-            open_page()
+            map_page()
             page[here] = (pulses + now * a_ns).to_bytes(32, "little")
 
     def beat(step: "Any", now: int, notes: bytes = b"") -> bool:
@@ -261,7 +261,7 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[..., bool], Cal
             said = (step + MOST_STEP) * a_step
             pulses += said
         if page is None:
-            open_page()
+            map_page()
         if notes:
             page[noted] = (pulses + now * a_ns).to_bytes(32, "little") + notes
         else:
@@ -299,7 +299,7 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[..., bool], Cal
         took = level * a_level + low * a_low
         pulses += took
 
-    def open_page() -> None:
+    def map_page() -> None:
         nonlocal page
         try:
             found = os.fstat(fd)
