@@ -39,7 +39,7 @@ LOOK_EVERY_S = 0.05  # what has not grown between two looks is whole
 MOST_STUCK_LOOKS = 10
 # Where the main thread of whoever runs is, is asked more often: who computes is in another function now and then,
 # who spins never is.
-ASKED_TIMES, ASKED_EVERY_S = 12, 0.012
+ASKED_TIMES, ASKED_EVERY_S = 24, 0.006
 PY_SPY_S = 10.0  # reads the interpreter's symbols, half a second on a quiet machine
 MOST_PY_SPY = 2  # at a time
 ALL_PY_SPY_S = 20.0  # whoever has had no turn by then goes without

@@ -51,7 +51,7 @@ LEAST_LOOK_S = 0.25  # between two judgements
 NODES_A_SECOND = 250  # of a large job each node looks more rarely: so many messages a second reach the coordinator
 STACKS_S = 6.0  # for all nodes to send what their ranks do
 # Questions and looks, where some ranks are busy: who evaluates is in the same call at times.
-ROUNDS, ROUND_S, ENOUGH_LOOKS = 10, 0.15, 36
+ROUNDS, ROUND_S, ENOUGH_LOOKS = 10, 0.15, 90
 EARLY_ROUNDS = 3
 EARLY_KINDS = (HangKind.NOT_STARTED, HangKind.NOT_ENDED)
 SURE_KINDS = (

@@ -264,6 +264,11 @@ def test_a_rank_that_was_looked_at_often_enough_is_asked_less() -> None:
     assert len(job.asked) == 3
 
 
+def test_looks_are_many_enough_for_an_evaluation_of_few_functions() -> None:
+    """One that makes its data in a loop was measured to be in that function at 88 of 100 looks."""
+    assert 0.88**ENOUGH_LOOKS < 1e-4
+
+
 def test_a_node_that_says_nothing_does_not_make_a_rank_that_comes_along_hang() -> None:
     job = Alone()
     job.looks, job.comes_along, job.silent = 12, True, {0}
