@@ -161,7 +161,7 @@ class FailureFiles:
             return
         try:
             for end, content in ((".txt", format_page(record)), (".json", text)):
-                _replace(path + end, content.encode(errors="replace"))
+                replace_file(path + end, content.encode(errors="replace"))
         except OSError as error:
             self._complain(error.strerror or str(error))
             return
@@ -197,7 +197,8 @@ def _add_causes(record: dict[str, Any], causes: list[Cause]) -> None:
     record["causes"] = [as_record(each) for each in causes[:MOST_CAUSES]]
 
 
-def _replace(path: str, data: bytes) -> None:
+def replace_file(path: str, data: bytes) -> None:
+    """Puts a file in place, whole: it is written under another name first. Raises: OSError."""
     temporary = f"{path}.new"
     try:
         with open(temporary, "wb") as file:

@@ -6,6 +6,7 @@ On the event loop, never waiting. In: the ranks of an attempt. Out: messages for
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import zlib
@@ -200,13 +201,17 @@ def _on_job_clock(facts: RankFacts, shift_s: float) -> RankFacts:
 
 
 def keep_report(folder: str, found: Standstill) -> str:
-    """Writes the report of a standstill beside the attempts' logs. Returns: the path of its text.
+    """Puts the report of a standstill beside the attempts' logs, each file whole. Returns: the path of its text.
 
     Raises: OSError.
     """
+    from launcher.supervise.failure_files import replace_file
+
     path = os.path.join(folder, f"standstill-{found.number}")
-    data = zlib.decompressobj().decompress(found.data, MOST_REPORT_BYTES)
+    try:
+        data = zlib.decompressobj().decompress(found.data, MOST_REPORT_BYTES)
+    except zlib.error:
+        raise OSError(errno.EBADMSG, "it cannot be unpacked") from None
     for end, content in ((".json", data + b"\n"), (".txt", found.text.encode(errors="replace"))):
-        with open(path + end, "wb") as file:
-            file.write(content)
+        replace_file(path + end, content)
     return path + ".txt"

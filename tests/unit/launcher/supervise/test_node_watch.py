@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +12,11 @@ import pytest
 
 from launcher.loop import Loop
 from launcher.ranks.group import RankGroup
-from launcher.rendezvous.messages import NodeStacks
+from launcher.rendezvous.messages import NodeStacks, Standstill
 from launcher.supervise import flight, node_watch
 from launcher.supervise.accelerators import DeviceUse, unpack_uses
 from launcher.supervise.flight import DeviceSeen, Left
-from launcher.supervise.node_watch import NodeWatch
+from launcher.supervise.node_watch import NodeWatch, keep_report
 
 
 class Collector:
@@ -143,3 +144,26 @@ def test_devices_are_told_with_the_ranks_that_are_on_them(
     driver[1](())
     assert job.sent[2].devices == "", "what was so before is not told again"
     job.watch.stop()
+
+
+def test_a_report_is_whole_or_not_there(tmp_path: Path) -> None:
+    """Who sees the file may read it: it comes by a rename, and what cannot be written leaves nothing."""
+    older = [tmp_path / "standstill-3.json", tmp_path / "standstill-3.txt"]
+    for path in older:
+        path.write_text("of an earlier one")
+    with older[0].open() as json_before, older[1].open() as text_before:
+        kept = keep_report(str(tmp_path), Standstill(0, 3, "line\nline\n", zlib.compress(b"{}")))
+        assert {json_before.read(), text_before.read()} == {"of an earlier one"}, "a reader keeps it"
+    assert kept == str(older[1])
+    assert [path.read_text() for path in older] == ["{}\n", "line\nline\n"]
+    (tmp_path / "standstill-4.txt").mkdir()
+    with pytest.raises(IsADirectoryError):
+        keep_report(str(tmp_path), Standstill(0, 4, "line\n", zlib.compress(b"{}")))
+    with pytest.raises(OSError, match="cannot be unpacked"):
+        keep_report(str(tmp_path), Standstill(0, 5, "line\n", b"no zlib"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "standstill-3.json",
+        "standstill-3.txt",
+        "standstill-4.json",
+        "standstill-4.txt",
+    ]
