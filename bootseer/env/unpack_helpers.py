@@ -12,7 +12,7 @@ import selectors
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -104,7 +104,8 @@ class UnpackHelpers:
         if found is not None:
             given, portion = found
             helper.todo.append(_Doing(given.number, portion.files, portion.written_bytes))
-            helper.tell(given)
+            with suppress(HelperFailedError):  # it has ended: `wait` hears first what it has said last
+                helper.tell(given)
 
     def _hear(self, helper: _Helper) -> tuple[int, int]:
         """Bytes and files that it has written."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import http.server
 import os
 import re
+import selectors
 import shutil
 import signal
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,14 +163,12 @@ def serve_s3(context: Any = None) -> Iterator[str]:
         def log(self, *args: object) -> None:
             """Tests are quiet."""
 
-        def run_wsgi(self) -> None:
-            self.is_dropped = False
-            super().run_wsgi()
-            if self.is_dropped:  # then its selector was not closed, and lies in a cycle: an epoll is left behind
-                gc.collect()
-
         def connection_dropped(self, error: BaseException, environ: Any = None) -> None:
-            self.is_dropped = True
+            """Its selector was not closed, and lies in a cycle: an epoll would be left behind."""
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                selector = frame.f_locals.get("selector")
+                if isinstance(selector, selectors.BaseSelector):
+                    selector.close()
 
     app = _OneAtATime(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet, ssl_context=context)

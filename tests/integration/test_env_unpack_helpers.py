@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from bootseer.env.restore import Restored, restore
 from bootseer.env.restore_there import is_there
 from bootseer.env.setup_keeper_mount import end_spares
 from bootseer.env.unpack_helpers import WORTH_FILES
+from bootseer.env.unpack_processes import HelperProcess
 from bootseer.errors import DigestMismatch, StorageError
 from bootseer.storage.local import LocalStore
 from bootseer.testing.trees import Tree, make_tree, write_tree
@@ -334,6 +336,32 @@ def test_a_full_disk(tmp_path: Path, used: list[str]) -> None:
         wait_tidy(tmp_path / "small")
         assert os.listdir(tmp_path / "small") == []
         assert os.statvfs(tmp_path / "small").f_bfree * 4096 > 2 << 20, "nobody holds what was removed"
+
+
+FULL = """
+from bootseer.errors import StorageError
+def before_batch():
+    raise StorageError("no room")
+"""
+
+
+def test_what_one_said_last_counts(tmp_path: Path, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it has ended before it is told of its next portion."""
+    env = large(Env(make_plain(tmp_path / "plain"), tmp_path / "store", [tmp_path / "venv"]))
+    real, told = HelperProcess.tell, Counter[int]()
+
+    def tell(self: HelperProcess, line: bytes) -> None:
+        told[self.said_fd] += 1
+        if told[self.said_fd] > 3:  # its order, its beginning and a portion
+            self.process.wait(30)
+        real(self, line)
+
+    monkeypatch.setattr(HelperProcess, "tell", tell)
+    with pytest.raises(StorageError, match=r"^no room$"):
+        restore(env.snapshot, env.tree, environ=hooked(tmp_path, FULL))
+    assert max(told.values()) > 3
+    assert used == ["2 others"]
+    wait_tidy(tmp_path)
 
 
 # ---- interrupted -------------------------------------------------------------------------------------------
