@@ -16,7 +16,7 @@ BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile repo
 # Tests see what a fresh shell has, whatever this one sets.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS
 
-.PHONY: setup demo demo-setup test check lint bench man record-parity clean
+.PHONY: setup demo demo-setup test check lint rewritten bench man record-parity clean
 
 setup: $(READY)  ## make .venv with all that tests and benches need
 
@@ -32,7 +32,8 @@ demo-setup: $(DEMO_READY)  ## install an environment, then restore it: two start
 demo: $(DEMO_READY)  ## train a small model on two ranks, lose one, restart, resume
 	@$(BIN)/python scripts/demo.py
 
-test: lint  ## everything
+test: setup  ## everything
+	@$(MAKE) --no-print-directory -j2 lint rewritten
 	$(PYTEST)
 
 check: lint  ## about five minutes, no system package
@@ -43,6 +44,9 @@ lint: setup  ## style, types, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+rewritten: setup  # pytest's own bytecode of the tests, made once beside the slow lint: each worker would make all of it
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
 bench: setup  ## all benches, each with its JSON in out/, then checked against its targets
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'

@@ -34,7 +34,7 @@ UNPACK = ("--env-way", "there,unpack")
 DEADLINE_S = 90.0
 
 
-KILLS = 20 if os.environ.get("BOOTSEER_CAMPAIGN") == "full" else 6
+KILLS = 20 if os.environ.get("BOOTSEER_CAMPAIGN") == "full" else 4
 
 
 @pytest.fixture

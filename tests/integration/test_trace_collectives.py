@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.trace_jobs import AT_STEP, CAUSES, JOB
+from bench.trace_jobs import CAUSES, JOB
 from tests import support
 
 FLAGS = ("--standalone", "--nproc-per-node", 4, "--hang-least", 2, "--log-dir", "logs", "--trace-collectives")
+AT_STEP = 100  # sooner than in the bench
 
 
 @pytest.mark.parametrize(
