@@ -6,6 +6,7 @@ found by a mark in their environment.
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from bench.fork import children_of, find_preloaded
@@ -298,7 +300,8 @@ class _Job:
 
     def _look(self) -> list[str]:
         found = [f"process {pid} ({_name(pid)})" for pid in find_marked(self._mark)]
-        found += [f"/dev/shm/{name}" for name in sorted(set(os.listdir("/dev/shm")) - self._shm)]
+        new = {f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self._shm}
+        found += sorted(new - _opened()) if new else []
         for name in ("tmp", "run"):
             for above, _, files in os.walk(f"{self._folder}/{name}"):
                 found += [os.path.join(above, file) for file in files]
@@ -345,3 +348,12 @@ def find_cgroups(sentinels: set[int]) -> list[str]:
         for above, folders, _ in os.walk(top):
             found += [f"{above}/{name}" for name in folders if name.startswith(names)]
     return found if names else []
+
+
+def _opened() -> set[str]:
+    """Files that living processes have open: another job's, or of processes that are told anyway."""
+    found = set()
+    for path in glob.glob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):  # it has ended, or closed it
+            found.add(os.readlink(path))
+    return found

@@ -138,7 +138,13 @@ class NodeCheckpoint:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(f"it cannot be reached: {error.strerror}")
+            return
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid():
             connection.close()

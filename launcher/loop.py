@@ -185,13 +185,16 @@ class Loop:
         elif self._timers:
             until_s = max(0.0, self._timers[0].when_s - time.monotonic())
             wait_s = until_s if wait_s < 0 else min(wait_s, until_s)
-        for fd, mask in self._epoll.poll(wait_s):
-            # Looked up at the moment of the call: an earlier callback of this round may have removed the watch.
+        events = self._epoll.poll(wait_s)
+        for fd, mask, reader, writer in [
+            (fd, mask, self._readers.get(fd), self._writers.get(fd)) for fd, mask in events
+        ]:
+            # An earlier callback of this round may have removed the watch, and a new one may have got its number.
             # Errors and hang-ups go to whoever watches: reading or writing then says what happened.
-            if mask & ~select.EPOLLOUT and (found := self._readers.get(fd)) is not None:
-                found[0](*found[1])
-            if mask & ~select.EPOLLIN and (found := self._writers.get(fd)) is not None:
-                found[0](*found[1])
+            if mask & ~select.EPOLLOUT and reader is not None and self._readers.get(fd) is reader:
+                reader[0](*reader[1])
+            if mask & ~select.EPOLLIN and writer is not None and self._writers.get(fd) is writer:
+                writer[0](*writer[1])
         now_s = time.monotonic()
         while self._timers and self._timers[0].when_s <= now_s:
             timer = heapq.heappop(self._timers)

@@ -107,6 +107,7 @@ class Node:
         self._is_program_known = self.workplace.program is not None
         self._image_failure = ""
         self._has_ranks = False  # the attempt's ranks were started
+        self._may_spawn = True  # nothing has failed that --strict does not forgive
         self._run_dir = ""
         self._events_dir = ""
         self._pages = Pages()
@@ -177,6 +178,7 @@ class Node:
             writer.attempt = self._attempt
             writer.instant(Stage(stage) if stage else None, "fell_back", error=why)
         if is_fatal:
+            self._may_spawn = False  # the job ends as soon as its coordinator says so
             self.agent.on_fell_back(why)
 
     def complain(self, text: str) -> None:
@@ -407,7 +409,7 @@ class Node:
         self._copy_output(group)
 
         def start(checkpoint: dict[str, str], fork: bool) -> None:
-            if group.is_stopping:
+            if group.is_stopping or not self._may_spawn:
                 return
             group.begin_spawn()
             head_start = self.head_start if fork and group.world.group_world_size > 1 else None
@@ -420,7 +422,7 @@ class Node:
 
         def spawn(checkpoint: dict[str, str], fork: bool) -> None:
             program = self.workplace.program
-            if group.is_stopping:
+            if group.is_stopping or not self._may_spawn:
                 return
             assert program is not None
             self.recorded_start.prepare(group.ranks[0])

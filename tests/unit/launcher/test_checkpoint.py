@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -222,6 +223,28 @@ def test_another_keeper_takes_the_place_of_one_that_has_failed(make: Make) -> No
     bed.answer("ready", attempt=0, path="/links", address="/arena", disk_bytes=0)
     run_until(bed.loop, lambda: bool(bed.loaded))
     assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == "/links"
+
+
+def test_a_keeper_that_cannot_be_let_in_has_failed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As no descriptor is free, for one; the job goes on."""
+
+    def accept(_listener: socket.socket) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    bed = make("--nnodes", "2", *ENDPOINT)
+    bed.die()
+    bed.resolve()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "accept", accept)
+        bed.come()
+        run_until(bed.loop, lambda: bed.guard.ended == [0, 1])
+    assert bed.said[-1].endswith("has failed, another one is started: it cannot be reached: Too many open files")
+    bed.keeper.close()
+    bed.come()
+    bed.hear("resolve")
+    bed.answer("resolved", version="step-30", digest="aa")
+    run_until(bed.loop, lambda: bool(bed.resolved))
+    assert bed.resolved == [(PINNED, "")]
 
 
 # ---- loading -------------------------------------------------------------------------------------------------

@@ -144,6 +144,22 @@ def test_ranks_that_cannot_be_started_after_a_load_are_the_agents_business() -> 
     loop.close()
 
 
+def test_with_strict_no_rank_starts_after_something_has_failed() -> None:
+    """However long the coordinator takes to end the job."""
+    for flags, why in ((("--strict",), []), ((), ["--numa-binding: there is no such node"])):
+        loop, told = Loop(), list[str]()
+        node = make_node(loop, *flags)
+        node.agent = SimpleNamespace(on_fell_back=told.append)  # type: ignore[assignment]
+        node.say = lambda _: None  # type: ignore[method-assign]
+        group, checkpoint = Group(), Checkpoint()
+        node.checkpoint = checkpoint  # type: ignore[assignment]
+        node.spawn(cast(RankGroup, group))
+        node.fell_back("checkpoint", "it is gone")
+        checkpoint.then({})  # type: ignore[operator]
+        assert (group.why, told) == (why, ["it is gone"] if flags else [])
+        loop.close()
+
+
 def test_what_ranks_have_called_is_read_of_an_attempt_that_nobody_watches() -> None:
     """It has failed before the watch begins, or that is off."""
     loop, pages = Loop(), RankPages()
