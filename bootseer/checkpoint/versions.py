@@ -7,6 +7,7 @@ which every node of a job can be sure to read the same. A save that is not compl
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from bootseer import aio
@@ -69,35 +70,67 @@ class NoneComplete(CheckpointError):  # noqa: N818  named as the others of the t
     """There is something, but no complete checkpoint."""
 
 
-async def resolve(store: Store, path: str = "", *, is_striped: bool = False) -> Pinned:
+class Wanted(NamedTuple):
+    """Which versions count."""
+
+    without: Collection[str] = ()  # digests of versions that cannot be loaded: older ones are taken
+    is_striped: bool = False
+    on_damaged: Callable[[IntegrityError], object] | None = None  # told of a damaged manifest that is passed over
+
+    def takes(self, found: Pinned) -> bool:
+        return found.digest not in self.without
+
+    def pass_over(self, error: IntegrityError) -> None:
+        """Raises the error unless somebody wants to hear of it."""
+        if self.on_damaged is None:
+            raise error
+        self.on_damaged(error)
+
+
+async def resolve(
+    store: Store,
+    path: str = "",
+    *,
+    is_striped: bool = False,
+    without: Collection[str] = (),
+    on_damaged: Callable[[IntegrityError], object] | None = None,
+) -> Pinned:
     """The version that `path` means now: itself, or the newest complete one below it.
 
     Args:
         is_striped: a plain checkpoint is not asked for. One is NoneComplete then, and its files are not looked
             at: the folder may be one that holds all sorts of things.
+        without: digests of versions that are not wanted; an older one is taken.
+        on_damaged: is told of each damaged manifest, and an older version is taken.
     Raises: NotFound if nothing is there; NoneComplete if there is something, but no complete checkpoint;
         SourceChanged if it is removed meanwhile; CheckpointError if it is too large to be one;
-        IntegrityError for a damaged manifest of the newest version: an older one is never taken for it.
+        IntegrityError for a damaged manifest of the newest version, without `on_damaged`.
     """
+    wanted = Wanted(without, is_striped, on_damaged)
     own = _own_version(store, path)
     if own:
-        return await _load(store, path, own)
+        return _only(store, path, await _load(store, path, own), wanted)
     entries = await _list(store, path)
     if entries is None:
-        return await _resolve_unlisted(store, path, is_striped)
+        return _only(store, path, await _resolve_unlisted(store, path, is_striped), wanted)
     names = _version_names(entries)
-    newest = await _load_newest(store, path, names)
+    newest = await _load_newest(store, path, names, wanted)
     if newest is not None:
         return newest
+    own_plain: Pinned | None = None
     own_files = await judge_files(store, path, entries)
     if own_files and await judge_folders(store, path, entries) is not False:
-        return await _pin_plain(store, path, "", is_striped)
+        own_plain = await _pin_plain(store, path, "", is_striped)
+        if wanted.takes(own_plain):
+            return own_plain
     for name in (await step_folders(store, path, entries))[:MOST_CANDIDATES]:
-        found = await _resolve_step(store, path, name, is_striped)
+        found = await _resolve_step(store, path, name, wanted)
         if found is not None:
             return found
+    if own_plain is not None:
+        return _only(store, path, own_plain, wanted)
     if own_files is None and await judge_folders(store, path, entries):
-        return await _pin_plain(store, path, "", is_striped)
+        return _only(store, path, await _pin_plain(store, path, "", is_striped), wanted)
     if not entries:
         raise NotFound(f"{where(store, path)}: is empty or does not exist")
     raise NoneComplete(
@@ -188,13 +221,25 @@ async def _has_manifest(store: Store, folder: str) -> bool:
     return True
 
 
-async def _load_newest(store: Store, path: str, names: list[str]) -> Pinned | None:
+async def _load_newest(store: Store, path: str, names: list[str], wanted: Wanted) -> Pinned | None:
     for name in names[:MOST_CANDIDATES]:
         try:
-            return await _load(store, _join(path, name), stored.version_of(name))
+            found = await _load(store, _join(path, name), stored.version_of(name))
         except NotFound:
             continue  # being written, or left by a save that did not finish
+        except IntegrityError as error:
+            wanted.pass_over(error)
+            continue
+        if wanted.takes(found):
+            return found
     return None
+
+
+def _only(store: Store, path: str, found: Pinned, wanted: Wanted) -> Pinned:
+    """What is meant itself: nothing can take its place. Raises: NoneComplete."""
+    if not wanted.takes(found):
+        raise NoneComplete(f"{where(store, path)}: has no other version than {found.version or 'itself'}")
+    return found
 
 
 async def _load(store: Store, folder: str, version: str) -> Pinned:
@@ -222,16 +267,17 @@ async def _resolve_unlisted(store: Store, path: str, is_striped: bool) -> Pinned
     return await _load(store, _join(path, stored.folder_of(version)), version)
 
 
-async def _resolve_step(store: Store, path: str, name: str, is_striped: bool) -> Pinned | None:
+async def _resolve_step(store: Store, path: str, name: str, wanted: Wanted) -> Pinned | None:
     """The checkpoint in a single save's folder, striped or plain; None if there is no complete one."""
     folder = _join(path, name)
     entries = await _list(store, folder) or []
-    striped = await _load_newest(store, folder, _version_names(entries))
+    striped = await _load_newest(store, folder, _version_names(entries), wanted)
     if striped is not None:
         return _as_step(striped, name)
     try:
         if await judge(store, folder, entries):
-            return await _pin_plain(store, folder, name, is_striped)
+            plain = await _pin_plain(store, folder, name, wanted.is_striped)
+            return plain if wanted.takes(plain) else None
     except (NotFound, SourceChanged):
         pass  # somebody removes old ones
     return None

@@ -58,6 +58,33 @@ def test_a_damaged_newest_version_is_no_reason_to_take_an_older_one() -> None:
         found(store)
 
 
+def test_who_asks_for_it_gets_an_older_version_and_the_reason() -> None:
+    store = store_with()
+    put_version(store, OLD)
+    put(store, f"ckpt/v-{NEW}/manifest.json", b"{}")
+    told: list[IntegrityError] = []
+    assert aio.run_sync(resolve(store, "ckpt", on_damaged=told.append)).version == OLD
+    assert NEW in str(told[0]) and len(told) == 1
+
+
+def test_a_version_that_cannot_be_loaded_is_passed_over() -> None:
+    """Each kind of them: the next older one is taken, and none for what is asked for itself."""
+    store = store_with("plain/step-1/a.pt", "plain/step-2/a.pt", "plain/step-3/a.pt")
+    put_version(store, OLD)
+    put_version(store, NEW)
+    for path, expected in (("ckpt", [NEW, OLD]), ("plain", ["step-3", "step-2", "step-1"])):
+        without: list[str] = []
+        for version in expected:
+            pinned = aio.run_sync(resolve(store, path, without=without))
+            assert pinned.version == version
+            without.append(pinned.digest)
+        with pytest.raises(NoneComplete):
+            aio.run_sync(resolve(store, path, without=without))
+    for path in (f"ckpt/v-{NEW}", "plain/step-3", "plain/step-3/a.pt"):
+        with pytest.raises(NoneComplete, match="has no other version"):
+            aio.run_sync(resolve(store, path, without=[found(store, path).digest]))
+
+
 def test_a_manifest_of_another_version_is_refused() -> None:
     store = store_with()
     put_version(store, OLD)
