@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 from typing import NamedTuple
 
+_SHELLS = frozenset(("sh", "bash", "dash", "ash", "busybox", "ksh", "ksh93", "mksh", "zsh"))
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -63,21 +65,47 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, name, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
 
 
-def list_children(pid: int) -> list[int] | None:
-    """The children of a single-threaded process; None where the kernel does not tell."""
+def list_children(pid: int) -> list[int]:
+    """The children of a single-threaded process."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
             return [int(child) for child in file.read().split()]
+    except OSError:  # it is gone, or the kernel was built without this file
+        return [process.pid for process in _list_processes() if process.parent == pid]
+
+
+def is_shell(pid: int) -> bool:
+    """Whether `pid` acts on a signal only between the programs that it runs."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _SHELLS
     except OSError:
-        return None
+        return False
+
+
+def run_by_shell(pid: int) -> list[Process]:
+    """What `pid` runs, and shells below it, if it is a shell."""
+    found = []
+    for child in list_children(pid) if is_shell(pid) else ():
+        if (process := read_process(child)) is not None:
+            found += [process, *run_by_shell(child)]
+    return found
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether `pid` has a handler for the signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            mask = file.read().partition(b"\nSigCgt:")[2].split(None, 1)[0]
+    except (OSError, IndexError):
+        return True
+    return bool(int(mask, 16) >> (signum - 1) & 1)
 
 
 def list_descendants(root: int) -> list[Process]:
     """All live descendants of `root`, parents before children; zombies are left out."""
     children: dict[int, list[Process]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (process := read_process(int(entry))) is not None:
-            children.setdefault(process.parent, []).append(process)
+    for process in _list_processes():
+        children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
     waiting = [root]
     while waiting:
@@ -86,6 +114,12 @@ def list_descendants(root: int) -> list[Process]:
             if process.state not in "ZX":
                 found.append(process)
     return found
+
+
+def _list_processes() -> Iterator[Process]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (process := read_process(int(entry))) is not None:
+            yield process
 
 
 def send(process: Process, signum: int) -> None:

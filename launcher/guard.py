@@ -21,17 +21,18 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
+    from launcher.descendants import Process
     from launcher.guard_helpers import Helper
     from launcher.guard_preloaded import PreloadedProcess
 
 # After SIGKILL a process can only stay because it waits in the kernel (state D); then it is reported, not awaited.
 UNKILLABLE_AFTER_S = 5.0
-# A stop looks through /proc for descendants of ranks so long after the ranks have got their signal, and again so
-# long after anything has happened: a look takes milliseconds of CPU, in which the end of the last rank would not
-# be noticed. Sooner when a rank has left some; not at once, as what was forked just now may lose a signal.
-LOOK_AFTER_S, LOOK_FOR_ORPHANS_AFTER_S = 0.05, 0.01
+# During a stop the guard looks so often for what ended ranks have left. Who was forked just now may lose a signal,
+# so it gets one at the second look.
+LOOK_EVERY_S, SETTLED_AFTER_S = 0.05, 0.01
 SERVICE_GRACE_S = 5.0  # of a service that is told to end
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_JOB_CONTROL = (signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP)
 # Python ignores these in itself; programs expect the default, as subprocess restores it.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -203,9 +204,10 @@ class _Guard:
         self._stop_signum = 0
         self._kill_at_s: float | None = None  # a stop is under way; SIGKILL from then on
         self._give_up_at_s = 0.0
-        self._look_at_s: float | None = None  # during a stop
-        self._signalled: set[tuple[int, int]] = set()
-        self._orphans: set[int] = set()  # that were looked at during this stop
+        self._look_at_s = 0.0  # during a stop
+        self._signalled: set[Process] = set()  # during a stop, beside ranks
+        self._seen: set[Process] = set()  # at its last look
+        self._shells: set[int] = set()  # ranks that are shells
         self._killed: dict[int, str] = {}
         self._preloaded: PreloadedProcess | None = None
         self._services: dict[int, _Service] = {}  # by pid
@@ -223,8 +225,6 @@ class _Guard:
         self._poll.register(wakeup_read, select.POLLIN)
         while True:
             ready = self._poll.poll(self._wait_ms())
-            if ready and self._look_at_s is None:
-                self._look_at_s = time.monotonic() + LOOK_AFTER_S
             for fd, _ in ready:
                 if fd == self._requests_fd:
                     self._read_requests()
@@ -262,9 +262,7 @@ class _Guard:
         ]
         if self._kill_at_s is not None:
             # While killing, /proc is looked at again and again: a dying parent hands its children to us.
-            moments.append(self._kill_at_s if now_s < self._kill_at_s else now_s + 0.01)
-            if self._look_at_s is not None:
-                moments.append(self._look_at_s)
+            moments.append(min(self._kill_at_s, self._look_at_s) if now_s < self._kill_at_s else now_s + 0.01)
         if self._preloaded is not None and (deadline_s := self._preloaded.deadline_s) is not None:
             moments.append(deadline_s)
         moments += [each.kill_at_s for each in self._services.values() if each.kill_at_s is not None]
@@ -596,11 +594,21 @@ class _Guard:
         self._tell("helper_ended", helper.number, cpu_s, read_answer(helper))
 
     def _do_signal(self, keys: list[int], signum: int) -> None:
-        """To the process groups of these ranks, which go on."""
+        """To these ranks, which go on; what they have started is held with them, and hears of nothing else."""
+        from launcher import descendants
+
         for key in keys:
             rank = self._ranks.get(key)
-            if rank is not None and rank.alive:
+            if rank is None or not rank.alive:
+                continue
+            if signum in _JOB_CONTROL:
                 _kill_group(rank.pid, signum)
+                continue
+            below = descendants.run_by_shell(rank.pid)
+            if not below or descendants.catches(rank.pid, signum):
+                os.kill(rank.pid, signum)  # not reaped: its pid is no other's
+            for process in below:
+                descendants.send(process, signum)
 
     def _do_stop(self, signum: int, grace_s: float) -> None:
         self._begin_stop(signum, grace_s)
@@ -635,6 +643,7 @@ class _Guard:
                 return True
             if not pid:
                 return self._only_apart()
+            self._look_at_s = 0.0  # what it has left is due now
             if self._preloaded is not None and pid == self._preloaded.pid:
                 self._preloaded.note_exit(os.waitstatus_to_exitcode(status))
                 continue
@@ -668,8 +677,8 @@ class _Guard:
 
         if self._preloaded is None and not self._services and not self._helpers:
             return False
-        children = descendants.list_children(os.getpid())
-        return not self._list_below() if children is None else not set(children) - self._list_apart()
+        children = set(descendants.list_children(os.getpid()))
+        return not children - self._list_apart()
 
     def _list_apart(self) -> set[int]:
         """Services, helpers, the preloaded process and those that wait to become ranks; to be asked after a look
@@ -699,7 +708,7 @@ class _Guard:
 
         live = {other.pid for other in self._by_pid.values()}
         children = descendants.list_children(os.getpid())
-        if children is not None and (live | self._list_apart()).issuperset(children):
+        if (live | self._list_apart()).issuperset(children):
             return []  # orphans of the rank would be children of ours; spares a look at all processes
         below = self._list_below()
         if not live:
@@ -735,68 +744,89 @@ class _Guard:
                 self._killed.clear()
 
     # ---- stop ------------------------------------------------------------------------------------------------
+    #
+    # Ranks alone get the signal: until they have ended they may need what they have started (data loader workers,
+    # writers of checkpoints). What a rank leaves gets it then, and so on: who has become a child of the guard.
 
     def _begin_stop(self, signum: int, grace_s: float) -> None:
         for rank in self._ranks.values():
             rank.linger_until_s = None
         self._stop_signum = signum
         self._set_kill_time(time.monotonic() + grace_s)
-        self._look_at_s = time.monotonic() + LOOK_AFTER_S
+        self._look_at_s = 0.0
         self._signalled.clear()
-        self._orphans.clear()
+        self._seen.clear()
+        self._shells = set()
         for pid in self._by_pid:
-            self._signal_rank(pid)  # at once; then all that hangs below them
+            self._signal_rank(pid)
 
     def _signal_rank(self, pid: int) -> None:
         """Passes the signal of the stop to a rank, which is not reaped."""
+        from launcher import descendants
+
+        if descendants.is_shell(pid):
+            self._shells.add(pid)
         try:
             os.kill(pid, self._stop_signum)
             os.kill(pid, signal.SIGCONT)  # a stopped process could not act on it
         except OSError:
             pass  # a rank that has changed its user
+        _kill_group(pid, signal.SIGCONT)  # its helpers may have been held with it
 
     def _set_kill_time(self, moment_s: float) -> None:
         self._kill_at_s = moment_s
         self._give_up_at_s = moment_s + UNKILLABLE_AFTER_S
 
     def _advance_stop(self, now_s: float, no_children: bool) -> None:
-        from launcher import descendants
-
         assert self._kill_at_s is not None
         if no_children:
             self._end_stop([])
-            return
-        killing = now_s >= self._kill_at_s
-        if not killing:
-            if self._has_new_orphans():
-                self._look_at_s = min(self._look_at_s or now_s + 1.0, now_s + LOOK_FOR_ORPHANS_AFTER_S)
-            if self._look_at_s is None or now_s < self._look_at_s:
-                return
-        self._look_at_s = None
+        elif now_s >= self._kill_at_s:
+            self._kill_all(now_s)
+        elif now_s >= self._look_at_s:
+            self._signal_left(now_s)
+
+    def _signal_left(self, now_s: float) -> None:
+        """Passes the signal of the stop to what ended ranks have left."""
+        from launcher import descendants
+
+        due = set(self._list_due()) - self._signalled
+        for process in due & self._seen:
+            self._signalled.add(process)
+            descendants.send(process, self._stop_signum)
+            descendants.send(process, signal.SIGCONT)
+        self._look_at_s = now_s + (LOOK_EVERY_S if due <= self._seen else SETTLED_AFTER_S)
+        self._seen = due
+
+    def _list_due(self) -> list[Process]:
+        """Who, beside ranks, is to get the signal by now: what ended ranks have left, and what shells run."""
+        from launcher import descendants
+
+        due = []
+        numbers = {rank.number for rank in self._by_pid.values()}
+        orphans = set(descendants.list_children(os.getpid())) - self._by_pid.keys()
+        for pid in orphans - self._list_apart() if orphans else ():
+            process = descendants.read_process(pid)
+            if process is None or process.session in self._by_pid:
+                continue
+            # A daemon in a session of its own is known by what it was started with.
+            if not numbers or descendants.read_environ(pid).get(b"RANK", b"") not in {*numbers, b""}:
+                due += [process, *descendants.run_by_shell(pid)]
+        for pid in self._shells & self._by_pid.keys():
+            due += descendants.run_by_shell(pid)
+        return due
+
+    def _kill_all(self, now_s: float) -> None:
+        from launcher import descendants
+
         below = self._list_below()
         if now_s >= self._give_up_at_s:
             self._end_stop([(p.pid, p.name, descendants.waits_in(p.pid)) for p in below])
             return
         for process in below:
-            if killing:
-                if process.pid not in self._by_pid:
-                    self._killed[process.pid] = process.name
-                descendants.send(process, signal.SIGKILL)
-            elif process.pid not in self._by_pid and (process.pid, process.start_ticks) not in self._signalled:
-                self._signalled.add((process.pid, process.start_ticks))
-                descendants.send(process, self._stop_signum)
-                descendants.send(process, signal.SIGCONT)  # a stopped process could not act on it
-
-    def _has_new_orphans(self) -> bool:
-        """Whether a rank that has ended left a process that this stop has not looked at yet."""
-        from launcher import descendants
-
-        children = set(descendants.list_children(os.getpid()) or ())
-        orphans = children - self._by_pid.keys() - self._orphans
-        if orphans:
-            orphans -= self._list_apart()
-        self._orphans |= orphans
-        return bool(orphans)
+            if process.pid not in self._by_pid:
+                self._killed[process.pid] = process.name
+            descendants.send(process, signal.SIGKILL)
 
     def _end_stop(self, stuck: list[tuple[int, str, str]]) -> None:
         if self._is_forking():

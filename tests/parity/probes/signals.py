@@ -12,6 +12,32 @@ meet("up", 2)
 mark("ready")
 wait_for("never", 40)
 """
+# A rank whose last save needs what it has started: a process of its session, and one with a session of its own.
+SAVING = """from tell import *
+def start(own):
+    code = "import sys; print('up', flush=True); sys.stdin.readline(); print('saved', flush=True)"
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    helper = subprocess.Popen([sys.executable, "-c", code], start_new_session=own, **pipes)
+    helper.stdout.readline()
+    return helper
+def save(*_):
+    try:
+        worker.wait(0.3)
+    except subprocess.TimeoutExpired:
+        pass
+    tell(worker=ask(worker), writer=ask(writer))
+    os._exit(0)
+def ask(helper):
+    try:
+        print("now", file=helper.stdin, flush=True)
+        return helper.stdout.readline().strip()
+    except OSError:
+        return ""
+worker, writer = start(False), start(True)
+signal.signal(signal.SIGTERM, save)
+meet("up-" + str(RESTART), 2)
+"""
+SAVED = Better("told.*.worker", "saved", "a stop signals ranks only; what they have started ends when they have")
 STATUS = "a job stopped by a signal ends with 128 + its number, as a shell shows it, so that a scheduler can tell"
 NO_TRACE = Better("traceback.*", False, "a signal is no error of the launcher: one line, no traceback", "W8")
 GONE = Better("left", [], "nothing of a job outlives its launcher")
@@ -86,6 +112,24 @@ tell(saved=True)
         steps=(Start(), Until("ready"), Send("SIGTERM"), Until("caught-0-SIGTERM"), Make("go-on")),
         facts=("status", "told", "left"),
         better=(Better("status.0", 143, STATUS, "W8"),),
+    ),
+    Probe(
+        "signal-workers",
+        "a rank that saves at SIGTERM still has its workers, and its helpers in sessions of their own",
+        (*TWO, "{script}"),
+        script=SAVING + 'mark("ready")\nwait_for("never", 40)\n',
+        steps=(Start(), Until("ready"), Send("SIGTERM")),
+        facts=("status", "told", "left"),
+        better=(Better("status.0", 143, STATUS, "W8"), SAVED),
+        live=True,
+    ),
+    Probe(
+        "restart-workers",
+        "the same for the ranks that a restart stops",
+        (*TWO, "--max-restarts", "1", "{script}"),
+        script=SAVING + 'if RESTART == 0:\n    if RANK == "1":\n        sys.exit(3)\n    wait_for("never", 40)\n',
+        facts=("status", "told", "left"),
+        better=(SAVED,),
     ),
     Probe(
         "signal-rendezvous",
