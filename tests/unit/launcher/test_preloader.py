@@ -319,15 +319,19 @@ def test_no_process_at_time_zero(start: Callable[..., Start], flags: tuple[str, 
     assert job.guard.loaded == [] and job.said == []
 
 
-def test_an_accelerator_means_exec_without_a_word(
+@pytest.mark.xfail(strict=True, reason="a node with an accelerator has its ranks exec'd")
+def test_an_accelerator_in_the_node_changes_nothing(
     start: Callable[..., Start], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whether an import opens it is seen in the process itself."""
     monkeypatch.setattr(hot_imports, "has_accelerator", lambda root="/": True)
-    job = start()
+    job = start("--max-restarts", "1")
+    job.settle()
+    job.ready(900)
     job.preloader.attempt_started()
     job.first_step(library("torch"))
-    assert job.settle() == [False]
-    assert job.guard.loaded == [] and job.said == []
+    assert job.settle(is_first=False) == [True, True]
+    assert job.guard.loaded == [TORCH] and job.said == []
 
 
 # ---- later attempts ------------------------------------------------------------------------------------------
