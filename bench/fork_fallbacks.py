@@ -504,7 +504,7 @@ CASES = [
     ),
     _culprit("sets a tracer", "a debugger or profiler is active", "import sys; sys.settrace(lambda *_: None)"),
     _culprit("torch.distributed initialised", "culprit opens", DISTRIBUTED, why_not=_needs_torch),
-    _culprit("torch.cuda initialised", "torch.cuda is initialised in the preloaded process", CUDA),
+    _culprit("torch.cuda initialised", "culprit initialises torch.cuda when it is imported", CUDA),
     # the interpreter
     _command(
         "an interpreter without torch",

@@ -61,7 +61,17 @@ HARMLESS_DEVICES = (
     "/dev/pts/",
     "/dev/shm/",
 )
-DEVICES_IN_MAPS = (b"/dev/nvidia", b"/dev/kfd", b"/dev/dri/", b"/dev/accel", b"/dev/infiniband/", b"/dev/habana")
+# Which devices a process sees: READ_LATE, but by what counts them.
+VISIBLE = frozenset("CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK".split())
+# How torch counts devices. It starts the driver for that, which does not survive a fork.
+COUNTS = (
+    ("torch._C", "_cuda_getDeviceCount"),
+    ("torch._C", "_xpu_getDeviceCount"),
+    ("torch.cuda", "_device_count_nvml"),
+    ("torch.cuda", "_device_count_amdsmi"),
+)
+BACKENDS = tuple("torch." + name for name in "cuda xpu mtia npu hpu mlu musa".split())
+CUDA_DRIVER, CUDA_NOT_INITIALISED = "libcuda.so.1", 3
 # Would start a pool of processes while triton is imported; each rank starts its own when it compiles.
 SET_WHILE_IMPORTING = {"TORCH_WARM_POOL": "0"}
 CONSOLE = (5, 6, 7)  # the ranks' own standard streams; ours are /dev/null and a bounded file in memory
@@ -151,7 +161,8 @@ class _Preloaded:
         self.args = args
         self.inside = inside
         self.template = template
-        self.libc = _load_libc()
+        self.ctypes = _import_apart("ctypes")
+        self.libc = _load_libc(self.ctypes)
         for each in (fd, *CONSOLE):
             os.set_inheritable(each, False)
         self.fds = _open_fds()
@@ -172,6 +183,9 @@ class _Preloaded:
         self.spare = 0  # processes to park for the next attempt
         self.is_in_huge_pages = False  # or the time for it is over
         self.has_forked = False
+        self.counts = None  # type: Optional[List[Tuple[Any, str, Any, Any]]]
+        self.has_counted = False  # devices, for an import
+        self.driver = None  # type: Any
         self.select = _import_apart("select")
         self.gc = _import_apart("gc")
         _write_text("/proc/self/comm", "bootrun-preload")
@@ -231,6 +245,7 @@ class _Preloaded:
         if thresholds[0]:
             self.gc.set_threshold(*rarely)
         absent = self._import_all(entries)
+        self._stop_counting()
         if self.gc.get_threshold() == rarely:  # else an import has set its own
             self.gc.set_threshold(*thresholds)
         os.environ.encodekey = encode
@@ -253,6 +268,8 @@ class _Preloaded:
             if not self._import(sign, name):
                 absent.append(name)
             self._look(name)
+            if self.counts is None and "torch" in sys.modules:
+                self.counts = [] if self._chooses_devices() else self._count_apart()
         self.send("importing", "")
         return absent
 
@@ -315,6 +332,53 @@ class _Preloaded:
             raise _Failed(name, "raises when it is imported: %s%s" % (type(error).__name__, said and ": " + said))
         return True
 
+    def _chooses_devices(self) -> bool:
+        """Whether the script says which devices it sees, which it may do before its imports.
+
+        The text of a module (-m) is not known, as to fork_policy.py.
+        """
+        if self.mode == "module":
+            return False
+        try:
+            with open(self.target, "rb") as file:
+                text = file.read()
+        except OSError:
+            return True
+        return any(name.encode() in text for name in VISIBLE)
+
+    def _count_apart(self) -> "List[Tuple[Any, str, Any, Any]]":
+        """Imports that ask torch how many devices there are have a fork's answer, which starts the driver instead.
+
+        Returns: what was replaced: its module, its name, what it was and what it is.
+        """
+        replaced = []
+        for module, name in COUNTS:
+            place = sys.modules.get(module)
+            count = getattr(place, name, None)
+            if callable(count):
+                replaced.append((place, name, count, self._counting(count)))
+                setattr(*replaced[-1][:2], replaced[-1][3])
+        return replaced
+
+    def _counting(self, count: "Any") -> "Any":
+        known = []  # type: List[int]
+
+        def counted() -> "Any":
+            if not known:
+                self.has_counted = True
+                number = _ask_fork(count)
+                if number is None:
+                    return count()
+                known.append(number)
+            return known[0]
+
+        return counted
+
+    def _stop_counting(self) -> None:
+        for place, name, count, instead in self.counts or ():
+            if getattr(place, name, None) is instead:
+                setattr(place, name, count)
+
     def _look(self, name: str) -> None:
         """Raises when the import of `name` did what each rank would have to do for itself."""
         when = "" if name == START_UP else " when it is imported"
@@ -340,9 +404,15 @@ class _Preloaded:
             raise _Failed(name, "reads %s%s" % (self.rank_reads[0], when))
         if _has_children():
             raise _Failed(name, "starts a process%s" % when)
-        for fd, where in now.items():
-            if fd not in self.fds:
-                raise _Failed(name, "opens %s%s and keeps it open" % (where, when))
+        opened = [where for fd, where in now.items() if fd not in self.fds]
+        if opened:
+            opened.sort(key=_is_device, reverse=True)
+            raise _Failed(name, "opens %s%s and keeps it open" % (opened[0], when))
+        if self._is_driver_started():
+            raise _Failed(name, "starts CUDA%s" % when)
+        backend = _find_started()
+        if backend:
+            raise _Failed(name, "initialises %s%s" % (backend, when))
         if os.getcwd() != self.cwd:
             raise _Failed(name, "changes the working folder%s" % when)
 
@@ -355,10 +425,10 @@ class _Preloaded:
         for key in set(os.environ) | set(self.start_environ):
             if os.environ.get(key) != self.start_environ.get(key):
                 self.import_changes[key] = os.environ.get(key)
-        pid = os.fork()  # for the threads that libraries end before a fork
+        pid = os.fork()  # also for the threads that libraries end before a fork
         if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
+            os._exit(_find_refusing())
+        refusing = os.waitpid(pid, 0)[1] >> 8
         for _ in range(50):  # a thread that was joined may be seen for a moment
             threads = self._unknown_threads()
             if not threads:
@@ -366,7 +436,9 @@ class _Preloaded:
             time.sleep(0.002)
         else:
             raise _Failed(self.suspect, "leaves a thread (%s) when it is imported" % threads[0])
-        trouble = _find_device() or _find_framework_state()
+        trouble = self._find_device_state()
+        if not trouble and refusing:
+            trouble = "%s does not work in a fork of the preloaded process" % BACKENDS[refusing - 1]
         if trouble:
             raise _Failed("", trouble)
         self._take_stamps()
@@ -519,7 +591,25 @@ class _Preloaded:
         for fd, where in _open_fds().items():
             if self.fds.get(fd) != where and fd not in self.parked and where not in known:
                 return "the preloaded process has %s open" % where
-        return _find_device() or _find_framework_state()
+        return self._find_device_state()
+
+    def _find_device_state(self) -> str:
+        """What of accelerators and frameworks a fork does not survive, as a reason; "" for nothing."""
+        if self._is_driver_started():
+            return "CUDA is initialised in the preloaded process"
+        return _find_device(self.fds) or _find_framework_state()
+
+    def _is_driver_started(self) -> bool:
+        """Whether somebody has called cuInit, by CUDA's driver itself. It is asked only if it is loaded."""
+        if self.driver is None:
+            try:
+                self.driver = self.ctypes.CDLL(CUDA_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            except OSError:
+                return False
+        try:
+            return bool(self.driver.cuDeviceGetCount(self.ctypes.create_string_buffer(4)) != CUDA_NOT_INITIALISED)
+        except AttributeError:
+            return False  # not NVIDIA's
 
     def _find_difference(self, base: "Dict[str, str]", ranks: "List[_Rank]") -> str:
         """Why these ranks must be exec'd, "" for nothing."""
@@ -529,7 +619,7 @@ class _Preloaded:
             if rank.is_entered:
                 self._exchange(environ)
             for name in set(environ) | set(self.start_environ):
-                known = name in PER_RANK or name in READ_LATE
+                known = name in PER_RANK or (name in READ_LATE and not (self.has_counted and name in VISIBLE))
                 if name in READ_BY and name not in self.import_changes:
                     known = not any(module in sys.modules for module in READ_BY[name])
                 if not known and environ.get(name) != self.start_environ.get(name):
@@ -788,9 +878,8 @@ class _Preloaded:
 # ---- the state of a process ------------------------------------------------------------------------------------
 
 
-def _load_libc() -> "Any":
+def _load_libc(ctypes: "Any") -> "Any":
     """The C library."""
-    ctypes = _import_apart("ctypes")
     libc = ctypes.CDLL(None)
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     libc.malloc.restype, libc.malloc.argtypes = pointer, [size]
@@ -831,24 +920,75 @@ def _has_children() -> bool:
     return True
 
 
-def _find_device() -> str:
-    """An accelerator or network device that this process has open, as a reason; "" for none."""
-    for where in _open_fds().values():
-        if where.startswith("/dev/") and not where.startswith(HARMLESS_DEVICES):
+def _find_device(inherited: "Dict[int, str]") -> str:
+    """An accelerator or network device that this process has opened, as a reason; "" for none."""
+    for fd, where in _open_fds().items():
+        if _is_device(where) and inherited.get(fd) != where:
             return "the preloaded process has opened %s" % where
     with open("/proc/self/maps", "rb", 0) as file:
-        maps = file.readall()
-    for device in DEVICES_IN_MAPS:
-        if device in maps:
-            return "the preloaded process has mapped %s" % device.decode()
+        mapped = _mapped_device(file.readall())
+    return mapped and "the preloaded process has mapped %s" % mapped
+
+
+def _mapped_device(maps: bytes) -> str:
+    """The first device among mappings, "" for none. What is mapped need not be open any more."""
+    at = maps.find(b" /dev/")
+    while at >= 0:
+        where = os.fsdecode(maps[at + 1 : maps.index(b"\n", at)])
+        if _is_device(where):
+            return where
+        at = maps.find(b" /dev/", at + 1)
     return ""
+
+
+def _is_device(path: str) -> bool:
+    return path.startswith("/dev/") and not path.startswith(HARMLESS_DEVICES)
+
+
+def _find_started() -> str:
+    """A backend of torch that was initialised; "" for none."""
+    for name in BACKENDS:
+        if getattr(sys.modules.get(name), "_initialized", False) is True:
+            return name
+    return ""
+
+
+def _find_refusing() -> int:
+    """In a fork: the place of the first backend of torch that will not be initialised in forks, counted from 1."""
+    for place, name in enumerate(BACKENDS, 1):
+        try:
+            if sys.modules[name]._is_in_bad_fork():
+                return place
+        except Exception:
+            pass  # it is not there, or in this version does not say
+    return 0
+
+
+def _ask_fork(count: "Any") -> "Optional[int]":
+    """What `count()` is in a fork; None for nothing, or an error, which is to be this process's own."""
+    reading, writing = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
+    if pid == 0:
+        try:
+            os.write(writing, b"%d" % count())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    found = os.read(reading, 32)
+    os.close(reading)
+    if pid > 0:
+        os.waitpid(pid, 0)
+    return int(found) if found else None
 
 
 def _find_framework_state() -> str:
     """State of frameworks that a fork does not survive."""
-    cuda = sys.modules.get("torch.cuda")
-    if cuda is not None and getattr(cuda, "_initialized", False):
-        return "torch.cuda is initialised in the preloaded process"
+    backend = _find_started()
+    if backend:
+        return "%s is initialised in the preloaded process" % backend
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and getattr(distributed, "is_available", bool)() and distributed.is_initialized():
         return "torch.distributed is initialised in the preloaded process"

@@ -44,7 +44,6 @@ FORK_LATER = ForkPlan(first=False, restarts=True, at_once=False, reason="")
 def plan(
     mode: ForkMode,
     obstacle: str,
-    has_accelerator: bool,
     mentions_framework: bool,
     record_modules: tuple[str, ...] | None,
     environ_conflict: str,
@@ -63,8 +62,6 @@ def plan(
         return FORK
     if mode is ForkMode.RESTARTS:
         return FORK_LATER
-    if has_accelerator:
-        return EXEC
     is_worth_it = mentions_framework if record_modules is None else uses_framework(record_modules)
     if environ_conflict:
         return EXEC._replace(reason=environ_conflict if is_worth_it else "")

@@ -1,4 +1,4 @@
-"""Keeps what a job imported up to its first step, for the next start of the same job; finds accelerators.
+"""Keeps what a job imported up to its first step, for the next start of the same job.
 
 One small text file for each job below the user's cache folder. It names modules that a later start imports, so it
 is believed only if nobody but the user could have written it, and checked name by name. Nothing here fails a job:
@@ -7,7 +7,6 @@ what cannot be read is no record, what cannot be written is said in words.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -20,7 +19,6 @@ __all__ = [
     "JobKey",
     "Record",
     "cache_dir",
-    "has_accelerator",
     "make_key",
     "read_listing",
     "read_record",
@@ -163,48 +161,3 @@ def _plain(text: str) -> str:
 
 def _file_name(key: JobKey) -> str:
     return record_files.file_name(key, _SUFFIX)
-
-
-# ---- accelerators --------------------------------------------------------------------------------------------
-
-# Beginnings of names in /dev. More than is sure: without a need ranks are exec'd then, which is only slower.
-_DEVICES = (
-    *("nvidia", "nvhost-gpu", "nvgpu", "nvmap"),  # NVIDIA, also Tegra
-    "dxg",  # GPUs under WSL
-    "kfd",  # AMD
-    *("accel", "hl", "neuron", "davinci"),  # TPU, Gaudi and what uses the kernel's accel class; Trainium; Ascend
-    *("cambricon", "ipu", "iluvatar", "mtgpu", "mxcd", "xpu"),
-)
-_INTEL = "0x8086"
-
-
-def has_accelerator(root: str = "/") -> bool:
-    """Whether this node has a device that a framework might open; a display alone is none."""
-    for name in _list(os.path.join(root, "dev")):
-        if name.startswith(_DEVICES) and (name != "accel" or _list(os.path.join(root, "dev/accel"))):
-            return True
-    if any(name.isdigit() for name in _list(os.path.join(root, "dev/vfio"))):
-        return True  # TPUs since v5
-    return any(_is_intel_card(root, name) for name in _list(os.path.join(root, "dev/dri")))
-
-
-def _is_intel_card(root: str, name: str) -> bool:
-    """Whether it is a card of Intel's and not the graphics that its processors have: those sit on the root bus."""
-    device = os.path.join(root, "sys/class/drm", name, "device")
-    try:
-        with open(os.path.join(device, "vendor"), encoding="ascii", errors="replace") as file:
-            is_intel = file.read(16).strip() == _INTEL
-    except OSError:
-        return False
-    return (
-        is_intel
-        and name.startswith("renderD")
-        and not os.path.basename(os.path.realpath(device)).startswith("0000:00:")
-    )
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []

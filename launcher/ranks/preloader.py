@@ -190,7 +190,6 @@ class Preloader:
         self._plan = fork_policy.plan(
             mode,
             obstacle,
-            mode is fork_policy.ForkMode.AUTO and not obstacle and hot_imports.has_accelerator(),
             entry.mode == "module" or fork_policy.mentions_framework(source),
             recorded,
             fork_policy.find_environ_conflict(os.path.basename(entry.target), source),

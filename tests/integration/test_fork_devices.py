@@ -97,14 +97,12 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.fspath(folder)
 
 
-@pytest.mark.xfail(strict=True, reason="what counts devices opens them in the preloaded process")
 def test_devices_are_counted_elsewhere_and_ranks_forked(tmp_path: Path) -> None:
     run(counting("counts devices", "", "fork", FINDS + RUNS), tmp_path)
     counted = len(list(tmp_path.glob("counted-*")))
     assert counted == 1  # once, whoever asks
 
 
-@pytest.mark.xfail(strict=True, reason="what counts devices opens them in the preloaded process")
 def test_who_counts_has_seen_which_are_visible(tmp_path: Path) -> None:
     """Ranks that each see a device of their own would count another number."""
     case = counting(
@@ -123,7 +121,6 @@ def test_a_script_that_chooses_devices_has_them_counted_by_itself(name: str, tmp
     run(counting("counts devices", f"culprit opens {DEVICE} when it is imported", "exec", script), tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="torch's own word is not asked for")
 def test_torch_that_refuses_to_start_in_a_fork(tmp_path: Path) -> None:
     """Nothing is open any more; torch says so only in the fork."""
     case = counting("counted devices", "torch.cuda does not work in a fork of the preloaded process", "exec")
@@ -131,7 +128,6 @@ def test_torch_that_refuses_to_start_in_a_fork(tmp_path: Path) -> None:
     run(case._replace(files={**case.files, "modules/culprit.py": text}), tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="the driver is not asked whether it was started")
 def test_a_driver_that_was_started_and_has_nothing_open(driver: str, tmp_path: Path) -> None:
     case = fork_fallbacks._culprit(
         "starts the driver", "culprit starts CUDA when it is imported", STARTS_DRIVER.format(0, 0)
@@ -154,7 +150,6 @@ cd / && mount --move "$1" /dev && cd "$2" && shift 2 && exec "$@"
 """
 
 
-@pytest.mark.xfail(strict=True, reason="a node with an accelerator has its ranks exec'd")
 @pytest.mark.system
 def test_auto_forks_where_there_is_an_accelerator(program: support.Programs, tmp_path: Path) -> None:
     if os.geteuid():
@@ -168,7 +163,6 @@ def test_auto_forks_where_there_is_an_accelerator(program: support.Programs, tmp
     assert fork_fallbacks.started_by(os.fspath(tmp_path), 0, 2) == "fork"
 
 
-@pytest.mark.xfail(strict=True, reason="whatever has the lowest number is named")
 def test_of_what_is_opened_the_device_is_named(tmp_path: Path) -> None:
     text = f"import os\npipes = os.pipe()\ndevice = os.open('{DEVICE}', os.O_RDONLY | os.O_NONBLOCK)"
     case = fork_fallbacks._culprit(

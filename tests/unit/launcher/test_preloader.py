@@ -95,9 +95,7 @@ class Start:
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Start]:
-    # The machine of the test may have an accelerator.
-    monkeypatch.setattr(hot_imports, "has_accelerator", lambda root="/": False)
+def start(tmp_path: Path) -> Callable[..., Start]:
     return lambda *flags, **more: Start(tmp_path, *flags, **more)
 
 
@@ -317,21 +315,6 @@ def test_no_process_at_time_zero(start: Callable[..., Start], flags: tuple[str, 
     job = start(*flags, source=source)
     assert job.settle() == [False]
     assert job.guard.loaded == [] and job.said == []
-
-
-@pytest.mark.xfail(strict=True, reason="a node with an accelerator has its ranks exec'd")
-def test_an_accelerator_in_the_node_changes_nothing(
-    start: Callable[..., Start], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether an import opens it is seen in the process itself."""
-    monkeypatch.setattr(hot_imports, "has_accelerator", lambda root="/": True)
-    job = start("--max-restarts", "1")
-    job.settle()
-    job.ready(900)
-    job.preloader.attempt_started()
-    job.first_step(library("torch"))
-    assert job.settle(is_first=False) == [True, True]
-    assert job.guard.loaded == [TORCH] and job.said == []
 
 
 # ---- later attempts ------------------------------------------------------------------------------------------

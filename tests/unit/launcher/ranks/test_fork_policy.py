@@ -42,16 +42,15 @@ NAME_LISTS = st.lists(NAMES, max_size=8).map(tuple)
 def test_plan() -> None:
     records = (None, ("json",), ("json", "torch"))
     flags = (False, True)
-    table = itertools.product(ForkMode, ("", "obstacle"), flags, flags, records, ("", "sets X"))
-    for mode, obstacle, accelerator, mentions, record, conflict in table:
-        made = plan(mode, obstacle, accelerator, mentions, record, conflict)
-        assert made == expected_plan(mode, obstacle, accelerator, mentions, record, conflict)
+    table = itertools.product(ForkMode, ("", "obstacle"), flags, records, ("", "sets X"))
+    for mode, obstacle, mentions, record, conflict in table:
+        made = plan(mode, obstacle, mentions, record, conflict)
+        assert made == expected_plan(mode, obstacle, mentions, record, conflict)
 
 
 def expected_plan(
     mode: ForkMode,
     obstacle: str,
-    accelerator: bool,
     mentions: bool,
     record: tuple[str, ...] | None,
     conflict: str,
@@ -59,11 +58,11 @@ def expected_plan(
     """The same said in another way: what the user has decided, then what stands against a fork."""
     is_auto = mode is ForkMode.AUTO
     is_worth_it = not is_auto or (mentions if record is None else "torch" in record)
-    if mode is ForkMode.OFF or obstacle or (is_auto and (accelerator or conflict)):
+    if mode is ForkMode.OFF or obstacle or (is_auto and conflict):
         if mode is ForkMode.OFF:
             reason = ""
         elif is_auto:
-            reason = conflict if is_worth_it and not obstacle and not accelerator else ""
+            reason = conflict if is_worth_it and not obstacle else ""
         else:
             reason = obstacle
         return ForkPlan(first=False, restarts=False, at_once=False, reason=reason)

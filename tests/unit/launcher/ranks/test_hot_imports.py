@@ -18,7 +18,6 @@ from launcher.ranks.hot_imports import (
     JobKey,
     Record,
     cache_dir,
-    has_accelerator,
     make_key,
     read_listing,
     read_record,
@@ -342,58 +341,3 @@ def test_listing(tmp_path: Path) -> None:
     assert read_listing(os.fspath(tmp_path)) == []
     os.mkfifo(tmp_path / "pipe")
     assert read_listing(os.fspath(tmp_path / "pipe")) == []
-
-
-# ---- accelerators --------------------------------------------------------------------------------------------
-
-
-def add(root: Path, path: str, text: str = "") -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-
-
-def add_card(root: Path, name: str, vendor: str, address: str) -> None:
-    """A display card that the kernel shows under /dev/dri and /sys/class/drm."""
-    add(root, f"dev/dri/{name}")
-    add(root, f"sys/devices/{address}/vendor", vendor + "\n")
-    (root / "sys/class/drm" / name).mkdir(parents=True)
-    (root / "sys/class/drm" / name / "device").symlink_to(root / "sys/devices" / address)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "nvidia0",
-        "nvidiactl",
-        "kfd",
-        "dxg",
-        "accel0",
-        "accel/accel0",
-        "neuron3",
-        "hl0",
-        "davinci0",
-        "vfio/17",
-        "xpu0",
-    ],
-)
-def test_accelerators(tmp_path: Path, path: str) -> None:
-    add(tmp_path, f"dev/{path}")
-    assert has_accelerator(os.fspath(tmp_path))
-
-
-def test_no_accelerator(tmp_path: Path) -> None:
-    assert not has_accelerator(os.fspath(tmp_path))
-    for name in ("null", "nvme0n1", "nvram", "hpet", "hwrng", "kmsg", "vfio/vfio", "dri/card0"):
-        add(tmp_path, f"dev/{name}")
-    (tmp_path / "dev/accel").mkdir()
-    add_card(tmp_path, "renderD128", "0x8086", "0000:00:02.0")  # a processor's own graphics
-    add_card(tmp_path, "renderD129", "0x1a03", "0000:05:00.0")  # a server's console
-    assert not has_accelerator(os.fspath(tmp_path))
-
-
-def test_discrete_card_of_intel(tmp_path: Path) -> None:
-    add_card(tmp_path, "card1", "0x8086", "0000:03:00.0")
-    assert not has_accelerator(os.fspath(tmp_path))
-    add_card(tmp_path, "renderD128", "0x8086", "0000:04:00.0")
-    assert has_accelerator(os.fspath(tmp_path))
