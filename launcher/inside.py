@@ -1159,6 +1159,7 @@ known_modules = frozenset()  # type: Any  # before the script, set in the preloa
 known_folders = ()  # type: Tuple[str, ...]
 listed = (0, 0)  # modules and folders of imports that the preloaded process has listed
 opened = None  # type: Optional[Opened]
+thaw = None  # type: Optional[Callable[[], None]]  # in a forked rank: undoes the freeze, to end as an exec'd one
 
 
 def _options(count: int) -> "List[str]":
@@ -1188,4 +1189,6 @@ if IS_PROGRAM:
     else:
         forget_file(_names)
     finally:
+        if thaw is not None:
+            thaw()
         del _function, _arguments, _names

@@ -456,6 +456,7 @@ class _Preloaded:
             if value is self.main
         ]
         self.gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
+        self.inside["thaw"] = _make_thaw(self.gc)
 
     def _reserve_huge_pages(self) -> int:
         """Has glibc's heap grow in huge pages from the start, as later each has to be copied.
@@ -873,6 +874,20 @@ class _Preloaded:
         fields += [start + len(data), 0, 0xFFFFFFFF << 32]  # no new auxiliary vector, no new file of the program
         packed = b"".join([field.to_bytes(8, "little") for field in fields])
         self.libc.prctl(PR_SET_MM, PR_SET_MM_MAP, packed, len(packed), 0)
+
+
+def _make_thaw(gc: "Any") -> "Callable[[], None]":
+    """What makes a rank free at its end what an exec'd one frees: the interpreter collects nothing that is frozen.
+
+    Bindings of C++ tell of each object that is left (nanobind, so triton).
+    """
+    frozen = gc.get_freeze_count()
+
+    def thaw() -> None:
+        if gc.get_freeze_count() <= frozen:  # else the script has frozen, too
+            gc.unfreeze()
+
+    return thaw
 
 
 # ---- the state of a process ------------------------------------------------------------------------------------
