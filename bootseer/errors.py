@@ -18,6 +18,10 @@ class ConfigError(BootseerError):
     """What the user asked for cannot be: a value, a file or a combination of flags."""
 
 
+class NoSuchPlace(ConfigError):
+    """A URL or path that somebody has typed can be nowhere: its scheme, bucket or parent folder does not exist."""
+
+
 class UsageError(ConfigError):
     """The command line itself is wrong; exit status 2 as argparse (and torchrun) has it."""
 

@@ -4,7 +4,7 @@
     [setup]       commands, inputs, targets, variables, timeout_s, wait_s, max_age_s, key, ways
     [env]         store
     [caches]      keep, dirs (a table: name = "folder")
-    [checkpoint]  url, memory, disk, keep, save_memory
+    [checkpoint]  url, memory, disk, fallback, require, files, keep, save_memory
     [peers]       use, upload
     [ranks]       fork, preload, preload_timeout_s
     [start]       strict
@@ -84,6 +84,9 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
         "url": Setting("--load-checkpoint", Kind.TEXT),
         "memory": Setting("--checkpoint-memory", Kind.TEXT),
         "disk": Setting("--checkpoint-disk", Kind.TEXT),
+        "fallback": Setting("--checkpoint-fallback", Kind.TEXT, choices=("none", "older")),
+        "require": Setting("--require-checkpoint", Kind.SWITCH),
+        "files": Setting("--checkpoint-files", Kind.TEXT, choices=("on", "off")),
         "keep": Setting("--keep-arena", Kind.SWITCH),
         "save_memory": Setting("--arena-bytes", Kind.TEXT),
     },

@@ -19,6 +19,7 @@ from launcher.ranks.group import GroupEvents, Rank, RankGroup
 from launcher.ranks.port import HeldPort, is_listened_on
 from launcher.rendezvous.link import Link
 from launcher.rendezvous.messages import (
+    CheckpointFailed,
     CheckTold,
     Examine,
     Examined,
@@ -232,12 +233,17 @@ class Agent:
         if self._state not in (State.ENDING, State.ENDED) and not self._leaving:
             self._send(news)
 
+    def tell_checkpoint(self, message: CheckpointFailed) -> None:
+        """The version that an attempt is to load cannot be had here."""
+        if self._state not in (State.ENDING, State.ENDED) and not self._leaving:
+            self._send(message)
+
     def on_set_up_failed(self, news: SetupNews) -> None:
         """A set-up command has failed: that is the job's error, not only this node's."""
         if self._is_member:
             self.tell_setup(news)
         else:
-            self.on_unusable(f"set-up failed: {news.text}")
+            self.on_unusable(f"set-up failed: {news.text}" if news.what == "failed" else news.text)
 
     def on_fell_back(self, why: str) -> None:
         """With --strict: the job ends, as soon as its coordinator can be told."""
@@ -511,6 +517,7 @@ class Agent:
         | Signalled
         | Leave
         | SetupNews
+        | CheckpointFailed
         | Examined
         | Mended,
     ) -> None:

@@ -160,6 +160,7 @@ def connect(
             guard,
             join,
             node.resolve,
+            node.spoiled,
             node.when_program_known,
             node.event_file,
             node.peers,
@@ -173,7 +174,7 @@ def connect(
 
     job = Job(spec.job_rules())
     node.job_statistics = job.statistics
-    link = LocalLink(loop, JobHost(loop, job, resolve=node.resolve), agent.on_message)
+    link = LocalLink(loop, JobHost(loop, job, resolve=node.resolve, spoiled=node.spoiled), agent.on_message)
     agent.connect(guard, link)
     link.send(join)
     return None

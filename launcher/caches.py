@@ -46,6 +46,7 @@ class CachesEvents(NamedTuple):
     said: Callable[[str], object]
     fell_back: Callable[[str], object]  # why the first step is a cold one
     noted: Callable[[CachesSpan], object]
+    misplaced: Callable[[str], object]  # the store is a typo: the job ends
 
 
 class NodeCaches:
@@ -175,6 +176,11 @@ class NodeCaches:
             case "captured":
                 self._captures = max(0, self._captures - 1)
                 self._note("caches_kept", answer, is_part_of_start=False)
+            case "failed" if answer.get("ends_job"):
+                self._opened = None
+                self._drop()
+                self._stop_waiting()
+                self._events.misplaced(answer["why"])
             case "failed":
                 self._go_without(answer["why"])
 

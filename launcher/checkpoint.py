@@ -3,26 +3,29 @@
 A process of its own, the keeper (bootseer/checkpoint/keeper.py), does the work: the launch path imports no
 storage. In: --load-checkpoint, the version that the coordinator has pinned. Out: variables for the ranks. Orders
 and answers (lines.py) go over a socket to which only processes of the same user, the guard among them, connect;
-the keeper's standard streams are its other end. When the keeper fails, ranks get the version's own path or the URL
-and read for themselves; another one is started when the next thing is asked of it.
+the keeper's standard streams are its other end. When the keeper fails, another one is started; the last takes no
+memory. What ranks are told names files that open: where there are none, no rank is started, and the coordinator
+is told why (CheckpointFailed). It decides whether an older version will do.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import struct
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bootseer.errors import LaunchError
 from launcher.guard_client import GuardClient
 from launcher.lines import NOT_UNDERSTOOD, JsonLines
 from launcher.loop import Alarm, EventLoop
-from launcher.rendezvous.messages import Pinned, World
+from launcher.rendezvous.messages import CheckpointFailed, Pinned, World
 from launcher.spec import LaunchSpec
 from launcher.stage_span import StageSpan
 
@@ -33,7 +36,9 @@ SILENCE_LIMIT_S = 90.0  # while it owes an answer; it gives a sign of life every
 PROGRESS_EVERY_S = 5.0
 # After the load. Compiling takes minutes; a job that never shows a first step keeps the memory for its life.
 FIRST_STEP_SAY_S = 600.0
-MOST_KEEPERS = 3  # one that fails again and again is not what this job needs
+MOST_KEEPERS = 4  # the last takes no memory: for want of it the kernel may have ended the others
+DAMAGED, AWAY = "damaged", "away"  # as the keeper says why
+MISPLACED = "misplaced"  # nothing can be there: a typo
 
 _STRIPED = re.compile(r"(.*/)?(v-)?[0-9]{20}-[0-9a-f]{12}")  # docs/formats.md; its files are no files of users
 
@@ -60,6 +65,25 @@ def own_path(url: str, version: str) -> str:
     return os.path.join(path, version) if version else path
 
 
+class Bad(NamedTuple):
+    """A version that could not be had, at the coordinator."""
+
+    version: str
+    why: str
+    is_damaged: bool
+
+
+def damage_line(shown: str, bad: Bad, older: str) -> str:
+    """PURE: what ends the job, and the ways out. `shown`: the URL without what is secret."""
+    what = f"version {bad.version or 'itself'} cannot be loaded: {bad.why}"
+    if not bad.is_damaged:
+        return what
+    verify = f"`bootseer ckpt verify {shlex.quote(shown)}` looks at all of it"
+    if older:
+        return f"{what}; {verify}; {older} is older and complete: --checkpoint-fallback older takes it"
+    return f"{what}; {verify}; there is no older complete version"
+
+
 class NodeCheckpoint:
     """See the module's docstring; made only with --load-checkpoint."""
 
@@ -73,9 +97,11 @@ class NodeCheckpoint:
         fell_back: Callable[[str], object],
         noted: Callable[[StageSpan], object],
         peers: NodePeers | None = None,
+        failed: Callable[[CheckpointFailed], object] = lambda _: None,
     ) -> None:
         """Args: unset: variables that the keeper does not get; say: a line for people; fell_back: told why ranks
-        read for themselves; noted: told how long loading took; peers: None: it reads the store alone."""
+        read for themselves; noted: told how long loading took; peers: None: it reads the store alone; failed: told
+        why ranks cannot have it."""
         self._loop = loop
         self._guard = guard
         self._spec = spec
@@ -84,6 +110,10 @@ class NodeCheckpoint:
         self._fell_back = fell_back
         self._noted = noted
         self._peers = peers
+        self._failed = failed
+        self._bad: dict[str, Bad] = {}  # by digest; at the coordinator
+        self._version = Pinned("", "")  # that was found last; at the coordinator
+        self._has_stepped = False  # in this attempt
         self._listener: socket.socket | None = None
         self._lines = JsonLines(loop, self._take, self._fail)  # another one for each keeper
         self._number = 0  # of the keeper among the guard's services, counted from the first one
@@ -93,6 +123,7 @@ class NodeCheckpoint:
         self._absent = ""  # what was said when nothing was found to load
         self._loaded: Loaded | None = None
         self._pinned: Pinned | None = None  # what is being loaded
+        self._world: World | None = None  # the attempt that loads it
         self._attempt = -1  # that loads it
         self._began_ns = 0  # to load it
         self._saves = ""  # where savers in ranks leave what they write
@@ -112,14 +143,15 @@ class NodeCheckpoint:
         self._loop.add_reader(self._listener.fileno(), self._accept)
         argv = [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"]
         self._guard.serve(self._number, argv, {}, self._unset, address)
-        spec = self._spec
+        spec, is_last = self._spec, self._number + 1 >= MOST_KEEPERS
         self._lines.ask(
             "start",
             url=spec.load_checkpoint,
             local_world_size=spec.nproc,
             nodes=spec.max_nodes,
-            memory_bytes=spec.checkpoint_memory_bytes,
-            arena_bytes=spec.arena_bytes,
+            memory_bytes=0 if is_last else spec.checkpoint_memory_bytes,
+            arena_bytes=0 if is_last else spec.arena_bytes,
+            shows_url=not spec.checkpoint_files,
             disk_bytes=spec.checkpoint_disk_bytes,
             keep=spec.keep_arena,
             peers="" if self._peers is None else self._peers.path,
@@ -173,11 +205,11 @@ class NodeCheckpoint:
         """What one answer has this object do."""
         match answer["did"]:
             case "resolved":
-                return partial(self._on_resolved, Pinned(str(answer["version"]), str(answer["digest"])), "")
+                return partial(self._on_found, Pinned(str(answer["version"]), str(answer["digest"])))
             case "absent":
                 return partial(self._on_absent, str(answer["why"]), str(answer["kind"]))
             case "unresolved":
-                return partial(self._on_resolved, None, str(answer["why"]))
+                return partial(self._on_unresolved, str(answer["why"]), answer.get("older"))
             case "progress":
                 done_bytes, of_bytes = int(answer["bytes"]), int(answer["of_bytes"])
                 return partial(self._on_progress, int(answer["attempt"]), done_bytes, of_bytes)
@@ -188,6 +220,9 @@ class NodeCheckpoint:
             case "direct":
                 path, why = str(answer.get("path") or ""), str(answer["why"])
                 return partial(self._on_loaded, int(answer["attempt"]), path, "", why)
+            case "failed":
+                where, kind = (int(answer["attempt"]), str(answer["digest"])), str(answer["kind"])
+                return partial(self._on_failed, *where, kind, str(answer["why"]))
             case "listening":
                 return partial(self._on_listening, str(answer["saves"]), str(answer["shown"]))
             case "origin":
@@ -217,15 +252,50 @@ class NodeCheckpoint:
         """For the coordinator: finds the version that the next attempt loads.
 
         Calls `then` with it; with empty strings if there is none yet; with why the job must end, as a start from
-        nothing would lose what it has; with None if the keeper has failed and ranks look for themselves. Those of
-        one node only: of several nodes, each at its own time, they could load different ones.
+        nothing would lose what it has.
         """
         self._resolved = then
-        if not self._has_keeper():
+        last = next(reversed(self._bad.values()), None)
+        if last is not None and not last.is_damaged:
+            self._loop.call_soon(self._on_unresolved, damage_line(self._shown, last, ""))
+        elif not self._has_keeper():
             self._loop.call_soon(self._resolve_without)
-            return
-        self._lines.ask("resolve")
+        else:
+            self._ask_version()
+
+    def _ask_version(self) -> None:
+        # Also without --checkpoint-fallback: to tell which older version there is.
+        falls_back = bool(self._bad) or self._falls_back
+        self._lines.ask("resolve", without=list(self._bad), falls_back=falls_back)
         self._watch()
+
+    @property
+    def _falls_back(self) -> bool:
+        return self._spec.checkpoint_fallback == "older"
+
+    def spoiled(self, message: CheckpointFailed) -> None:
+        """At the coordinator: a node cannot have the version that the attempt loads."""
+        version = self._version.version if self._version.digest == message.digest else ""
+        self._bad[message.digest] = Bad(version, message.text, message.is_damaged)
+
+    def _on_found(self, pinned: Pinned) -> None:
+        last = next(reversed(self._bad.values()), None)
+        if last is not None and not self._falls_back:
+            self._on_unresolved(damage_line(self._shown, last, pinned.version or "another version"))
+            return
+        if last is not None:
+            self._say(
+                f"warning: an older version of the checkpoint is taken, {pinned.version}, as {last.version} cannot"
+                f" be loaded: {last.why}"
+            )
+        self._version = pinned
+        self._on_resolved(pinned, "")
+
+    def _on_unresolved(self, why: str, older: object = None) -> None:
+        """Args: older: for a damaged version, what is complete instead, "" for nothing; else None."""
+        if isinstance(older, str):
+            why = damage_line(self._shown, Bad("", why, True), older).partition(": ")[2]
+        self._on_resolved(None, why)
 
     def _on_resolved(self, pinned: Pinned | None, why: str) -> None:
         then, self._resolved = self._resolved, None
@@ -235,6 +305,16 @@ class NodeCheckpoint:
             then(pinned, f"{name}: {why}" if why else "")
 
     def _on_absent(self, why: str, kind: str) -> None:
+        last = next(reversed(self._bad.values()), None)
+        if last is not None:
+            self._on_unresolved(damage_line(self._shown, last, ""))
+            return
+        if kind == MISPLACED:
+            self._on_unresolved(why)
+            return
+        if self._spec.require_checkpoint:
+            self._on_unresolved(f"{why}; --require-checkpoint is given: leave it out where a start is meant")
+            return
         if kind == "unusable":
             self._absent = f"warning: the job starts from nothing, as no checkpoint can be loaded: {why}"
         else:
@@ -242,40 +322,48 @@ class NodeCheckpoint:
         self._on_resolved(Pinned("", ""), "")
 
     def _resolve_without(self) -> None:
-        """Keepers have failed."""
-        if self._spec.max_nodes == 1:
+        """Keepers have failed. A plain file is its own version; of all else nobody knows which one is meant."""
+        if self._spec.max_nodes == 1 and os.path.isfile(own_path(self._spec.load_checkpoint, "")):
             self._on_resolved(None, "")
             return
         self._on_resolved(
             None,
-            f"the process that finds its version for all nodes has failed on {os.uname().nodename}: {self._why}; "
+            f"the process that finds its version has failed on {os.uname().nodename}: {self._why}; "
             "start the job again, or without --load-checkpoint, with ranks that are told what to load",
         )
 
     # ---- loading ---------------------------------------------------------------------------------------------
 
     def load(self, world: World, then: Loaded) -> None:
-        """Has this node's part of the version loaded and calls `then` with variables for the ranks."""
+        """Has this node's part of the version loaded and calls `then` with variables for the ranks.
+
+        Raises: LaunchError where the nodes were started with different flags.
+        """
         pinned = world.checkpoint
+        self._attempt, self._has_stepped = world.attempt, False
         if pinned is None:
-            if self._why:
-                self._go_without("each rank looks for itself")
-            else:
-                self._say("--load-checkpoint is missing at the coordinator: each rank looks for itself")
+            if world.group_world_size > 1 or not self._why:
+                raise LaunchError(
+                    "--load-checkpoint is missing at the coordinator, so nobody says which version all nodes load:"
+                    " start all nodes with it, or none"
+                )
+            self._go_without("each rank reads the file")
             then(self._environ("", ""))
             return
         if not pinned.digest:
             self._say(self._absent or "there is no checkpoint to load: the coordinator has found none")
             then({**self._environ("", ""), "BOOTSEER_CHECKPOINT": ""})
             return
+        self._pinned, self._world = pinned, world
         if not self._has_keeper():
-            self._go_without("ranks read it for themselves")
-            then(self._environ("", "", pinned))
+            self._load_without(then)
             return
         self._loaded = then
         self._said_s = self._loop.time()
-        self._pinned, self._attempt = pinned, world.attempt
         self._began_ns = time.monotonic_ns()
+        self._ask_load(world, pinned)
+
+    def _ask_load(self, world: World, pinned: Pinned) -> None:
         self._lines.ask(
             "load",
             version=pinned.version,
@@ -289,7 +377,7 @@ class NodeCheckpoint:
 
     def cancel(self) -> None:
         """The attempt is over; it may have been stopped before its ranks were started."""
-        self._attempt = -1
+        self._attempt, self._world = -1, None
         self._reminder.cancel()
         if self._loaded is not None:
             self._loaded = None
@@ -321,10 +409,36 @@ class NodeCheckpoint:
             self._reminder.set(FIRST_STEP_SAY_S, self._lines.ask, "statistics")
         then(self._environ(path, address, self._pinned))
 
+    def _load_without(self, then: Loaded) -> None:
+        """No keeper is left: the files have to be on this machine as they are."""
+        assert self._pinned is not None
+        path = own_path(self._spec.load_checkpoint, self._pinned.version)
+        if os.path.exists(path):
+            self._go_without("ranks read it for themselves")
+            then(self._environ("", "", self._pinned))
+        else:
+            self._tell_failed(f"the process that keeps it has failed: {self._why}", is_damaged=False)
+
+    def _on_failed(self, attempt: int, digest: str, kind: str, why: str) -> None:
+        """Ranks cannot have it, or not all of it."""
+        if attempt != self._attempt or self._pinned is None or digest != self._pinned.digest:
+            return
+        self._loaded = None
+        self._watchdog.cancel()
+        if self._has_stepped:
+            self._say(f"error: the checkpoint cannot be read any more: {why}")
+        else:
+            self._tell_failed(why, is_damaged=kind == DAMAGED)
+
+    def _tell_failed(self, why: str, *, is_damaged: bool) -> None:
+        assert self._pinned is not None
+        self._failed(CheckpointFailed(self._attempt, self._pinned.digest, is_damaged, why))
+
     # ---- giving it back --------------------------------------------------------------------------------------
 
     def first_step_seen(self) -> None:
         """All ranks have made their first step: they have what they need."""
+        self._has_stepped = True
         self._reminder.cancel()
         if self._lines.is_open and (self._spec.checkpoint_disk_bytes or not self._spec.keep_arena):
             self._lines.ask("release")
@@ -342,8 +456,8 @@ class NodeCheckpoint:
 
     def _environ(self, path: str, address: str, pinned: Pinned | None = None) -> dict[str, str]:
         url = self._spec.load_checkpoint
-        if not path and pinned is not None and self._why:
-            path = own_path(url, pinned.version)  # a keeper that lives has given the path if there is one
+        if not path:
+            path = own_path(url, "" if pinned is None else pinned.version)
         environ = {"BOOTSEER_CHECKPOINT": path or url, "BOOTSEER_CHECKPOINT_URL": url}
         if pinned is not None:
             environ.update(BOOTSEER_CHECKPOINT_VERSION=pinned.version, BOOTSEER_CHECKPOINT_DIGEST=pinned.digest)
@@ -367,16 +481,20 @@ class NodeCheckpoint:
         # One that hangs does not see that its connection is closed, and ranks need the memory that it holds.
         self._guard.end_service(self._number)
         said = "the process that keeps the checkpoint has failed"
-        if self._resolved is not None and self._has_keeper():
-            self._say(f"{said}, another one is started: {why}")
-            self._lines.ask("resolve")
-            self._watch()
+        if self._resolved is None and self._loaded is None:
+            self._fell_back(f"{said}: {why}")
+        elif self._has_keeper():
+            self._say(f"warning: {said}, another one is started: {why}")
+            if self._resolved is not None:
+                self._ask_version()
+            elif self._world is not None and self._pinned is not None:
+                self._ask_load(self._world, self._pinned)
+                self._watch()
         elif self._resolved is not None:
             self._resolve_without()
-        else:
-            self._fell_back(f"{said}, ranks read it for themselves: {why}")
-            if self._loaded is not None:
-                self._on_loaded(self._attempt, "", "")
+        elif self._loaded is not None:
+            then, self._loaded = self._loaded, None
+            self._load_without(then)
 
     def _go_without(self, what: str) -> None:
         """No keeper is left that could be asked."""

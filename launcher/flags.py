@@ -233,6 +233,18 @@ FLAGS: tuple[Flag, ...] = (
         "what loaded checkpoints may take of this node's disk, as 500GiB; the next start reads it (default 0)",
         metavar="SIZE",
     ),
+    _ours(
+        "--checkpoint-fallback",
+        "what to load where the newest version is damaged: none, which ends the job, or older (default none)",
+        choices=("none", "older"),
+    ),
+    _ours("--require-checkpoint", "no start from nothing: an error where there is no checkpoint", kind=None),
+    _ours(
+        "--checkpoint-files",
+        "off: ranks read it by Bootseer's loaders alone; where nothing can be mounted BOOTSEER_CHECKPOINT is the "
+        "URL (default on)",
+        choices=("on", "off"),
+    ),
     _ours("--keep-arena", "keep it there after the ranks have loaded it", kind=None),
     _ours(
         "--arena-bytes",

@@ -98,6 +98,10 @@ MOST_LOST_TOLD = 8  # nodes of an attempt; each is told to all others
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+# News of set-up.
+ENDS_JOB = {"failed": "set-up failed", "strict": "--strict: something failed", "misplaced": "no such store"}
+
+
 class JobRules(NamedTuple):
     """What the job was asked for; all times in seconds."""
 
@@ -232,6 +236,7 @@ class Job:
         self._examining_s = 0.0  # how long that has taken
         self._stop_reason = ""  # what comes after it
         self._rule_watch: RuleWatch | None = None  # from the first finding on, or with rules about any rank
+        self._is_anew = False  # the attempt is ended for what it was to load
         self._verdict: tuple[int, str] | None = None  # of a rule: exit status of the job, and why
         self._changes = 0  # of the world, other than by failures of ranks
         self._changes_by_host: dict[str, int] = {}
@@ -376,6 +381,17 @@ class Job:
         is_set_up = self._setup is not None and len(self._nodes) >= self._rules.min_nodes
         return since_s + self._rules.join_s + (self._rules.setup_s if is_set_up else 0.0)
 
+    def start_anew(self, attempt: int, reason: str, now_s: float) -> list[Order]:
+        """What an attempt was to load cannot be had: another follows, or the shell says why none can.
+
+        It costs no restart: no rank was at fault.
+        """
+        if attempt == self._attempt and self._phase in OF_ATTEMPT:
+            self._is_anew = True
+            if self._phase is not Phase.STOPPING:
+                self._stop(reason, signal.SIGTERM, now_s)
+        return self._take_orders()
+
     def fail(self, reason: str) -> list[Order]:
         """The job cannot go on."""
         if self._phase is not Phase.FINISHED:
@@ -503,10 +519,9 @@ class Job:
         """News about the environment of a node."""
         if self._phase is Phase.FINISHED:
             return
-        if news.what in ("failed", "strict"):
+        if news.what in ENDS_JOB:
             where = f" on {node.join.host}" if self._rules.max_nodes > 1 else ""
-            what = "set-up failed" if news.what == "failed" else "--strict: something failed"
-            self._finish(1, f"{what}{where}: {news.text}")
+            self._finish(1, f"{ENDS_JOB[news.what]}{where}: {news.text}")
             return
         if self._setup is None:
             from launcher.setup_policy import JobSetup
@@ -585,6 +600,7 @@ class Job:
         self._port_was_taken = False
         self._stood_still = self._stood_kind = self._mismatch = ""
         self._examining_s = 0.0
+        self._is_anew = False
         self._traces = []
         if self._rules.log_rules or self._rule_watch is not None:
             self._watch_rules().attempt_began(len(members))
@@ -967,6 +983,9 @@ class Job:
             self._finish(*self._verdict)
         elif self._lost:
             self._after_loss(now_s)
+        elif self._is_anew:
+            self._decided("another attempt, or none", "what it was to load cannot be had: no failure of ranks")
+            self._gather_again(now_s)
         elif has_failed:
             self._after_failure(now_s)
         elif self._succeeded and self._succeeded.issuperset(

@@ -19,7 +19,7 @@ from launcher.job import Job
 from launcher.loop import Cancellable, EventLoop
 from launcher.ranks.console import Console
 from launcher.ranks.program import RankProgram
-from launcher.rendezvous.host import JobHost, Resolve
+from launcher.rendezvous.host import JobHost, Resolve, Spoiled
 from launcher.rendezvous.identity import IdentityProbe
 from launcher.rendezvous.member import Member, RendezvousSettings, open_link
 from launcher.rendezvous.messages import (
@@ -71,6 +71,7 @@ class Networked:
         guard: GuardClient,
         join: Join,
         resolve: Resolve | None,
+        spoiled: Spoiled | None,
         when_program_known: Callable[[Callable[[RankProgram], object]], object],
         events: EventFile | None,
         peers: NodePeers | None,
@@ -102,7 +103,7 @@ class Networked:
             secret=secret,
         )
         self._rules = spec.job_rules()._replace(open_membership=secret is None)
-        self._resolve = resolve
+        self._resolve, self._spoiled = resolve, spoiled
         self._link: Member = open_link(
             loop,
             settings,
@@ -130,7 +131,9 @@ class Networked:
             path = run_events_path(os.path.dirname(self._events.path))
             self._run_events = RunEvents(RunFile(path, self._rules.run_id))
         self._job = Job(self._rules)
-        return JobHost(self._loop, self._job, resolve=self._resolve, events=self._run_events)
+        return JobHost(
+            self._loop, self._job, resolve=self._resolve, events=self._run_events, spoiled=self._spoiled
+        )
 
     def statistics(self) -> dict[str, int | str]:
         """Of the job, where the coordinator is here; else nothing."""

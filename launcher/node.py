@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from launcher.ranks.kernel_facts import KernelFacts
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
-    from launcher.rendezvous.host import Resolve
+    from launcher.rendezvous.host import Resolve, Spoiled
     from launcher.rules.engine import Measured
     from launcher.rules.node_rules import NodeRules
     from launcher.stage_span import StageSpan
@@ -229,6 +229,7 @@ class Node:
                 partial(self.fell_back, "checkpoint"),
                 partial(self._note_span, "checkpoint", "checkpoint"),
                 self.peers,
+                self.agent.tell_checkpoint,
             )
             self.checkpoint.begin()
         if self.workplace.program is not None:
@@ -356,6 +357,11 @@ class Node:
         """Finds the version of the checkpoint that an attempt loads, if it is to load one."""
         return None if self.checkpoint is None else self.checkpoint.resolve
 
+    @property
+    def spoiled(self) -> Spoiled | None:
+        """Is told that a version cannot be had."""
+        return None if self.checkpoint is None else self.checkpoint.spoiled
+
     def on_service_ended(self, number: int, why: str) -> None:
         """A process that serves this node is gone."""
         if self.checkpoint is not None:
@@ -448,7 +454,10 @@ class Node:
             self.checkpoint.load(group.world, begin)
             return
         if group.world.checkpoint is not None:
-            self.say("the job loads a checkpoint, but this node was started without --load-checkpoint")
+            raise LaunchError(
+                "the job loads a checkpoint, but this node was started without --load-checkpoint, so its ranks"
+                " would begin from nothing: start all nodes with it, or none"
+            )
         begin({})
 
     def _rank_events_file(self, world: World, local_rank: int) -> str:

@@ -129,9 +129,9 @@ def _paths(given: Sequence[str], flag: str, absolute: Callable[[str], str]) -> t
 def _store(url: str | None, absolute: Callable[[str], str]) -> str:
     if url is None:
         return ""
-    if not url or "\0" in url or "\n" in url:
-        raise UsageError("--env-store: give a path or a URL, as in s3://bucket/environments")
-    return url if "://" in url or "::" in url else absolute(url)
+    from launcher.typed_place import typed_place
+
+    return typed_place(url, "--env-store", "s3://bucket/environments", absolute)
 
 
 def _seconds(given: float | None, flag: str, default_s: float) -> float:

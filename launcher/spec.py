@@ -82,6 +82,9 @@ class LaunchSpec(NamedTuple):
     load_checkpoint: str  # URL, "" for none
     checkpoint_memory_bytes: int | None  # None: a quarter of what there is
     checkpoint_disk_bytes: int
+    checkpoint_fallback: str  # none | older: what is loaded where the newest version cannot be
+    checkpoint_files: bool  # ranks may open it by name, so BOOTSEER_CHECKPOINT has to be a path
+    require_checkpoint: bool
     keep_arena: bool
     arena_bytes: int
     peers: bool  # nodes help each other, if the job has a secret
@@ -232,6 +235,9 @@ def build_spec(
         load_checkpoint=_checkpoint(args.load_checkpoint),
         checkpoint_memory_bytes=parse_size(args.checkpoint_memory, "--checkpoint-memory"),
         checkpoint_disk_bytes=parse_size(args.checkpoint_disk, "--checkpoint-disk") or 0,
+        checkpoint_fallback=args.checkpoint_fallback or "none",
+        checkpoint_files=args.checkpoint_files != "off",
+        require_checkpoint=args.require_checkpoint,
         keep_arena=args.keep_arena,
         arena_bytes=parse_size(args.arena_bytes, "--arena-bytes") or 0,
         peers=args.peers != "off",
@@ -475,12 +481,9 @@ def _image(args: argparse.Namespace, environ: Mapping[str, str], warnings: list[
 def _checkpoint(url: str | None) -> str:
     if url is None:
         return ""
-    if not url or "\0" in url or "\n" in url:
-        raise UsageError(
-            f"--load-checkpoint {url!r}: give a path or a URL, as in hdfs://namenode/run1/checkpoints"
-        )
-    # Ranks and helpers may run in other folders.
-    return url if "://" in url or "::" in url else os.path.abspath(url)
+    from launcher.typed_place import typed_place
+
+    return typed_place(url, "--load-checkpoint", "hdfs://namenode/run1/checkpoints", os.path.abspath)
 
 
 def parse_size(text: str | None, flag: str) -> int | None:

@@ -235,6 +235,7 @@ class Workplace:
                 said=self._events.said,
                 fell_back=partial(self._events.fell_back, "caches"),
                 noted=self._events.caches_noted,
+                misplaced=self._on_misplaced,
             )
             caches = self._caches = NodeCaches(self._loop, self._spec, self._unset, events, self._peers)
         from bootseer.env.caches_folders import early_variables
@@ -248,6 +249,12 @@ class Workplace:
             )
         is_silent = self._setup is not None and self._setup.is_store_silent
         caches.open(program, lambda found: self._on_known(found, caches.folder), is_silent=is_silent)
+
+    def _on_misplaced(self, why: str) -> None:
+        from launcher.rendezvous.messages import SetupNews
+
+        self._awaiting.clear()
+        self._events.setup_failed(SetupNews("misplaced", "", "", why))
 
     def _on_known(self, program: RankProgram, caches_folder: str = "") -> None:
         self.program, self._is_settled = program, True

@@ -73,6 +73,17 @@ class _Plan(NamedTuple):
     copies: list[_Copy]
 
 
+def damage_of(url: str, file: StoredFile, unit: int, found: int) -> str:
+    """PURE: what is wrong with a unit whose bytes have the sum `found`. `url`: of the checkpoint or its store."""
+    length = file.layout.unit_length(unit)
+    piece = next(file.layout.pieces(unit * file.layout.unit_bytes, length))
+    return (
+        f"{url}: {file.path}: unit {unit} is damaged: bytes {piece.stripe_offset} to"
+        f" {piece.stripe_offset + length} of {file.stripes[piece.stripe]} have the sum (CRC32C) {found:08x}, not"
+        f" {file.sums[unit]:08x}"
+    )
+
+
 class DirectSource:
     """Reads for this process alone. Threads and forked children may share it.
 
@@ -284,12 +295,9 @@ class DirectSource:
         if found == file.sums[number]:
             self._checked += 1
             return
-        length = file.layout.unit_length(number)
-        piece = next(file.layout.pieces(number * file.layout.unit_bytes, length))
         raise DigestMismatch(
-            f"{self.url}: {file.path}: unit {number} is damaged: bytes {piece.stripe_offset} to "
-            f"{piece.stripe_offset + length} of {file.stripes[piece.stripe]} have the sum {found:08x}, not "
-            f"{file.sums[number]:08x}; load another version, or see how far it goes: bootseer ckpt verify"
+            f"{damage_of(self.url, file, number, found)}; load another version, or see how far it goes:"
+            " bootseer ckpt verify"
         )
 
     def _get_reader(self) -> RangeReader:

@@ -17,13 +17,13 @@ from typing import Any
 
 from bootseer import aio, cache_folder
 from bootseer.checkpoint.arena import EMPTY, FAILED, READY, TAKEN, Arena
-from bootseer.checkpoint.direct import StoredFile
+from bootseer.checkpoint.direct import StoredFile, damage_of
 from bootseer.checkpoint.disk_copy import DiskCopy, can_keep
 from bootseer.checkpoint.keeper_process import run_child
 from bootseer.checkpoint.opening import local_path, store_at, store_url_of
 from bootseer.checkpoint.sums import crc32c
 from bootseer.checkpoint.versions import Pinned
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, IntegrityError, NotFound, SourceChanged
 from bootseer.mounts import hot_first
 from bootseer.mounts.tree_places import locate as locate_runtime
 from bootseer.storage import HasPeers, SecondHand, Store
@@ -33,10 +33,31 @@ from bootseer.storage.page_cache import is_remote
 from bootseer.storage.ranges import RangeReader, RangeRequest
 from bootseer.storage.turns import Turns
 
+# Why a unit cannot be had: it is not what it should be, for good; the store is away; anything else.
+DAMAGED, AWAY, REFUSED = "damaged", "away", "refused"
+MOVES_S = 2.0
 HOT_LOOK_S = 0.05
 MOST_WAY_S = 20.0  # made for them; then one reads on: what is brought may be in a store that does not answer
 AT_ONCE = 8  # reads; the reader cuts them in pieces and decides how many of these are on their way
 READ_BYTES = 16 << 20  # neighbouring units are read together up to here
+
+
+def kind_of(error: BootseerError) -> str:
+    """Which of the three an error of reading is."""
+    if isinstance(error, IntegrityError | NotFound) and not isinstance(error, SourceChanged):
+        return DAMAGED
+    return AWAY if error.retryable else REFUSED
+
+
+def open_store_for(url: str, pinned: Pinned, peers_path: str) -> Store:
+    """Through the job's peers where each unit has a sum by which it is known to be right."""
+    store, _ = store_at(url)
+    if not peers_path or not pinned.striped_version:
+        return store
+    from bootseer.peers import PeerStore
+    from bootseer.peers.membership import PeersFile
+
+    return PeerStore(store, store_url_of(url), PeersFile(peers_path))
 
 
 def run_filler(filler: Filler) -> None:
@@ -85,11 +106,12 @@ class Filler:
         self._has_disk = has_disk
         self._copy: DiskCopy | None = None
         self._bad: set[tuple[int, int]] = set()  # units that are wrong there
+        self._has_moved = False  # since the keeper was told last
 
     async def run(self) -> None:
         connection = self.connection
         connection.setblocking(False)
-        store = self._open_store()
+        store = open_store_for(self._url, self._pinned, self._peers_path)
         self._reader = RangeReader(store)
         self._copy = await aio.run_io(self._find_copy)
         try:
@@ -99,19 +121,10 @@ class Filler:
                     await store.meet(self._pinned.size, lambda: self._is_over)
                 for number in range(AT_ONCE):
                     group.create_task(self._work(number))
+                group.create_task(self._tell_moves())
         finally:
             self._populating.set()
             await store.aclose()
-
-    def _open_store(self) -> Store:
-        """Through the job's peers where each unit has a sum by which it is known to be right."""
-        store, _ = store_at(self._url)
-        if not self._peers_path or not self._pinned.striped_version:
-            return store
-        from bootseer.peers import PeerStore
-        from bootseer.peers.membership import PeersFile
-
-        return PeerStore(store, store_url_of(self._url), PeersFile(self._peers_path))
 
     def _find_copy(self) -> DiskCopy | None:
         """What this node's disk has of it; not of what lies on that disk anyway."""
@@ -175,10 +188,11 @@ class Filler:
             self._populating.set()
             for each in units:
                 self._arena.set_state(*each, TAKEN)
+            kind = DAMAGED
             try:
                 failed = await self._fill(file, [unit for _, unit in units], is_demand)
             except BootseerError as error:
-                failed = {unit: str(error) for _, unit in units}
+                failed, kind = {unit: str(error) for _, unit in units}, kind_of(error)
             except BaseException:
                 for each in units:
                     self._arena.set_state(*each, EMPTY)
@@ -188,7 +202,7 @@ class Filler:
             if ready := [[file, unit] for _, unit in units if unit not in failed]:
                 await self._tell({"ready": ready})
             for unit, why in failed.items():
-                await self._tell({"failed_units": [[file, unit]], "why": why})
+                await self._tell({"failed_units": [[file, unit]], "why": why, "kind": kind})
 
     def _makes_way(self, number: int) -> bool:
         if number >= self._beside and hot_first.is_bringing(self._runtime):
@@ -263,11 +277,7 @@ class Filler:
                 await self._read(file, number, start, end, is_demand, 1)
                 found = await aio.run_io(crc32c, view)
             if found != file.sums[unit]:
-                stripe = file.stripes[unit % len(file.stripes)]
-                failed[unit] = (
-                    f"{self._reader.store.url}/{stripe}: unit {unit} of {file.path}: CRC32C {found:08x}, not"
-                    f" {file.sums[unit]:08x}"
-                )
+                failed[unit] = damage_of(self._reader.store.url, file, unit, found)
         return failed
 
     def _distrust(self, file: StoredFile, start: int, end: int) -> None:
@@ -294,7 +304,18 @@ class Filler:
             )
             for piece in file.layout.pieces(start, end - start)
         ]
-        await self._reader.read(requests, is_demand=is_demand, attempt=attempt)
+        await self._reader.read(requests, is_demand=is_demand, attempt=attempt, on_piece=self._note_move)
+
+    def _note_move(self, _request: int, _offset: int, _length: int) -> None:
+        self._has_moved = True
+
+    async def _tell_moves(self) -> None:
+        """From a slow store a whole unit takes long; the keeper waits as long as bytes come."""
+        while not self._is_over:
+            await asyncio.sleep(MOVES_S)
+            if self._has_moved:
+                self._has_moved = False
+                await self._tell({"moved": True})
 
     async def _check(self, number: int, unit: int) -> None:
         """A unit that is in memory already: if it is not what the manifest says, it is read like others."""

@@ -12,13 +12,20 @@ its input does, and leaves nothing behind.
              disk_bytes                     of all versions that are kept on this node's disk; 0 for none
              is_eager                       by default; else no memory is made, nor taken over from
                                             `bootseer warm`, before a load is ordered
+             shows_url                      ranks read with our loaders alone: where no path comes for nothing,
+                                            they get the URL
                                   -> listening saves shown: where savers leave units ("" without arena_bytes),
                                      and the URL without secrets
-    resolve                       -> resolved version digest | absent why kind | unresolved why
-                                     kind: "none" (nothing is there) or "unusable" (nothing complete)
+    resolve  without falls_back   -> resolved version digest | absent why kind | unresolved why older
+                                     kind: resolving.py; without: digests of versions that cannot be loaded;
+                                     falls_back: one with a damaged manifest neither; older: a version that could
+                                     be loaded instead, "" for none
     load     version digest world_size nnodes group_rank attempt
-                                  -> progress bytes of_bytes ... then ready path address | direct why path,
-                                     all with the order's attempt; ready disk_bytes: what of it was on the disk
+                                  -> progress bytes of_bytes ... then ready path address | direct why path |
+                                     failed, all with the order's attempt; ready disk_bytes: what of it was on
+                                     the disk. A path names files that open.
+                                  -> failed why kind digest older: also later, when bytes that a rank has asked
+                                     for turn out to be wrong; kind: filler.py
     release                       ranks have what they need: what was read is recorded and copied to the disk,
                                   the memory is given up
     copy                          -> copied why: to the disk, "" if that went well
@@ -50,7 +57,7 @@ from bootseer.checkpoint.arena_server import ArenaServer, Unit
 from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide
 from bootseer.checkpoint.copier import run_copier
 from bootseer.checkpoint.disk_copy import can_keep
-from bootseer.checkpoint.filler import Filler, disk_folder, run_filler
+from bootseer.checkpoint.filler import AWAY, DAMAGED, REFUSED, Filler, disk_folder, run_filler
 from bootseer.checkpoint.keeper_process import (
     Child,
     allow_descriptors,
@@ -61,7 +68,7 @@ from bootseer.checkpoint.keeper_process import (
 )
 from bootseer.checkpoint.lines import LineSocket
 from bootseer.checkpoint.opening import store_url_of
-from bootseer.checkpoint.rank_paths import RankPaths, Shown, own_path
+from bootseer.checkpoint.rank_paths import Found, RankPaths, Shown, own_path
 from bootseer.checkpoint.recordings import Recordings, cache_folder
 from bootseer.checkpoint.resolving import Resolver
 from bootseer.checkpoint.source import SourceFile
@@ -70,7 +77,9 @@ from bootseer.errors import BootseerError, CheckpointError
 from bootseer.storage.memory_limits import read_memory
 from bootseer.storage.paths import redact
 
-MOST_FILLERS = 3  # that may die before ranks read for themselves
+MOST_FILLERS = 3  # that may die before ranks get their files another way
+AWAY_S = 60.0  # so long a store may give nothing while ranks wait
+AWAY_WAIT_S = 2.0
 PROGRESS_S = 0.5
 # After all ranks have said that they have their part, and none has come back. Where first steps are seen, they
 # come first; elsewhere a program may build its optimizer before it loads that one's state.
@@ -104,6 +113,11 @@ class Keeper:
         self._offers: Offers | None = None
         self._planned: set[Unit] = set()
         self._is_waiting = False  # ranks start when all that is planned is there
+        self._must_be_whole = False  # links into memory are what is left
+        self._away: dict[Unit, None] = {}  # that the store could not give; they are asked for again
+        self._away_why, self._away_again_s = "", 0.0
+        self._moved_s = 0.0  # when bytes came last
+        self._has_failed = False  # the load; it was told
         self._room_bytes = 0  # what the arena may still take
         self._admitted = bytearray()  # of each unit, whether that counts it
         self._quiet_since_s: float | None = None
@@ -116,7 +130,9 @@ class Keeper:
         self._recordings = Recordings(cache_folder(os.environ))
         self._folder, self._lock_fd = make_folder()
         self._resolver = Resolver(self._selector, self._fork, self._say, self._say_alive)
-        self._paths = RankPaths(self._folder, self._selector, self._say, self._say_alive)
+        self._paths = RankPaths(
+            self._folder, self._selector, self._fork, self._say, self._say_alive, self._note_damage
+        )
         self._is_over = False
 
     # ---- loop ------------------------------------------------------------------------------------------------
@@ -151,6 +167,7 @@ class Keeper:
             self._server.tick()
         self._resolver.tick()
         self._paths.tick()
+        self._ask_again()
         limit_s = float(self._start.get("quiet_s", QUIET_S))
         if self._quiet_since_s is not None and time.monotonic() - self._quiet_since_s > limit_s:
             self._quiet_since_s = None
@@ -167,6 +184,7 @@ class Keeper:
             match order.get("do"):
                 case "start":
                     self._url, self._start = str(order["url"]), order
+                    self._paths.peers = str(order.get("peers") or "")
                     limit = int(order.get("arena_bytes") or 0)
                     if limit and self._offers is None:
                         self._offers = Offers(self._folder, self._selector, limit)
@@ -174,7 +192,7 @@ class Keeper:
                     self._answer("listening", saves=saves, shown=redact(self._url))
                     self._look_ahead()
                 case "resolve":
-                    self._resolve()
+                    self._resolve(list(order.get("without") or ()), bool(order.get("falls_back")))
                 case "load":
                     self._begin_load(order)
                 case "release":
@@ -223,19 +241,23 @@ class Keeper:
         if self._filler is not None and self._is_whole:
             self._filler.lines.send({"populate": True})
 
-    def _resolve(self) -> None:
+    def _resolve(self, without: list[str], falls_back: bool) -> None:
         def found(news: dict[str, Any]) -> None:
             if "pinned" in news:
                 pinned = _to_pinned(news["pinned"])
+                for why in news.get("damaged") or ():
+                    self._say(
+                        f"warning: an older version is loaded, {pinned.version}, as the newest is damaged: {why}"
+                    )
                 self._answer("resolved", version=pinned.version, digest=pinned.digest, bytes=pinned.size)
                 if self._state is State.IDLE and self._is_eager:
                     self._get_ready(pinned)
             elif "absent" in news:
                 self._answer("absent", why=news["absent"], kind=news["kind"])
             else:
-                self._answer("unresolved", why=news["failed"])
+                self._answer("unresolved", why=news["failed"], older=news.get("older"))
 
-        self._resolver.ask(self._url, "", "", found)
+        self._resolver.ask(self._url, "", "", found, without, falls_back=falls_back)
 
     # ---- loading ---------------------------------------------------------------------------------------------
 
@@ -248,7 +270,8 @@ class Keeper:
             int(order["world_size"]), int(order["nnodes"]), int(order["group_rank"])
         )
         self._fillers = 0
-        self._planned, self._is_waiting = set(), False
+        self._planned, self._is_waiting, self._must_be_whole = set(), False, False
+        self._away, self._away_why, self._has_failed = {}, "", False
         digest = str(order["digest"])
         self._state = State.PINNING
         if self._pinned is not None and self._pinned.digest == digest:
@@ -259,7 +282,8 @@ class Keeper:
             if "pinned" in news:
                 self._serve(_to_pinned(news["pinned"]))
             else:
-                self._go_direct(str(news.get("failed") or news.get("absent")))
+                # This node may see only another version; one that is there under its name is what was ordered.
+                self._go_own(str(news.get("failed") or news.get("absent")), REFUSED)
 
         self._resolver.ask(self._url, str(order["version"]), digest, found)
 
@@ -288,6 +312,7 @@ class Keeper:
                 units[number, unit] = None
         self._planned = {each for each in units if arena.state(*each) != READY and self._admit(each)}
         self._state = State.LOADING
+        self._moved()
         if self._planned:
             self._filler.lines.send({"prefetch": [each for each in units if each in self._planned]})
         # Of several nodes those that read it whole the last time get it as links as well.
@@ -302,7 +327,7 @@ class Keeper:
         Not where parts of it are other nodes': of DCP folders, and with several nodes of more than one file.
         """
         assert self._pinned is not None
-        if self._start.get("whole"):
+        if self._start.get("whole") or self._must_be_whole:
             return True
         if int(self._start.get("nodes") or 1) > 1 and len(self._pinned.files) > 1:
             return False
@@ -314,28 +339,44 @@ class Keeper:
         if self._state is not State.LOADING or arena is None or server is None:
             return
         if self._planned and self._is_waiting:
-            now_s = time.monotonic()
-            if now_s - self._told_s > PROGRESS_S:
-                self._told_s = now_s
-                left = sum(end - start for start, end in (arena.extent(*each) for each in self._planned))
-                self._answer_load("progress", bytes=arena.size - left, of_bytes=arena.size)
+            left = sum(end - start for start, end in (arena.extent(*each) for each in self._planned))
+            self._tell_progress(arena.size - left, arena.size)
             return
         self._state = State.SERVING
         self._offer()
         server.is_used = True  # from now on ranks may map it, also those that only know its files' names
         address = server.address
-        self._paths.show(
-            self._shown,
-            arena,
-            address,
-            lambda path: self._answer_load(
+
+        def shown(found: Found) -> None:
+            if not found.path and not self._start.get("shows_url"):
+                self._go_whole(found.why)
+                return
+            self._answer_load(
                 "ready",
-                path=path,
+                path=found.path,
                 address=address,
                 disk_bytes=self._from_disk_bytes,
                 taken_bytes=self._taken_bytes,
-            ),
-        )
+            )
+
+        self._paths.show(self._shown, arena, address, shown)
+
+    def _tell_progress(self, done_bytes: int, of_bytes: int) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_s > PROGRESS_S:
+            self._told_s = now_s
+            self._answer_load("progress", bytes=done_bytes, of_bytes=of_bytes)
+
+    def _go_whole(self, why: str) -> None:
+        """Nothing can be mounted: all of it comes into memory, or to the disk."""
+        assert self._pinned is not None
+        self._state = State.LOADING
+        if self._pinned.size <= self._capacity().bytes and not self._must_be_whole:
+            self._say(f"warning: all of the checkpoint is read into memory, as nothing can be mounted: {why}")
+            self._must_be_whole = True
+            self._serve(self._pinned)
+        else:
+            self._go_direct(f"it does not fit in memory, and nothing can be mounted: {why}", can_mount=False)
 
     def _offer(self) -> None:
         """To a job that comes later, what it would have to load."""
@@ -353,23 +394,82 @@ class Keeper:
     def _shown(self) -> Shown:
         pinned = self._pinned
         assert pinned is not None
-        return Shown(self._url, pinned.version, pinned.digest, tuple(file.path for file in pinned.files))
+        names = tuple(file.path for file in pinned.files)
+        return Shown(self._url, pinned.version, pinned.digest, names, pinned.size)
 
-    def _go_direct(self, why: str, *, shows: bool = False) -> None:
-        """`shows`: the store is as it should be, so that ranks can be given a path by a mount."""
+    def _go_direct(self, why: str, *, can_mount: bool = True) -> None:
+        """Without memory; the store is as it should be."""
+        if not self._leave_memory():
+            return
+        shown = self._shown
+        if path := own_path(self._url, shown.version):
+            self._answer_load("direct", why=why, path=path)
+            return
+
+        def mounted(found: Found) -> None:
+            if found.path or self._start.get("shows_url"):
+                self._answer_load("direct", why=why, path=found.path)
+            else:
+                copy(found.why)
+
+        def copy(why_not: str) -> None:
+            self._say(f"warning: the checkpoint's files come to this node's disk first, as {why_not}")
+            self._paths.show_copy(shown, copied, self._tell_progress)
+
+        def copied(found: Found) -> None:
+            if found.path:
+                self._answer_load("direct", why=why, path=found.path)
+            else:
+                self._fail(
+                    f"{why}; and {found.why}" if found.kind == REFUSED else found.why, found.kind or REFUSED
+                )
+
+        if can_mount:
+            self._paths.show_mount(shown, "", mounted)
+        else:
+            copy(why)
+
+    def _go_own(self, why: str, kind: str) -> None:
+        """The store does not give it. Files of a single node's own disk are opened by ranks all the same."""
+        self._leave_memory()
+        path = own_path(self._url, str(self._load["version"]))
+        if path and self._position.nnodes == 1 and os.path.exists(path):
+            self._answer_load("direct", why=why, path=path)
+        else:
+            self._fail(why, kind)
+
+    def _leave_memory(self) -> bool:
+        """Gives up the arena; whether ranks wait for what is in it."""
         was_loading = self._state in (State.PINNING, State.LOADING)
         self._state = State.SERVING
-        if not was_loading:
-            self._paths.give_back(self._drop_arena)
-            return
-        self._resolver.drop()
-        self._drop_arena()
-        # Of the version that was ordered: this node may have seen only another one.
-        path = own_path(self._url, str(self._load["version"]))
-        if shows and not path:
-            self._paths.show_mount(self._shown, "", lambda found: self._answer_load("direct", why=why, path=found))
+        if was_loading:
+            self._resolver.drop()
+            self._drop_arena()
         else:
-            self._answer_load("direct", why=why, path=path)
+            self._paths.give_back(self._drop_arena)
+        return was_loading
+
+    def _fail(self, why: str, kind: str) -> None:
+        """Ranks cannot have the version that was ordered: tells it, and what else there is."""
+        if self._has_failed or not self._load:
+            return
+        self._has_failed, self._state, digest = True, State.SERVING, str(self._load["digest"])
+        attempt = int(self._load["attempt"])
+
+        def tell(older: str) -> None:
+            self._answer("failed", attempt=attempt, why=why, kind=kind, digest=digest, older=older)
+
+        def found(news: dict[str, Any]) -> None:
+            tell(_to_pinned(news["pinned"]).version if "pinned" in news else "")
+
+        if kind == DAMAGED:
+            self._resolver.ask(self._url, "", "", found, [digest], falls_back=True)
+        else:
+            tell("")
+
+    def _note_damage(self, why: str) -> None:
+        """What a rank has asked for by a mount is not what it should be."""
+        self._fail(why, DAMAGED)
 
     def _note_done(self) -> None:
         """A rank's connection has ended. When all ranks of this node have their part, memory is given up soon.
@@ -436,7 +536,7 @@ class Keeper:
         capacity = self._capacity()
         mode = decide(pinned.size, self._is_whole, capacity)
         if mode.name != ARENA:
-            self._go_direct(mode.reason, shows=True)
+            self._go_direct(mode.reason)
             return
         saved = self._find_saved(pinned)
         if self._arena is not None and self._server is not None and self._arena.fits(files, units) and not saved:
@@ -570,7 +670,9 @@ class Keeper:
             if "ready" in news:
                 self._note_units(news["ready"], "")
             elif "failed_units" in news:
-                self._note_units(news["failed_units"], str(news["why"]))
+                self._note_units(news["failed_units"], str(news["why"]), str(news["kind"]))
+            elif "moved" in news:
+                self._moved()
             elif "from_disk" in news:
                 self._from_disk_bytes += int(news["from_disk"])
                 self._bad.update((file, unit) for file, unit in news["bad"])
@@ -579,15 +681,54 @@ class Keeper:
         if lines is None:
             self._replace_filler()
 
-    def _note_units(self, found: list[list[int]], why: str) -> None:
+    def _note_units(self, found: list[list[int]], why: str, kind: str = "") -> None:
         units = [(file, unit) for file, unit in found]
         if self._server is not None:
             self._server.note_units(units, why)
         if why and self._is_waiting and not self._planned.isdisjoint(units):
-            self._go_direct(why)
+            self._lack(units, why, kind)
             return
+        if kind == DAMAGED:
+            self._fail(why, kind)  # a rank has asked for it, or has the last time
+            return
+        if self._away:
+            for unit in units:
+                self._away.pop(unit, None)
+        self._moved()
         self._planned.difference_update(units)
         self._advance()
+
+    def _lack(self, units: list[Unit], why: str, kind: str) -> None:
+        """Ranks wait for units that cannot be had, or not now."""
+        if kind != AWAY:
+            self._go_own(why, kind)
+            return
+        if not self._away:
+            self._say(f"trying again: {why}")
+        self._away.update(dict.fromkeys(units))
+        self._away_why, self._away_again_s = why, time.monotonic() + AWAY_WAIT_S
+
+    def _moved(self) -> None:
+        """Bytes come."""
+        self._moved_s = time.monotonic()
+
+    def _ask_again(self) -> None:
+        """For what the store could not give, until nothing has come for too long."""
+        if self._state is not State.LOADING or not self._is_waiting or self._filler is None:
+            return
+        now_s = time.monotonic()
+        if now_s - self._moved_s > AWAY_S:
+            why = f"nothing of it has come for {AWAY_S:g} s"
+            self._go_own(f"{why}: {self._away_why}" if self._away_why else why, AWAY)
+            return
+        self._say_alive()
+        if not self._away or now_s < self._away_again_s or self._arena is None:
+            return
+        self._away_again_s = float("inf")
+        for unit in self._away:
+            if self._arena.state(*unit) == FAILED:
+                self._arena.set_state(*unit, EMPTY)
+        self._filler.lines.send({"prefetch": list(self._away)})
 
     def _replace_filler(self) -> None:
         """It has died: what is ready stays, the rest is asked for again."""

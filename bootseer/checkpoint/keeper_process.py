@@ -34,13 +34,25 @@ class Child:
         self.lines = lines
 
 
-def make_folder() -> tuple[str, int]:
-    """A folder of our own, with a path that a socket in it can have, locked for as long as we live.
+def make_folder(base: str = "") -> tuple[str, int]:
+    """A folder of our own, locked for as long as we live.
 
-    What killed keepers left goes.
+    What killed keepers left goes. Args: base: where; by default it has a path that a socket in it can have.
     """
-    parent = tempfile.gettempdir()
-    base = parent if len(os.fsencode(parent)) <= MOST_PARENT_BYTES else "/tmp"  # noqa: S108
+    if not base:
+        parent = tempfile.gettempdir()
+        base = parent if len(os.fsencode(parent)) <= MOST_PARENT_BYTES else "/tmp"  # noqa: S108
+    sweep(base)
+    folder = tempfile.mkdtemp(prefix=FOLDER, dir=base)
+    path = os.path.join(folder, LOCK_NAME)
+    lock = os.open(path + ".new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(path + ".new", path)  # nobody finds it before it is locked
+    return folder, lock
+
+
+def sweep(base: str) -> None:
+    """Takes away what killed keepers of this user have left in a folder. Raises: OSError."""
     with os.scandir(base) as entries:
         old = [entry.path for entry in entries if entry.name.startswith(FOLDER) and _is_ours(entry)]
     for folder in old:
@@ -56,12 +68,6 @@ def make_folder() -> tuple[str, int]:
             pass  # its keeper lives
         finally:
             os.close(lock)
-    folder = tempfile.mkdtemp(prefix=FOLDER, dir=base)
-    path = os.path.join(folder, LOCK_NAME)
-    lock = os.open(path + ".new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(path + ".new", path)  # nobody finds it before it is locked
-    return folder, lock
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:

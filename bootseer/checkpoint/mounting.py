@@ -23,7 +23,14 @@ from bootseer.checkpoint.manifest import is_version
 from bootseer.checkpoint.opening import open_source
 from bootseer.checkpoint.source import Request, Source
 from bootseer.checkpoint.writer import default_geometry, write_version
-from bootseer.errors import BootseerError, CheckpointError, ConfigError, NotFound, StorageError
+from bootseer.errors import (
+    BootseerError,
+    CheckpointError,
+    ConfigError,
+    IntegrityError,
+    NotFound,
+    StorageError,
+)
 from bootseer.mounts import MountedFile, MountedFiles, Options, SavedFile, mount
 from bootseer.mounts.fuse import check_folder, check_system
 from bootseer.mounts.mounting import SETTLE_S, SPOOL_BYTES, WINDOW_BYTES
@@ -116,11 +123,18 @@ def _share_bytes() -> int:
 class SourceFiles:
     """The files of a Source as `MountedFiles`; without a source there are none yet.
 
-    `path`: a folder or file of the source: only what is in it, or only that, is shown.
+    `path`: a folder or file of the source: only what is in it, or only that, is shown. `on_damage`: is told why
+    bytes cannot be given, for good.
     """
 
-    def __init__(self, source: Source | None, path: str = "") -> None:
+    def __init__(
+        self,
+        source: Source | None,
+        path: str = "",
+        on_damage: Callable[[BootseerError], object] = lambda _: None,
+    ) -> None:
         self._source = source
+        self._on_damage = on_damage
         self._paths: dict[str, str] = {}  # as shown -> in the source
         self.version = "" if source is None else source.version
         self.files: Mapping[str, MountedFile] = {}
@@ -138,7 +152,11 @@ class SourceFiles:
 
     def read_into(self, path: str, offset: int, target: memoryview) -> None:
         assert self._source is not None
-        self._source.read([Request(self._paths[path], offset, target)])
+        try:
+            self._source.read([Request(self._paths[path], offset, target)])
+        except (IntegrityError, NotFound) as error:
+            self._on_damage(error)
+            raise
 
     def close(self) -> None:
         if self._source is not None:

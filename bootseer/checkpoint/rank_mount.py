@@ -8,6 +8,7 @@ Nothing of it outlives the keeper: the process ends when its connection does.
     in      url version digest arena folder
             let_go      the arena is about to go: what comes from now on is read from the store
     out     alive ... then mounted | failed
+            damaged     a program has asked for bytes that are not what they should be
 """
 
 from __future__ import annotations
@@ -46,17 +47,20 @@ class RankMount:
         then: Shown,
         lost: Callable[[str], object],
         say_alive: Callable[[], object],
+        damaged: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Args:
         then: `then(path, why)` is called once: the mount can be used, or, with an empty path, why there is none.
         lost: is called with a line when a mount that could be used has ended by itself.
         say_alive: is called now and then until either.
+        damaged: is told, once for a mount, which bytes of the version are wrong.
         """
         self._selector = selector
         self._folder = folder
         self._then: Shown | None = then
         self._lost = lost
         self._say_alive = say_alive
+        self._damaged = damaged
         self._is_up = False
         self._lines: LineSocket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -120,6 +124,8 @@ class RankMount:
         for each in news or ():
             if "alive" in each:
                 self._say_alive()
+            elif "damaged" in each:
+                self._damaged(str(each["damaged"]))
             elif "mounted" in each:
                 self._is_up = True
                 then, self._then = self._then, None
@@ -177,7 +183,7 @@ def _serve(connection: socket.socket) -> None:
         job = Job("", settings["url"], settings["version"], settings["digest"], settings["arena"])
         source = open_job(job, None)
         serving.take(source)
-        files = SourceFiles(source)
+        files = SourceFiles(source, on_damage=serving.tell_damage)
         options = Options(name="bootseer", window_bytes=default_window_bytes())
         try:
             mount(files, settings["folder"], options=options, on_ready=serving.tell_ready)
@@ -198,6 +204,7 @@ class _Serving:
         self._lock = threading.Lock()
         self._source: Source | None = None
         self._is_ready = False
+        self._has_told_damage = False
         self._has_let_go = any("let_go" in each for each in orders)
 
     def listen(self) -> None:
@@ -227,6 +234,13 @@ class _Serving:
         with self._lock:
             self._is_ready = True
             self._lines.send({"mounted": True})
+
+    def tell_damage(self, error: BootseerError) -> None:
+        """From any thread of the mount."""
+        with self._lock:
+            if not self._has_told_damage:
+                self._has_told_damage = True
+                self._lines.send({"damaged": str(error)})
 
     def _let_go(self) -> None:
         from bootseer.checkpoint.arena_client import ArenaSource

@@ -1,9 +1,9 @@
 """Where code that opens files by name finds the version: the path that ranks get, and what becomes of it.
 
 In: a version, and the arena that has all, some or nothing of it. Out: links into the arena where all is there,
-else the version's own place on this machine, else a mount. When the arena's memory is given back, the path stays:
-its links then lead to the files' own place, or to a mount of the store. All of it lies in the keeper's folder and
-is of one attempt.
+else the version's own place on this machine, else a mount, else a copy on this node's disk. When the arena's
+memory is given back, the path stays: its links then lead to the files' own place, or to a mount of the store, or
+to a copy. All of it goes with the keeper and is of one attempt.
 """
 
 from __future__ import annotations
@@ -20,9 +20,20 @@ from bootseer.checkpoint.arena import Arena
 from bootseer.checkpoint.keeper_process import MOUNT_NAME
 from bootseer.checkpoint.manifest import is_version, version_of
 from bootseer.checkpoint.opening import local_path, only_file
+from bootseer.checkpoint.rank_copy import Fork, RankCopy
 from bootseer.checkpoint.rank_mount import RankMount
+from bootseer.errors import CheckpointError
 
-Then = Callable[[str], object]  # is called with the path; "": there is none, ranks find the URL
+
+class Found(NamedTuple):
+    """What came of looking for a path."""
+
+    path: str  # "": there is none
+    why: str = ""
+    kind: str = ""  # of a failure, as filler.py has them
+
+
+Then = Callable[[Found], object]
 
 
 class Shown(NamedTuple):
@@ -32,6 +43,7 @@ class Shown(NamedTuple):
     version: str
     digest: str
     names: tuple[str, ...]
+    size: int = 0  # bytes of all files
 
     @property
     def single(self) -> str:
@@ -66,15 +78,22 @@ class RankPaths:
         self,
         folder: str,
         selector: selectors.BaseSelector,
+        fork: Fork,
         say: Callable[[str], object],
         say_alive: Callable[[], object],
+        damaged: Callable[[str], object],
     ) -> None:
+        """Args: damaged: is told what a mount has found wrong with the version's bytes."""
         self._folder = folder
         self._selector = selector
+        self._fork = fork
         self._say = say
         self._say_alive = say_alive
+        self._damaged = damaged
+        self.peers = ""  # the file of the job's peers
         self._shown: Shown | None = None
         self._mount: RankMount | None = None
+        self._copy: RankCopy | None = None
         self._links = ""  # the folder that has them
         self._is_of_arena = False  # where the links lead
         self._is_moving = False
@@ -89,11 +108,11 @@ class RankPaths:
                 self.drop_links()
                 self._say(f"the checkpoint's files cannot be had as links: {error}")
             else:
-                then(shown.path_in(self._links))
+                then(Found(shown.path_in(self._links)))
                 return
         path = own_path(shown.url, shown.version)
         if path:
-            then(path)
+            then(Found(path))
         else:
             self.show_mount(shown, address, then)
 
@@ -102,11 +121,24 @@ class RankPaths:
         self._shown = shown
 
         def mounted(folder: str, why: str) -> None:
-            if not folder:
-                self._say(f"the checkpoint has no path, ranks find its URL: {why}")
-            then(shown.path_in(folder) if folder else "")
+            then(Found(shown.path_in(folder)) if folder else Found("", why))
 
         self._start_mount(shown, address, mounted)
+
+    def show_copy(self, shown: Shown, then: Then, progress: Callable[[int, int], object]) -> None:
+        """As `show`, of plain files that are made on this node's disk first."""
+        self._shown = shown
+
+        def copied(folder: str, why: str, kind: str) -> None:
+            then(Found(shown.path_in(folder)) if folder else Found("", why, kind))
+
+        self._drop_copy()
+        self._copy = RankCopy(self._selector, self._fork, self._folder, copied, progress)
+        try:
+            self._copy.start(shown.url, shown.version, shown.digest, shown.size, self.peers)
+        except (OSError, CheckpointError) as error:
+            self._drop_copy()
+            then(Found("", str(error)))
 
     def give_back(self, then: Callable[[], object]) -> None:
         """Calls `then` when the arena can go: the path will lead elsewhere. Soon, or at once."""
@@ -119,21 +151,30 @@ class RankPaths:
             return
         shown = self._shown
         if shown.own_folder:
-            self._move_links(shown.names, shown.own_folder)
-            then()
+            if self._move_links(shown.names, shown.own_folder):
+                then()
             return
 
         def mounted(folder: str, why: str) -> None:
-            self._is_moving = False
             if folder:
-                self._move_links(shown.names, folder)
+                moved(folder)
             else:
-                self._say(
-                    f"the checkpoint's memory is given back, and with it its files in {self._links} go: nothing"
-                    f" can be mounted in their place: {why}"
-                )
-                self.drop_links()
-            then()
+                self.show_copy(shown, lambda found: copied(found, why), lambda _done, _all: None)
+
+        def copied(found: Found, why: str) -> None:
+            if found.path:
+                moved(os.path.dirname(found.path) if shown.single else found.path)
+                return
+            self._is_moving = False
+            self._say(
+                "warning: the checkpoint's memory is not given back, as its files would go with it: nothing can be"
+                f" mounted in their place ({why}), and they cannot be copied to disk ({found.why})"
+            )
+
+        def moved(folder: str) -> None:
+            self._is_moving = False
+            if self._move_links(shown.names, folder):
+                then()
 
         self._is_moving = True
         self._start_mount(shown, "", mounted)
@@ -147,6 +188,7 @@ class RankPaths:
         """Nobody uses the path any more."""
         self._is_moving = False
         self._drop_mount()
+        self._drop_copy()
         self._remove_links()
         self._shown = None
 
@@ -158,6 +200,8 @@ class RankPaths:
         """In a forked child: what is open is the keeper's."""
         if self._mount is not None:
             self._mount.close_inherited()
+        if self._copy is not None:
+            self._copy.close_inherited()
 
     # ---- links -----------------------------------------------------------------------------------------------
 
@@ -170,19 +214,22 @@ class RankPaths:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
 
-    def _move_links(self, names: Collection[str], folder: str) -> None:
-        """Each is replaced in one step: who opens it finds the file at any time."""
+    def _move_links(self, names: Collection[str], folder: str) -> bool:
+        """Each is replaced in one step: who opens it finds the file at any time. Whether none needs the arena."""
         if not self._links:
-            return  # they have gone meanwhile
+            return True  # they have gone meanwhile
         temporary = os.path.join(self._folder, "link.new")
         try:
             for name in names:
                 os.symlink(os.path.join(folder, name), temporary)
                 os.rename(temporary, os.path.join(self._links, name))
-            self._is_of_arena = False
         except OSError as error:
-            self._say(f"the checkpoint's files in {self._links} go with its memory: {error}")
-            self.drop_links()
+            self._say(
+                f"warning: the checkpoint's memory is not given back, as its files would go with it: {error}"
+            )
+            return False
+        self._is_of_arena = False
+        return True
 
     def _remove_links(self) -> None:
         if self._links:
@@ -194,7 +241,7 @@ class RankPaths:
     def _start_mount(self, shown: Shown, address: str, then: Callable[[str, str], object]) -> None:
         self._drop_mount()
         folder = os.path.join(self._folder, MOUNT_NAME)
-        self._mount = RankMount(self._selector, folder, then, self._say, self._say_alive)
+        self._mount = RankMount(self._selector, folder, then, self._say, self._say_alive, self._damaged)
         try:
             self._mount.start(shown.url, shown.version, shown.digest, address)
         except OSError as error:
@@ -205,3 +252,8 @@ class RankPaths:
         mount, self._mount = self._mount, None
         if mount is not None:
             mount.end()
+
+    def _drop_copy(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.end()

@@ -2,9 +2,10 @@
 
 Out of the process: its news, JSON lines: `waiting` while the store does not answer, `alive` now and then, and at
 last one of
-    pinned                        the version
-    absent kind                   nothing is there (NOTHING), or nothing that could be loaded (UNUSABLE)
-    failed
+    pinned damaged                the version; newer ones that were passed over, as their manifests are damaged
+    absent kind                   nothing is there (NOTHING), nothing that could be loaded (UNUSABLE), or nothing
+                                  can be there (MISPLACED): what was asked for is a typo
+    failed older                  older: a version that could be loaded in place of a damaged one, "" for none
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -23,10 +24,11 @@ from bootseer import aio
 from bootseer.checkpoint.keeper_process import Child, end_child, run_child
 from bootseer.checkpoint.opening import store_at
 from bootseer.checkpoint.versions import NoneComplete, pin, resolve
-from bootseer.errors import BootseerError, NotFound, SourceChanged
+from bootseer.errors import BootseerError, IntegrityError, NotFound, SourceChanged
 from bootseer.storage.paths import redact
+from bootseer.storage.places import why_misplaced
 
-NOTHING, UNUSABLE = "none", "unusable"
+NOTHING, UNUSABLE, MISPLACED = "none", "unusable", "misplaced"
 TRIES_S = 60.0  # a store that is away for a moment must not end a job
 PIN_TRIES_S = 10.0  # another node has just seen it: what this one has cached of a listing goes
 PIN_WAIT_S = 0.5
@@ -56,14 +58,28 @@ class Resolver:
         self._found: Callable[[News], object] | None = None
         self._limit_s = self._silence_limit_s = 0.0
 
-    def ask(self, url: str, version: str, digest: str, found: Callable[[News], object]) -> None:
+    def ask(
+        self,
+        url: str,
+        version: str,
+        digest: str,
+        found: Callable[[News], object],
+        without: Collection[str] = (),
+        *,
+        falls_back: bool = False,
+    ) -> None:
         """Calls `found` with the last of the process's news, in place of whoever has asked before.
 
-        Without a digest it is the newest version.
+        Without a digest it is the newest version. Args: without: digests of those that cannot be loaded;
+        falls_back: those with a damaged manifest are passed over, too.
         """
         self.drop()
         try:
-            self._child = self._fork(lambda connection: run_resolver(connection, url, version, digest))
+            self._child = self._fork(
+                lambda connection: run_resolver(
+                    connection, url, version, digest, tuple(without), falls_back=falls_back
+                )
+            )
         except OSError as error:
             found({"failed": f"no process could be started to look for the version: {error.strerror}"})
             return
@@ -113,21 +129,38 @@ class Resolver:
 # ---- the process ---------------------------------------------------------------------------------------------
 
 
-def run_resolver(connection: socket.socket, url: str, version: str, digest: str) -> None:
+def run_resolver(
+    connection: socket.socket,
+    url: str,
+    version: str,
+    digest: str,
+    without: Collection[str] = (),
+    *,
+    falls_back: bool = False,
+) -> None:
     """Finds the newest version of `url`, or the one given, and tells it; ends the process.
 
-    While the store is away it tries again for a while, and tells that once.
+    While the store is away it tries again for a while, and tells that once. Args: as `Resolver.ask`.
     """
     has_told = False
     began_s = time.monotonic()
 
     async def find() -> News:
         store, path = store_at(url)
+        damaged: list[str] = []
+
+        def pass_over(error: IntegrityError) -> None:
+            damaged.append(str(error))
+
         try:
-            found = await (pin(store, path, version, digest) if digest else resolve(store, path))
+            if digest:
+                found = await pin(store, path, version, digest)
+            else:
+                on_damaged = pass_over if falls_back else None
+                found = await resolve(store, path, without=without, on_damaged=on_damaged)
         finally:
             await store.aclose()
-        return {"pinned": json.loads(msgspec.json.encode(found))}
+        return {"pinned": json.loads(msgspec.json.encode(found)), "damaged": damaged}
 
     def send(news: News) -> None:
         connection.sendall(json.dumps(news).encode() + b"\n")
@@ -157,8 +190,14 @@ def run_resolver(connection: socket.socket, url: str, version: str, digest: str)
                 return await aio.retry(policy, attempt)
             except BootseerError as error:
                 if not may_come(error, bool(digest), time.monotonic() - began_s):
-                    return outcome(error)
+                    return await explain(error)
             await asyncio.sleep(PIN_WAIT_S)
+
+    async def explain(error: BootseerError) -> News:
+        """What came of it, with what can be done about it."""
+        if isinstance(error, NotFound) and not digest and (why := await why_misplaced(url)):
+            return {"absent": why, "kind": MISPLACED}
+        return outcome(error) | ({"older": await older_than(url, without)} if is_damage(error) else {})
 
     async def give_signs() -> None:
         while True:
@@ -188,3 +227,20 @@ def outcome(error: BootseerError) -> News:
     if isinstance(error, NoneComplete):
         return {"absent": str(error), "kind": UNUSABLE}
     return {"failed": str(error)}
+
+
+def is_damage(error: BootseerError) -> bool:
+    """Whether the version itself is wrong, so that another one might do."""
+    return isinstance(error, IntegrityError) and not isinstance(error, SourceChanged)
+
+
+async def older_than(url: str, without: Collection[str]) -> str:
+    """The name of what could be loaded where these and those with damaged manifests cannot; "" for none."""
+    try:
+        store, path = store_at(url)
+        try:
+            return (await resolve(store, path, without=without, on_damaged=lambda _: None)).version
+        finally:
+            await store.aclose()
+    except BootseerError:
+        return ""

@@ -36,6 +36,7 @@ from bootseer.errors import (
     AlreadyExists,
     BootseerError,
     IntegrityError,
+    NoSuchPlace,
     NotFound,
     SourceChanged,
     StorageTimeout,
@@ -159,6 +160,7 @@ class FirstStepCaches:
         """Brings the folders in order and fills them from the store; no rank of this job may run.
 
         `is_silent`: the store did not answer a moment ago: it is not waited for once more. Captures do ask it.
+        Raises: NoSuchPlace for a store that can be nowhere.
         """
         started_s = time.monotonic()
         ours = [place for place in self.places if place.kind.name not in self._own]
@@ -206,6 +208,8 @@ class FirstStepCaches:
                 self._given = Given(number, time.time_ns())
                 for each in done.refused:
                     self._say(each)
+        except NoSuchPlace:
+            raise
         except BootseerError as error:
             self._note_silence(error)
             return _seeded(started_s, 0, 0, number, _not_used(error), is_cold=True, is_lost=True)

@@ -24,15 +24,16 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from bootseer import priority
+from bootseer import aio, priority
 from bootseer.env.caches import FirstStepCaches, Seeded
 from bootseer.env.caches_key import make_key, read_node_type
 from bootseer.env.caches_store import url_of
 from bootseer.env.inside import inside_of
 from bootseer.env.setup_keeper import MOST_LINE_BYTES, end_at_once, open_connection
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NoSuchPlace
 from bootseer.mounts.image_shared import of_node
 from bootseer.storage.near import near_folder_of
+from bootseer.storage.places import check_place
 from bootseer.tree.index import PACKS
 
 
@@ -70,11 +71,16 @@ class CachesKeeper:
             case "open":
                 try:
                     self._open(order)
-                    self._seed("opened", is_silent=order["is_silent"])
+                    self._seed("opened", is_silent=order["is_silent"], store=order["store"])
+                except NoSuchPlace as error:
+                    self._tell("failed", why=f"--env-store {error}", ends_job=True)
                 except (BootseerError, OSError) as error:
                     self._tell("failed", why=str(error))
             case "seed":
-                self._seed("seeded")
+                try:
+                    self._seed("seeded")
+                except NoSuchPlace as error:  # it has gone meanwhile
+                    self._tell("failed", why=str(error))
             case "capture" if self._caches is not None:
                 done = self._idle.submit(self._caches.capture).result()
                 self._tell(
@@ -101,9 +107,12 @@ class CachesKeeper:
         if url and peers and not near_folder_of(url):
             self._tell("origin", url=url_of(url, keyed.key), folders=[PACKS])
 
-    def _seed(self, did: str, *, is_silent: bool = False) -> None:
+    def _seed(self, did: str, *, is_silent: bool = False, store: str = "") -> None:
+        """Raises: NoSuchPlace for a store that can be nowhere."""
         assert self._caches is not None, "it is opened first"
         found: Seeded = self._caches.seed(is_silent=is_silent)
+        if store and found.is_cold and not found.is_lost:
+            aio.run_sync(check_place(store))
         self._variables = self._caches.variables
         self._tell(
             did,

@@ -22,9 +22,10 @@ from bootseer.env.subtree import subtree
 from bootseer.env.unclean import why_unclean
 from bootseer.env.used_folders import UsedFolder
 from bootseer.env.walk import walk
-from bootseer.errors import BootseerError, ConfigError, KeyUnknown, StorageTimeout
+from bootseer.errors import BootseerError, ConfigError, KeyUnknown, NoSuchPlace, StorageTimeout
 from bootseer.storage import open_store
 from bootseer.storage.paths import redact
+from bootseer.storage.places import check_place
 from bootseer.tree.index import Index
 from bootseer.trust import Trust
 
@@ -76,7 +77,7 @@ def look(
     fell_back: told why what is kept cannot be used; by default `say` is. used: a folder of ours that the job has.
 
     Raises: KeyUnknown, LaunchError, StorageError when it cannot be told what there is; StorageTimeout when another
-        process is at the targets; ConfigError: there can be no environment.
+        process is at the targets; ConfigError: there can be no environment; NoSuchPlace: no such store.
     """
     guessed = list(spec.targets) or default_targets(spec.python)
     now = _keyed(spec, environ, guessed, say, wait_s, on_wait, used)
@@ -94,6 +95,10 @@ def look(
     try:
         store = open_env_store(spec.store, environ, say)
         found = aio.run_sync(store.find(keyed.key, time.time(), refused.append))
+        if found is None and not refused:
+            aio.run_sync(check_place(spec.store))
+    except NoSuchPlace as error:
+        raise NoSuchPlace(f"--env-store {error}") from error
     except BootseerError as error:
         for line in refused:
             say(line)

@@ -21,6 +21,7 @@ from bootseer.errors import (
     AlreadyExists,
     BootseerError,
     ConfigError,
+    NoSuchPlace,
     NotFound,
     SourceChanged,
     StorageError,
@@ -33,7 +34,7 @@ from bootseer.storage.fsspec_files import NewFile, first_line, make_folder, mtim
 from bootseer.storage.joining import join_by_copy
 from bootseer.storage.landing import copy_bytes
 from bootseer.storage.os_errors import to_storage_error
-from bootseer.storage.paths import check_offset, check_path, join, redact, scheme_of
+from bootseer.storage.paths import check_offset, check_path, is_chained, join, redact, scheme_of
 from bootseer.storage.protocol import Entry, Features, Stat
 
 PIECE_BYTES = 8 << 20
@@ -289,6 +290,10 @@ class FsspecStore:
             try:
                 fs, root = self._url_to_fs(self._raw_url, skip_instance_cache=True, **self._options)
             except (ImportError, ValueError, TypeError, KeyError) as error:
+                if "Protocol not known" in str(error) and not is_chained(self._raw_url):
+                    from bootseer.storage.places import unknown_scheme
+
+                    raise NoSuchPlace(unknown_scheme(self._raw_url)) from error
                 raise ConfigError(f"{self.url}: fsspec cannot open it: {first_line(error)}") from error
             return fs, root.rstrip("/")
 

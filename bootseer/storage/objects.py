@@ -20,6 +20,7 @@ from bootseer.errors import (
     AlreadyExists,
     BootseerError,
     ConfigError,
+    NoSuchPlace,
     NotFound,
     PermissionDenied,
     SourceChanged,
@@ -119,7 +120,10 @@ class ObjectStore:
 
     async def list(self, folder: str) -> list[Entry]:
         prefix = check_path(self.url, folder, is_folder=True)
-        found = await self._call(folder, self._obstore.list_with_delimiter_async, prefix or None)
+        try:
+            found = await self._call(folder, self._obstore.list_with_delimiter_async, prefix or None)
+        except NotFound as error:
+            raise self._no_bucket() from error
         skip = len(prefix) + 1 if prefix else 0
         entries = [Entry(path[skip:].rstrip("/"), 0, True, 0.0) for path in found["common_prefixes"]]
         for meta in found["objects"]:
@@ -272,6 +276,8 @@ class ObjectStore:
         status = found[1] if found else ""
         if "InvalidGetRange" in text or status == "416" or "Requested range not satisfiable" in text:
             return Truncated(f"{shown}: the range lies past its end")
+        if status == "404" and "token request" not in text:  # of an object it is a FileNotFoundError
+            return self._no_bucket()
         if status and status not in ("408", "425", "429"):
             return StorageError(f"{shown}: {said}")
         if "TimedOut" in text or "timed out" in text:
@@ -280,6 +286,10 @@ class ObjectStore:
 
     def _shown(self, path: str) -> str:
         return f"{self.url}/{path}" if path else self.url
+
+    def _no_bucket(self) -> NoSuchPlace:
+        bucket = "/".join(self.url.split("/")[:3])
+        return NoSuchPlace(f"{bucket}: there is no such bucket: make it, or correct the URL")
 
     def _changed(self, path: str) -> SourceChanged:
         return SourceChanged(f"{self._shown(path)}: is another version than the one that is being read")

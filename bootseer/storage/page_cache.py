@@ -76,6 +76,21 @@ def _probed_share(fd: int, offset: int, length: int) -> float:
 
 def is_remote(path: str) -> bool:
     """Whether a path, or the part of it that exists, lies on a network file system or one of a process."""
+    return is_remote_kind(_kind_of(path))
+
+
+def is_in_memory(path: str) -> bool:
+    """Whether what is written there takes memory until it is removed."""
+    return _kind_of(path) in ("tmpfs", "ramfs")
+
+
+def is_remote_kind(kind: str) -> bool:
+    """The same of a kind of file system, as mountinfo names it."""
+    return any(part in kind for part in _REMOTE)
+
+
+def _kind_of(path: str) -> str:
+    """The file system of a path, or of the part of it that exists; "" where it cannot be told."""
     while True:
         try:
             device = os.stat(path).st_dev
@@ -83,15 +98,9 @@ def is_remote(path: str) -> bool:
         except OSError:
             above = os.path.dirname(path)
             if above == path:
-                return False
+                return ""
             path = above
-    kind = _file_system(device)
-    return kind is not None and is_remote_kind(kind)
-
-
-def is_remote_kind(kind: str) -> bool:
-    """The same of a kind of file system, as mountinfo names it."""
-    return any(part in kind for part in _REMOTE)
+    return _file_system(device) or ""
 
 
 def _file_system(device: int) -> str | None:

@@ -57,6 +57,7 @@ FROM_MEMBER = _kinds(
     (11, m.SetupNews, 64 * KIB),
     (12, m.EventBatch, MOST_EVENTS_BYTES + 128),
     (13, m.PeerServes, 2 * KIB),
+    (17, m.CheckpointFailed, 64 * KIB),
     (14, m.Listens, 16),
     (15, m.RankLooks, MOST_PAYLOAD_BYTES),
     (16, m.NodeStacks, MOST_EVENTS_BYTES + MOST_TRACES_BYTES + MOST_LAYOUT_BYTES + MOST_DEVICES_BYTES + 128),

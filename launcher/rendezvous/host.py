@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from launcher.job import Job, Listen, Order, Send
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous.messages import (
+    CheckpointFailed,
     EventBatch,
     Finish,
     FromCoordinator,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from launcher.rendezvous.serving import Serving
 
 Deliver = Callable[[FromCoordinator], object]
+# Is told that a version cannot be had; what follows from it comes with the next `Resolve`.
+Spoiled = Callable[[CheckpointFailed], object]
 # Finds the version of the checkpoint for an attempt and calls back with it (None: it cannot be pinned), or with
 # why the job cannot go on.
 Resolve = Callable[[Callable[[Pinned | None, str], object]], object]
@@ -61,11 +64,13 @@ class JobHost:
         on_listen: Callable[[bool], object] | None = None,
         resolve: Resolve | None = None,
         events: Events | None = None,
+        spoiled: Spoiled | None = None,
     ) -> None:
         self._loop = loop
         self.job = job
         self.on_listen = on_listen
         self._resolve = resolve
+        self._spoiled = spoiled
         self._events = events
         self._serving: Serving | None = None  # once a node serves
         self._held: dict[int, World] = {}  # by node: they wait for the version
@@ -99,6 +104,10 @@ class JobHost:
         elif isinstance(message, Listens):
             if node in self._deliver and (node, message.attempt) == self._leads:
                 self._tell_others(node, MasterListens(message.attempt))
+        elif isinstance(message, CheckpointFailed):
+            if node in self._deliver and self._spoiled is not None:
+                self._spoiled(message)
+                self._carry_out(self.job.start_anew(message.attempt, message.text, self._loop.time()))
         elif node in self._deliver:
             if isinstance(message, Join) and self._events is not None:
                 self._events.joined(node, message.host)

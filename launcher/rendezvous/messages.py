@@ -79,10 +79,20 @@ class Environment(NamedTuple):
 class SetupNews(NamedTuple):
     """What came of looking for the ranks' environment, fetching or making it (setup_policy.py)."""
 
-    what: str  # waiting, looked, fetched, unfetched, damaged, published, found, unpublished, failed, strict
+    # waiting, looked, fetched, unfetched, damaged, published, found, unpublished, failed, strict, misplaced
+    what: str
     key: str  # of the environment, "" where it is not known
     tree: str  # that was found, or "" for none
     text: str  # why not, or why it failed
+
+
+class CheckpointFailed(NamedTuple):
+    """The version that an attempt loads cannot be had on this node."""
+
+    attempt: int
+    digest: str  # of the version
+    is_damaged: bool  # for good: another version may do
+    text: str  # for people: why
 
 
 class PeerServes(NamedTuple):
@@ -493,6 +503,7 @@ FromMember = (
     | Signalled
     | Leave
     | SetupNews
+    | CheckpointFailed
     | EventBatch
     | PeerServes
     | Listens

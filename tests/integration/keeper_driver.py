@@ -64,7 +64,7 @@ class KeeperProcess:
         found = found or self.resolve()
         pinned = {"version": found["version"], "digest": found["digest"]}
         self.begin_load(pinned, nnodes=nnodes, group_rank=group_rank)
-        while (answer := self.hear("ready", "direct"))["attempt"] != self.attempt:
+        while (answer := self.hear("ready", "direct", "failed"))["attempt"] != self.attempt:
             pass  # of a load that was begun and not waited for
         return {**answer, **pinned}
 

@@ -178,8 +178,8 @@ def test_what_the_store_cannot_give_is_an_error(keeper: Start, tmp_path: Path) -
     stripe = tmp_path / pinned.files[0].stripes[0]
     stripe.write_bytes(bytes(stripe.stat().st_size))
     answer = keeper(str(tmp_path / "ckpt")).load()
-    assert answer["did"] == "direct"
-    assert "CRC32C" in answer["why"]
+    assert (answer["did"], answer["kind"], answer["digest"]) == ("failed", "damaged", pinned.digest)
+    assert "CRC32C" in answer["why"] and "unit 0 is damaged" in answer["why"]
 
 
 def test_too_little_memory(keeper: Start, tmp_path: Path) -> None:

@@ -164,16 +164,25 @@ def test_too_little_memory(keeper: Start, url: str) -> None:
     assert (read(answer, "a/model.pt"), read(answer, "b/model.pt")) == (A, B)
 
 
-def test_ranks_get_the_url_where_nothing_can_be_mounted(keeper: Start, url: str) -> None:
+@pytest.mark.parametrize("way", ["memory", "disk", "disk alone", "URL"])
+def test_ways_to_the_files_where_nothing_can_be_mounted(way: str, keeper: Start, url: str) -> None:
+    """All of it comes to the node then, but where ranks say that they need no files."""
     running = keeper(url, nodes=2)
     found = running.resolve()
+    memory = {"memory": 64 << 20, "disk": 8 << 20, "disk alone": 0, "URL": 8 << 20}[way]
+    running.order("start", url=url, memory_bytes=memory, arena_bytes=0, nodes=2, shows_url=way == "URL")
     [folder] = running.temporary.iterdir()
     (folder / "mount").mkdir()
     (folder / "mount" / "file").touch()
     answer = running.load(nnodes=2, **found)
-    assert (answer["did"], answer["path"]) == ("ready", "")
-    [said] = [each["text"] for each in running.heard if each["did"] == "said"]
-    assert said.startswith("the checkpoint has no path, ranks find its URL:") and "is not empty" in said
+    said = [each["text"] for each in running.heard if each["did"] == "said"]
+    if way == "URL":
+        assert (answer["did"], answer["path"], said) == ("ready", "", [])
+    else:
+        assert (read(answer, "a/model.pt"), read(answer, "b/model.pt")) == (A, B)
+        assert os.path.basename(answer["path"]).startswith("files-" if way == "memory" else "copy-")
+        assert said and said[-1].startswith("warning: ") and "is not empty" in said[-1]
+        assert ("disk" if way.startswith("disk") else "memory") in said[-1]
     shutil.rmtree(folder / "mount")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,22 @@ class Node:
         self.keeper._resolver.ask = self._ask  # type: ignore[method-assign]
         self.keeper._fork = self._fork  # type: ignore[method-assign]
         self.children: list[socket.socket] = []
-        self.news: dict[str, dict[str, Any]] = {}  # by digest
+        self.news: dict[str, dict[str, Any]] = {}  # by digest; "older" for what is asked for without some
+        self.asked_without: list[str] = []
         self._heard: list[dict[str, Any]] = []
 
-    def _ask(self, _url: str, _version: str, digest: str, found: Callable[[Mapping[str, Any]], object]) -> None:
-        found(self.news[digest])
+    def _ask(
+        self,
+        _url: str,
+        _version: str,
+        digest: str,
+        found: Callable[[Mapping[str, Any]], object],
+        without: Collection[str] = (),
+        *,
+        falls_back: bool = False,
+    ) -> None:
+        self.asked_without = list(without)
+        found(self.news["older" if without else digest])
 
     def _fork(self, _work: Callable[[socket.socket], None]) -> Child:
         # First: until a moment after its exec it has all that is open here.
@@ -117,11 +128,27 @@ def test_the_path_is_that_of_the_ordered_version(node: Node, tmp_path: Path) -> 
     url = str(tmp_path / "ckpt")
     put(url, {"step-20/model.pt": DATA})
     assert node.start(url).version == "step-20"
-    # Another node has seen a newer one, which this node's client does not show yet.
-    node.news["3" * 64] = {"absent": "step-30 does not exist", "kind": "none"}
+    # It is there, but is written anew at this moment.
+    put(url, {"step-30/model.pt": DATA})
+    node.news["3" * 64] = {"failed": "step-30 is another one by now"}
     node.load("step-30", "3" * 64, attempt=2)
     answer = node.hear("direct")
     assert (answer["path"], answer["attempt"]) == (f"{url}/step-30", 2)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_version_that_this_node_does_not_have(nodes: int, node: Node, tmp_path: Path) -> None:
+    """As on a disk of the other node's own. Of several nodes none loads what may be another version."""
+    url = str(tmp_path / "ckpt")
+    put(url, {"step-20/model.pt": DATA})
+    node.start(url)
+    if nodes > 1:
+        put(url, {"step-30/model.pt": DATA})
+    node.news["3" * 64] = {"absent": "step-30 does not exist", "kind": "none"}
+    node.load("step-30", "3" * 64, attempt=2, nodes=nodes)
+    answer = node.hear("failed")
+    assert (answer["why"], answer["attempt"], answer["digest"]) == ("step-30 does not exist", 2, "3" * 64)
+    assert answer["kind"] == "refused"
 
 
 def test_answers_name_their_attempt(node: Node, tmp_path: Path) -> None:

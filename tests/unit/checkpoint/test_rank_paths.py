@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,9 @@ import pytest
 from bootseer.checkpoint import rank_paths
 from bootseer.checkpoint.arena import READY, UNIT_BYTES, Arena
 from bootseer.checkpoint.opening import only_file
-from bootseer.checkpoint.rank_paths import RankPaths, Shown, own_path
+from bootseer.checkpoint.rank_paths import Found, RankPaths, Shown, own_path
 from bootseer.checkpoint.source import SourceFile
+from bootseer.errors import CheckpointError
 
 VERSION = f"{5:020d}-" + "a" * 12
 REMOTE = "s3://bucket/ckpt"
@@ -52,7 +52,9 @@ class Mount:
     made: list[Mount]
     error: OSError | None
 
-    def __init__(self, _selector: object, folder: str, then: Any, lost: object, alive: object) -> None:
+    def __init__(
+        self, _selector: object, folder: str, then: Any, lost: object, alive: object, damaged: object
+    ) -> None:
         self.folder, self.then = folder, then
         self.calls: list[str] = []
         Mount.made.append(self)
@@ -72,15 +74,49 @@ class Mount:
         self.calls.append("close")
 
 
+class Copy:
+    """In place of the process that copies to the disk."""
+
+    made: list[Copy]
+    error: Exception | None
+
+    def __init__(self, _selector: object, _fork: object, folder: str, then: Any, progress: object) -> None:
+        self.folder, self.then = folder, then
+        self.calls: list[object] = []
+        Copy.made.append(self)
+
+    def start(self, *shown: object) -> None:
+        if Copy.error is not None:
+            raise Copy.error
+        self.calls.append(shown)
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+    def close_inherited(self) -> None:
+        self.calls.append("close")
+
+
+def no_fork(_work: object) -> Any:
+    raise AssertionError("the test plays the processes")
+
+
 class Setting:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.said: list[str] = []
-        self.paths: list[str] = []
+        self.found: list[Found] = []
+        self.damaged: list[str] = []
         self.given_back = 0
         self.arena: Any = None
         self.selector = selectors.DefaultSelector()
-        self.of_ranks = RankPaths(str(folder), self.selector, self.said.append, lambda: None)
+        self.of_ranks = RankPaths(
+            str(folder), self.selector, no_fork, self.said.append, lambda: None, self.damaged.append
+        )
+
+    @property
+    def paths(self) -> list[str]:
+        return [each.path for each in self.found]
 
     def show(self, url: str, *names: str, version: str = "", is_complete: bool = True) -> None:
         arena = Arena([SourceFile(name, 10) for name in names], [UNIT_BYTES] * len(names))
@@ -91,7 +127,7 @@ class Setting:
         if self.arena is not None:
             self.arena.close()
         self.arena = arena
-        self.of_ranks.show(Shown(url, version, "digest", names), arena, "address", self.paths.append)
+        self.of_ranks.show(Shown(url, version, "digest", names), arena, "address", self.found.append)
 
     def give_back(self) -> None:
         def done() -> None:
@@ -105,7 +141,9 @@ class Setting:
 @pytest.fixture
 def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     monkeypatch.setattr(rank_paths, "RankMount", Mount)
+    monkeypatch.setattr(rank_paths, "RankCopy", Copy)
     Mount.made, Mount.error = [], None
+    Copy.made, Copy.error = [], None
     found = Setting(tmp_path / "keeper")
     found.folder.mkdir()
     yield found
@@ -147,12 +185,44 @@ def test_what_is_nowhere_else_is_mounted_before_the_memory_goes(setting: Setting
     assert setting.given_back == 1 and Path(setting.paths[0], "a/b").read_bytes() == b"from mount"
 
 
-def test_without_mounts_the_files_go_and_it_is_said(setting: Setting) -> None:
+def test_without_mounts_a_copy_takes_the_place_of_the_memory(setting: Setting, tmp_path: Path) -> None:
     setting.show(REMOTE, "a")
     setting.give_back()
     Mount.made[0].then("", "no /dev/fuse")
-    assert setting.given_back == 1 and not os.path.exists(setting.paths[0])
-    assert len(setting.said) == 1 and setting.paths[0] in setting.said[0] and "no /dev/fuse" in setting.said[0]
+    assert setting.given_back == 0
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "a").write_bytes(b"from copy!")
+    Copy.made[0].then(str(tmp_path / "copy"), "", "")
+    assert setting.given_back == 1 and Path(setting.paths[0], "a").read_bytes() == b"from copy!"
+    setting.of_ranks.drop()
+    assert Copy.made[0].calls[-1] == "end"
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_files_that_can_be_nowhere_else_keep_the_memory(when: str, setting: Setting) -> None:
+    if when == "at once":
+        Copy.error = CheckpointError("no disk has room")
+    setting.show(REMOTE, "a")
+    setting.give_back()
+    Mount.made[0].then("", "no /dev/fuse")
+    if when == "later":
+        Copy.made[0].then("", "no disk has room", "refused")
+    assert setting.given_back == 0 and Path(setting.paths[0], "a").read_bytes() == b"from arena"
+    [said] = setting.said
+    assert said.startswith("warning: ") and "no /dev/fuse" in said and "no disk has room" in said
+
+
+def test_a_copy_is_a_path_too(setting: Setting) -> None:
+    shown = Shown("https://h/m.pt", "v", "d", ("m.pt",), 10)
+    setting.of_ranks.peers = "/peers"
+    setting.of_ranks.show_copy(shown._replace(version=""), setting.found.append, lambda _done, _all: None)
+    [copy] = Copy.made
+    assert copy.calls == [("https://h/m.pt", "", "d", 10, "/peers")]
+    copy.then("/copies", "", "")
+    assert setting.found == [Found("/copies/m.pt")]
+    setting.of_ranks.close_inherited()
+    assert copy.calls[-1] == "close"
+    setting.arena = setting.arena or Arena([SourceFile("a", 1)], [UNIT_BYTES])
 
 
 def test_links_that_went_meanwhile_are_not_moved(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,4 +265,4 @@ def test_names_that_no_folder_has(setting: Setting, tmp_path: Path) -> None:
 def test_a_process_that_cannot_be_started_costs_the_path(setting: Setting) -> None:
     Mount.error = BlockingIOError(11, "Resource temporarily unavailable")
     setting.show(REMOTE, "a", is_complete=False)
-    assert setting.paths == [""] and "Resource temporarily unavailable" in setting.said[0]
+    assert setting.paths == [""] and "Resource temporarily unavailable" in setting.found[0].why

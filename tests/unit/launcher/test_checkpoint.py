@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any, cast
 import pytest
 
 from bootseer.checkpoint import rank_paths
+from bootseer.errors import LaunchError
 from launcher import checkpoint
 from launcher.checkpoint import NodeCheckpoint, own_path
 from launcher.cli import parse
 from launcher.guard_client import GuardClient
 from launcher.loop import Loop
-from launcher.rendezvous.messages import Pinned, World
+from launcher.rendezvous.messages import CheckpointFailed, Pinned, World
 from launcher.spec import LaunchSpec, build_spec
 from launcher.stage_span import StageSpan
 from tests.unit.launcher.ranks.looping import run_for, run_until
@@ -54,7 +56,10 @@ class Bed:
         guard = cast(GuardClient, self.guard)
         self.spans: list[StageSpan] = []
         said = self.said.append
-        self.checkpoint = NodeCheckpoint(self.loop, guard, spec, (), said, said, self.spans.append)
+        self.failed: list[CheckpointFailed] = []
+        self.checkpoint = NodeCheckpoint(
+            self.loop, guard, spec, (), said, said, self.spans.append, failed=self.failed.append
+        )
         self.checkpoint.begin()
         self.come()
 
@@ -194,16 +199,157 @@ def test_nodes_do_not_start_without_a_pin(make: Make) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--nnodes", "1", *ENDPOINT)])
-def test_one_node_goes_on_without_a_pin(words: tuple[str, ...], make: Make) -> None:
-    bed = make(*words)
+@pytest.mark.parametrize("url", [URL, "/data/ckpt", os.path.dirname(__file__)])
+def test_one_node_does_not_guess_either(url: str, words: tuple[str, ...], make: Make) -> None:
+    """A folder that has versions is none of them: code that looks for its files there finds nothing."""
+    bed = make(*words, url=url)
     bed.resolve()
     bed.die_for_good()
+    run_until(bed.loop, lambda: bool(bed.resolved))
+    assert bed.resolved[0][0] is None and "start the job again" in bed.resolved[0][1]
+
+
+def test_one_node_opens_a_plain_file_without_a_pin(make: Make) -> None:
+    bed = make(url=__file__)
+    bed.resolve()
+    bed.die_for_good()
+    run_until(bed.loop, lambda: bool(bed.resolved))
+    assert bed.resolved == [(None, "")]
+    bed.load(pinned=None)
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == __file__
+
+
+def test_the_last_keeper_takes_no_memory(make: Make) -> None:
+    """For want of it the kernel may have ended the others."""
+    bed = make("--checkpoint-memory", "1GiB", "--arena-bytes", "1MiB")
+    bed.resolve()
+    assert (bed.hear("start")["memory_bytes"], bed.hear("start")["arena_bytes"]) == (1 << 30, 1 << 20)
+    for _ in range(checkpoint.MOST_KEEPERS - 1):
+        bed.die()
+        bed.come()
+    bed.hear("resolve")
+    assert (bed.hear("start")["memory_bytes"], bed.hear("start")["arena_bytes"]) == (0, 0)
+
+
+def test_nodes_that_were_started_otherwise(make: Make) -> None:
+    bed = make("--nnodes", "2", *ENDPOINT)
+    with pytest.raises(LaunchError, match="missing at the coordinator"):
+        bed.load(pinned=None)
+    assert not bed.loaded
+
+
+# ---- versions that cannot be had -----------------------------------------------------------------------------
+
+WHY = "a.s001: unit 3 of model.bin is damaged"
+
+
+def fail(bed: Bed, kind: str = "damaged", attempt: int = 0, digest: str = "aa") -> None:
+    bed.answer("failed", attempt=attempt, digest=digest, kind=kind, why=WHY, older=None)
+    bed.settle()
+
+
+def find(bed: Bed, **answer: str) -> tuple[Pinned | None, str]:
+    """What the coordinator makes of the keeper's answer to its question."""
+    bed.resolve()
+    bed.hear("resolve")
+    bed.answer(**answer)
+    bed.settle()
+    return bed.resolved[-1]
+
+
+def test_the_coordinator_is_told_and_no_rank_starts(make: Make) -> None:
+    bed = make()
+    bed.load()
+    bed.hear("load")
+    fail(bed, digest="another version")
+    fail(bed, attempt=7)
+    assert bed.failed == []
+    fail(bed)
+    assert bed.failed == [CheckpointFailed(0, "aa", True, WHY)] and not bed.loaded
+    bed.answer("ready", attempt=0, path="/links", address="/arena", disk_bytes=0)
+    bed.settle()
+    assert not bed.loaded
+
+
+def test_damage_ends_the_job_with_the_ways_out(make: Make) -> None:
+    bed = make()
+    bed.listen()
+    assert find(bed, did="resolved", version="step-30", digest="aa") == (PINNED, "")
+    bed.checkpoint.spoiled(CheckpointFailed(0, "aa", True, WHY))
+    pinned, why = find(bed, did="resolved", version="step-20", digest="bb")
+    assert bed.hear("resolve")["without"] == ["aa"]
+    assert pinned is None
+    for words in (WHY, "step-30", f"bootseer ckpt verify '{SHOWN}'", "step-20", "--checkpoint-fallback older"):
+        assert words in why
+    pinned, why = find(bed, did="absent", why="no other", kind="unusable")
+    assert pinned is None and "no older" in why and WHY in why
+
+
+def test_an_older_version_is_taken_and_it_is_said(make: Make) -> None:
+    bed = make("--checkpoint-fallback", "older")
+    bed.listen()
+    find(bed, did="resolved", version="step-30", digest="aa")
+    bed.checkpoint.spoiled(CheckpointFailed(0, "aa", True, WHY))
+    assert find(bed, did="resolved", version="step-20", digest="bb") == (Pinned("step-20", "bb"), "")
+    [said] = [text for text in bed.said if "warning" in text]
+    assert said.startswith("warning: ") and all(each in said for each in ("step-20", "step-30", WHY))
+    bed.checkpoint.spoiled(CheckpointFailed(1, "bb", True, WHY))
+    bed.resolve()
+    run_until(bed.loop, lambda: bed.hear("resolve")["without"] == ["aa", "bb"])
+    bed.answer("absent", why="no other", kind="unusable")
+    bed.settle()
+    assert bed.resolved[-1][0] is None and "no older" in bed.resolved[-1][1]
+
+
+def test_no_older_version_is_taken_for_a_store_that_is_away(make: Make) -> None:
+    bed = make("--checkpoint-fallback", "older")
+    bed.listen()
+    find(bed, did="resolved", version="step-30", digest="aa")
+    bed.checkpoint.spoiled(CheckpointFailed(0, "aa", False, "HTTP 503"))
     bed.resolve()
     run_until(bed.loop, lambda: len(bed.resolved) == 2)
-    assert bed.resolved == [(None, "")] * 2
-    bed.load(pinned=None)
+    assert bed.resolved[-1] == (None, f"--load-checkpoint {SHOWN}: version step-30 cannot be loaded: HTTP 503")
+
+
+@pytest.mark.parametrize("older", ["step-20", ""])
+def test_a_damaged_manifest_of_the_newest_version(older: str, make: Make) -> None:
+    bed = make()
+    bed.listen()
+    pinned, why = find(bed, did="unresolved", why="v-9/manifest.json: is damaged", older=older)
+    assert pinned is None and "v-9/manifest.json: is damaged" in why and "ckpt verify" in why
+    assert (f"{older} is older" in why) if older else ("no older" in why)
+
+
+@pytest.mark.parametrize("kind", ["none", "unusable", "misplaced"])
+@pytest.mark.parametrize("flag", [(), ("--require-checkpoint",)])
+def test_what_is_absent(kind: str, flag: tuple[str, ...], make: Make) -> None:
+    """A typo is always an error."""
+    bed = make(*flag)
+    bed.listen()
+    pinned, why = find(bed, did="absent", why="not there", kind=kind)
+    if flag or kind == "misplaced":
+        assert pinned is None and "not there" in why
+    else:
+        assert (pinned, why) == (Pinned("", ""), "")
+
+
+def test_after_the_first_step_damage_is_only_told(make: Make) -> None:
+    bed = make()
+    bed.load()
+    bed.answer("ready", attempt=0, path="/mount", address="", disk_bytes=0)
+    bed.settle()
+    bed.checkpoint.first_step_seen()
+    fail(bed)
+    assert bed.failed == [] and bed.said[-1].startswith("error: ") and WHY in bed.said[-1]
+
+
+def test_ranks_that_read_by_our_loaders_may_get_the_url(make: Make) -> None:
+    bed = make("--checkpoint-files", "off")
+    assert bed.hear("start")["shows_url"] is True
+    bed.load()
+    bed.answer("ready", attempt=0, path="", address="/arena", disk_bytes=0)
+    bed.settle()
     assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == URL
-    assert not any("missing at the coordinator" in text for text in bed.said)
 
 
 def test_another_keeper_takes_the_place_of_one_that_has_failed(make: Make) -> None:
@@ -288,9 +434,9 @@ def test_an_answer_that_says_not_of_which_attempt_is_not_understood(make: Make) 
     bed = make()
     bed.load()
     bed.answer("ready", path="/links", address="/arena", disk_bytes=0)
-    run_until(bed.loop, lambda: bool(bed.loaded))
-    assert "could not be understood" in bed.said[-1]
-    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == URL
+    run_until(bed.loop, lambda: bool(bed.said))
+    assert "could not be understood" in bed.said[-1] and "another one is started" in bed.said[-1]
+    assert not bed.loaded
 
 
 def test_trouble_of_whoever_is_told_is_not_the_keepers(make: Make) -> None:
@@ -333,16 +479,37 @@ def test_files_of_another_machine_have_no_path_here() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_without_the_keeper_ranks_get_the_version_that_the_job_loads(when: str, make: Make) -> None:
-    bed = make(url="/data/ckpt")
+def test_without_keepers_ranks_get_the_version_that_the_job_loads(when: str, make: Make, tmp_path: Path) -> None:
+    (tmp_path / "step-30").mkdir()
+    bed = make(url=str(tmp_path))
     if when == "before":
         bed.resolve()
         bed.die_for_good()
     bed.load()
     if when == "while":
-        bed.die()
-    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == "/data/ckpt/step-30"
-    assert bed.loaded[0]["BOOTSEER_CHECKPOINT_URL"] == "/data/ckpt"
+        bed.die_for_good()
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == f"{tmp_path}/step-30"
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT_URL"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("url", [URL, "/data/ckpt"])
+def test_without_keepers_and_files_no_rank_starts(url: str, make: Make) -> None:
+    bed = make(url=url)
+    bed.load()
+    bed.die_for_good()
+    assert not bed.loaded
+    assert [(each.digest, each.is_damaged) for each in bed.failed] == [("aa", False)]
+
+
+def test_another_keeper_loads_what_one_that_has_failed_did_not(make: Make) -> None:
+    bed = make()
+    bed.load()
+    bed.die()
+    bed.come()
+    assert bed.hear("load")["digest"] == "aa"
+    bed.answer("ready", attempt=0, path="/links", address="/arena", disk_bytes=0)
+    bed.settle()
+    assert bed.loaded[0]["BOOTSEER_CHECKPOINT"] == "/links"
 
 
 # ---- a keeper that takes long --------------------------------------------------------------------------------
@@ -352,7 +519,7 @@ def test_a_silent_keeper_is_given_up_and_ended(make: Make, monkeypatch: pytest.M
     monkeypatch.setattr(checkpoint, "SILENCE_LIMIT_S", 0.05)
     bed = make()
     bed.load()
-    run_until(bed.loop, lambda: bool(bed.loaded))
+    run_until(bed.loop, lambda: bool(bed.said))
     assert "it has said nothing for" in bed.said[0]
     assert bed.guard.ended == [0]
 
