@@ -305,14 +305,43 @@ seen.append(["saved", open("saved").read()])
     assert named(events, "saved") == [["saved\n"]]
 
 
+BLOCKED = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
+IGNORED = "import signal; [signal.signal(n, signal.SIG_IGN) for n in signal.valid_signals() if n not in (9, 19)]"
+
+
+@pytest.mark.xfail(strict=True, reason="the guard takes over the starter's mask")
+def test_an_end_is_noticed_where_the_starter_has_blocked_signals(drive: Drive) -> None:
+    events = drive(
+        """
+hooks["exited"] = lambda e: guard.stop(15, 5.0)
+os.mkfifo("fifo")
+spawn(1, python("print('up', flush=True); open('fifo').read(); raise SystemExit(7)"), "out")
+while not os.path.exists("out") or not os.path.getsize("out"): loop.run_once(0.01)
+open("fifo", "w").close()
+loop.call_later(3.0, loop.stop)
+loop.run_forever()
+""",
+        before=BLOCKED,
+    )
+    [[entry]] = named(events, "exited")
+    assert entry[2] == 7  # type: ignore[index]
+
+
+@pytest.mark.parametrize("state", ["", BLOCKED, IGNORED], ids=["plain", "blocked", "ignored"])
 @pytest.mark.parametrize("victim", ["driver", "guard", "both"])
-def test_nothing_survives_sigkill(program: support.Programs, victim: str) -> None:
+def test_nothing_survives_sigkill(
+    request: pytest.FixtureRequest, program: support.Programs, victim: str, state: str
+) -> None:
     """The leak fixture looks for processes that carry the test's mark, in whatever session."""
+    if state == IGNORED and victim != "driver":
+        request.applymarker(
+            pytest.mark.xfail(strict=False, reason="the sentinel takes over what its starter ignores")
+        )
     snippet = f"""
 spawn(1, python({SLEEPER + "; import time; open('up', 'w').close(); time.sleep(100)"!r}))
 loop.run_forever()
 """
-    driver = program.start(*support.python("-c", DRIVER + snippet + "\nfinish()\n"))
+    driver = program.start(*support.python("-c", f"{state}\n{DRIVER}{snippet}\nfinish()\n"))
     support.wait_until(lambda: os.path.exists(os.path.join(driver.dir, "up")))
     [sentinel] = [p for p in support.processes() if p.ppid == driver.pid]
     [guard] = [p for p in support.processes() if p.ppid == sentinel.pid]
