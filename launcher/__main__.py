@@ -14,10 +14,12 @@ from typing import NoReturn
 
 def bootrun(argv: list[str] | None = None) -> NoReturn:
     """Entry point of `bootrun`."""
+    from launcher import inherited
     from launcher.guard import start_guard
 
     pipes = start_guard()
     _end_by_signals()
+    inherited.unblock()
     from launcher.app import main
 
     _leave(main(sys.argv[1:] if argv is None else argv, pipes))

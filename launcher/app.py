@@ -86,6 +86,7 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
         )
     )
     guard.set_grace(spec.shutdown_timeout_s)
+    guard.set_handled(spec.signals_to_handle)
     install_signals(loop, spec, agent)
     networked: Networked | None = None
     try:

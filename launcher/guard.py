@@ -17,8 +17,11 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from launcher import inherited
+from launcher.inherited import Inherited, Limits
 
 if TYPE_CHECKING:
     from launcher.descendants import Process
@@ -31,10 +34,7 @@ UNKILLABLE_AFTER_S = 5.0
 # so it gets one at the second look.
 LOOK_EVERY_S, SETTLED_AFTER_S = 0.05, 0.01
 SERVICE_GRACE_S = 5.0  # of a service that is told to end
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _JOB_CONTROL = (signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP)
-# Python ignores these in itself; programs expect the default, as subprocess restores it.
-_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Pipes(NamedTuple):
@@ -53,13 +53,14 @@ def start_guard() -> Pipes:
         except OSError:
             # Closed: our pipes must not take its place. Ranks find it closed, as it is not inherited.
             os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    state = inherited.put_in_order()
     requests_read, requests_write = os.pipe2(os.O_CLOEXEC)
     events_read, events_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         os.close(requests_write)
         os.close(events_read)
-        _be_sentinel(requests_read, events_write)
+        _be_sentinel(requests_read, events_write, state)
     os.close(requests_read)
     os.close(events_write)
     return Pipes(pid, requests_write, events_read)
@@ -83,13 +84,15 @@ def unpack(buffer: bytearray) -> list[tuple[Any, ...]]:
     return messages
 
 
-def _be_sentinel(requests_fd: int, events_fd: int) -> NoReturn:
+def _be_sentinel(requests_fd: int, events_fd: int, state: Inherited) -> NoReturn:
     status = 1
     try:
-        hangup = signal.getsignal(signal.SIGHUP)
         os.setsid()
-        for signum in _IGNORED:
+        for signum in inherited.DEAF_TO:
             signal.signal(signum, signal.SIG_IGN)
+        inherited.unblock()
+        inherited.close_others({0, 1, 2, requests_fd, events_fd})
+        limits = inherited.raise_limits()
         from launcher import cgroup, descendants
 
         descendants.become_subreaper()
@@ -97,7 +100,7 @@ def _be_sentinel(requests_fd: int, events_fd: int) -> NoReturn:
         group = cgroup.make()
         guard_pid = os.fork()
         if guard_pid == 0:
-            _be_guard(requests_fd, events_fd, group, hangup == signal.SIG_IGN)
+            _be_guard(requests_fd, events_fd, group, state, limits)
         os.close(requests_fd)
         os.close(events_fd)
         _release_console()
@@ -140,7 +143,7 @@ def _kill_descendants() -> None:
         time.sleep(0.002)
 
 
-def _be_guard(requests_fd: int, events_fd: int, group: str | None, hangup_ignored: bool) -> NoReturn:
+def _be_guard(requests_fd: int, events_fd: int, group: str | None, state: Inherited, limits: Limits) -> NoReturn:
     status = 1
     try:
         from launcher import cgroup, descendants
@@ -149,7 +152,7 @@ def _be_guard(requests_fd: int, events_fd: int, group: str | None, hangup_ignore
         descendants.become_subreaper()
         descendants.set_name(b"bootrun-guard")
         cgroup.enter(group)
-        _Guard(requests_fd, events_fd, hangup_ignored).run()
+        _Guard(requests_fd, events_fd, state, limits).run()
         status = 0
         if os.getppid() != sentinel_pid:
             cgroup.leave(group)  # the sentinel was killed
@@ -190,10 +193,13 @@ class _Service:
 class _Guard:
     """State and loop of the guard process."""
 
-    def __init__(self, requests_fd: int, events_fd: int, hangup_ignored: bool) -> None:
+    def __init__(self, requests_fd: int, events_fd: int, state: Inherited, limits: Limits) -> None:
         self._requests_fd = requests_fd
         self._events_fd = events_fd
-        self._hangup_ignored = hangup_ignored
+        self._of_ranks = state
+        self._of_services = Inherited(state.umask & ~0o700)
+        self._limits = limits  # of ranks
+        self._handled: Collection[int] = inherited.HANDLED
         self._incoming = bytearray()
         self._outgoing = bytearray()
         self._ranks: dict[int, _Rank] = {}
@@ -205,8 +211,8 @@ class _Guard:
         self._kill_at_s: float | None = None  # a stop is under way; SIGKILL from then on
         self._give_up_at_s = 0.0
         self._look_at_s = 0.0  # during a stop
-        self._signalled: set[Process] = set()  # during a stop, beside ranks
-        self._seen: set[Process] = set()  # at its last look
+        self._signalled: set[tuple[int, int]] = set()  # pid and start, during a stop, beside ranks
+        self._seen: set[tuple[int, int]] = set()  # at its last look
         self._shells: set[int] = set()  # ranks that are shells
         self._killed: dict[int, str] = {}
         self._preloaded: PreloadedProcess | None = None
@@ -323,6 +329,9 @@ class _Guard:
     def _do_grace(self, grace_s: float) -> None:
         self._grace_s = grace_s
 
+    def _do_handled(self, signals: list[int]) -> None:
+        self._handled = signals
+
     def _do_remove_at_end(self, paths: list[str]) -> None:
         self._to_remove = paths
 
@@ -336,7 +345,7 @@ class _Guard:
         stderr: str | None,
     ) -> None:
         try:
-            pid, exec_read = self._fork_exec(argv, environ, unset, stdout, stderr, ())
+            pid, exec_read = self._fork_exec(argv, environ, unset, stdout, stderr)
         except OSError as error:
             self._tell("spawn_failed", key, error.errno or 0, "fork")
             return
@@ -349,17 +358,19 @@ class _Guard:
         argv: list[str],
         environ: dict[str, str],
         unset: list[str],
-        stdout: str | None,
-        stderr: str | None,
-        fds: Iterable[tuple[int, int]],
+        stdout: str | None = None,
+        stderr: str | None = None,
+        fds: Iterable[tuple[int, int]] = (),
+        is_service: bool = False,
     ) -> tuple[int, int]:
         """Starts a process; returns its pid and the pipe that tells of a failed exec.
 
-        Args: fds: (ours, the child's) descriptors; the child's only from 4 on, or of the standard streams.
+        Args: fds: (ours, the child's) descriptors; the child's only from 4 on, or of the standard streams;
+            is_service: it is none of the user's.
         """
         parent = os.getpid()
         # A signal that comes between fork and exec must wait for the rank; ignored, as here, it would be lost.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, inherited.DEAF_TO)
         try:
             exec_read, exec_write = os.pipe2(os.O_CLOEXEC)
             try:
@@ -369,7 +380,7 @@ class _Guard:
                 os.close(exec_write)
                 raise
             if pid == 0:
-                self._be_rank(argv, environ, unset, stdout, stderr, fds, exec_write, parent, mask)
+                self._be_rank(argv, environ, unset, stdout, stderr, fds, is_service, exec_write, parent)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(exec_write)
@@ -383,9 +394,9 @@ class _Guard:
         stdout: str | None,
         stderr: str | None,
         fds: Iterable[tuple[int, int]],
+        is_service: bool,
         exec_fd: int,
         parent: int,
-        mask: set[signal.Signals | int],
     ) -> NoReturn:
         what = ""
         try:
@@ -394,12 +405,6 @@ class _Guard:
             os.setsid()
             descendants.die_with_parent(signal.SIGKILL, parent)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for signum in (*_RESTORED, *_IGNORED):
-                # A hang-up that nohup ignores stays ignored.
-                keep = signum == signal.SIGHUP and self._hangup_ignored
-                signal.signal(signum, signal.SIG_IGN if keep else signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for path, fd in ((stdout, 1), (stderr, 2)):
                 if path is not None:
                     what = path
@@ -410,7 +415,9 @@ class _Guard:
             exec_fd = os.dup2(exec_fd, 3, inheritable=False)
             for copy, fd in above:
                 os.dup2(copy, fd)
-            _close_others({0, 1, 2, 3, *(fd for _, fd in above)})
+            inherited.close_others({0, 1, 2, 3, *(fd for _, fd in above)})
+            state = self._of_services if is_service else self._of_ranks
+            inherited.give_back(state, self._handled, self._limits)
             full = _make_environ(environ, unset)
             what = argv[0]
             os.execvpe(argv[0], argv, full)
@@ -435,7 +442,7 @@ class _Guard:
             return
         try:
             self._preloaded = start(
-                number, modules, lambda fds: self._fork_exec(argv, environ, unset, None, None, fds), self._tell
+                number, modules, lambda fds: self._fork_exec(argv, environ, unset, fds=fds), self._tell
             )
         except OSError as error:
             why = f"it cannot be started: {os.strerror(error.errno or 0).lower()}"
@@ -525,7 +532,7 @@ class _Guard:
             try:
                 connection.connect(address)
                 fd = connection.fileno()
-                pid, exec_read = self._fork_exec(argv, environ, unset, None, None, [(fd, 0), (fd, 1)])
+                pid, exec_read = self._fork_exec(argv, environ, unset, fds=[(fd, 0), (fd, 1)], is_service=True)
             finally:
                 connection.close()
         except OSError as error:
@@ -576,7 +583,7 @@ class _Guard:
         from launcher import guard_helpers
 
         try:
-            helper = guard_helpers.start(number, name, texts, _IGNORED, _close_others)
+            helper = guard_helpers.start(number, name, texts)
         except OSError as error:
             self._tell("helper_ended", number, 0.0, {"error": os.strerror(error.errno or 0).lower()})
             return
@@ -790,13 +797,17 @@ class _Guard:
         """Passes the signal of the stop to what ended ranks have left."""
         from launcher import descendants
 
-        due = set(self._list_due()) - self._signalled
-        for process in due & self._seen:
-            self._signalled.add(process)
-            descendants.send(process, self._stop_signum)
-            descendants.send(process, signal.SIGCONT)
-        self._look_at_s = now_s + (LOOK_EVERY_S if due <= self._seen else SETTLED_AFTER_S)
-        self._seen = due
+        due = {(process.pid, process.start_ticks): process for process in self._list_due()}
+        is_new = False
+        for which in due.keys() - self._signalled:
+            if which not in self._seen:
+                is_new = True
+                continue
+            self._signalled.add(which)
+            descendants.send(due[which], self._stop_signum)
+            descendants.send(due[which], signal.SIGCONT)
+        self._look_at_s = now_s + (SETTLED_AFTER_S if is_new else LOOK_EVERY_S)
+        self._seen = set(due)
 
     def _list_due(self) -> list[Process]:
         """Who, beside ranks, is to get the signal by now: what ended ranks have left, and what shells run."""
@@ -844,16 +855,6 @@ def _make_environ(environ: dict[str, str], unset: Iterable[str]) -> dict[str, st
         full.pop(name, None)
     full.update(environ)
     return full
-
-
-def _close_others(keep: set[int]) -> None:
-    """Closes all descriptors but `keep`, as subprocess does for what it starts."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the one that listed the folder
 
 
 def _copy_above(fd: int) -> int:

@@ -76,6 +76,10 @@ class GuardClient:
         """How long ranks get to end when bootrun itself is gone, and leftovers of a rank that succeeded."""
         self._ask("grace", grace_s)
 
+    def set_handled(self, signals: Iterable[int]) -> None:
+        """Signals that end the job: ranks have the default for them, whatever bootrun's starter ignores."""
+        self._ask("handled", list(map(int, signals)))
+
     def spawn(self, rank: SpawnRequest) -> None:
         """Starts a rank."""
         self._ask("spawn", *rank)

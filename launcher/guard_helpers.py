@@ -11,8 +11,10 @@ import gc
 import marshal
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple, NoReturn
+
+from launcher.inherited import DEAF_TO, close_others
 
 MOST_ANSWER_BYTES = 4096
 MOST_TEXT_CHARS = 300
@@ -26,26 +28,16 @@ class Helper(NamedTuple):
     fd: int  # of its answer
 
 
-def start(
-    number: int,
-    name: str,
-    texts: Iterable[str],
-    signals: Iterable[int],
-    close_others: Callable[[set[int]], object],
-) -> Helper:
-    """Forks a helper.
-
-    Args: signals: that the guard ignores; close_others: closes all descriptors but these.
-    Raises: OSError.
-    """
+def start(number: int, name: str, texts: Iterable[str]) -> Helper:
+    """Forks a helper. Raises: OSError."""
     parent = os.getpid()
     answer_read, answer_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # One that comes between fork and handler waits; ignored, as here, it would be lost.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
     try:
         pid = os.fork()
         if pid == 0:
-            _be_helper(name, texts, answer_write, parent, mask, close_others)
+            _be_helper(name, texts, answer_write, parent, mask)
     except OSError:
         os.close(answer_read)
         raise
@@ -67,14 +59,7 @@ def read_answer(helper: Helper) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _be_helper(
-    name: str,
-    texts: Iterable[str],
-    answer_fd: int,
-    parent: int,
-    mask: Iterable[int],
-    close_others: Callable[[set[int]], object],
-) -> NoReturn:
+def _be_helper(name: str, texts: Iterable[str], answer_fd: int, parent: int, mask: Iterable[int]) -> NoReturn:
     try:
         from launcher import descendants
 

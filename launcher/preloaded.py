@@ -166,7 +166,7 @@ class _Preloaded:
         for each in (fd, *CONSOLE):
             os.set_inheritable(each, False)
         self.fds = _open_fds()
-        self.cwd = os.getcwd()
+        self.cwd = _get_cwd()
         self.comm = _read_text("/proc/self/comm").rstrip("\n")
         self.start_environ = dict(os.environ)
         self.import_changes = {}  # type: Dict[str, Optional[str]]
@@ -187,6 +187,11 @@ class _Preloaded:
         self.has_counted = False  # devices, for an import
         self.driver = None  # type: Any
         self.select = _import_apart("select")
+        # Where ends of children are ignored nobody learns how they ended; ranks have it as an exec'd one has.
+        self.signal = _import_apart("_signal")
+        self.is_deaf = self.signal.getsignal(self.signal.SIGCHLD) == self.signal.SIG_IGN
+        if self.is_deaf:
+            self.signal.signal(self.signal.SIGCHLD, self.signal.SIG_DFL)
         self.gc = _import_apart("gc")
         _write_text("/proc/self/comm", "bootrun-preload")
 
@@ -413,7 +418,7 @@ class _Preloaded:
         backend = _find_started()
         if backend:
             raise _Failed(name, "initialises %s%s" % (backend, when))
-        if os.getcwd() != self.cwd:
+        if _get_cwd() != self.cwd:
             raise _Failed(name, "changes the working folder%s" % when)
 
     def _settle(self) -> None:
@@ -789,6 +794,8 @@ class _Preloaded:
                 except OSError:
                     pass  # the one that listed the folder
         _write_text("/proc/self/comm", "bootrun-parked")
+        if self.is_deaf:
+            self.signal.signal(self.signal.SIGCHLD, self.signal.SIG_IGN)
         fd = self.fd = self.inside["_move_high"](fd, 1)  # an exec'd rank has the low numbers free
         try:
             fields = self.receive()
@@ -1046,7 +1053,12 @@ def _await_listener(socket: "Any", port: int, until_s: float) -> None:
 
 
 def _open_log(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644) if path else -1
+    umask = os.umask(0o077)
+    os.umask(umask & ~0o700)  # bootrun reads it
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    finally:
+        os.umask(umask)
 
 
 # ---- what a fresh interpreter would have ---------------------------------------------------------------------
@@ -1129,6 +1141,13 @@ def _put(environ: "Any", name: str, value: "Optional[str]") -> None:
 def _first_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[0][:200] if lines else ""
+
+
+def _get_cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""  # it is gone
 
 
 def _read_text(path: str) -> str:

@@ -309,7 +309,6 @@ BLOCKED = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_
 IGNORED = "import signal; [signal.signal(n, signal.SIG_IGN) for n in signal.valid_signals() if n not in (9, 19)]"
 
 
-@pytest.mark.xfail(strict=True, reason="the guard takes over the starter's mask")
 def test_an_end_is_noticed_where_the_starter_has_blocked_signals(drive: Drive) -> None:
     events = drive(
         """
@@ -329,14 +328,8 @@ loop.run_forever()
 
 @pytest.mark.parametrize("state", ["", BLOCKED, IGNORED], ids=["plain", "blocked", "ignored"])
 @pytest.mark.parametrize("victim", ["driver", "guard", "both"])
-def test_nothing_survives_sigkill(
-    request: pytest.FixtureRequest, program: support.Programs, victim: str, state: str
-) -> None:
+def test_nothing_survives_sigkill(program: support.Programs, victim: str, state: str) -> None:
     """The leak fixture looks for processes that carry the test's mark, in whatever session."""
-    if state == IGNORED and victim != "driver":
-        request.applymarker(
-            pytest.mark.xfail(strict=False, reason="the sentinel takes over what its starter ignores")
-        )
     snippet = f"""
 spawn(1, python({SLEEPER + "; import time; open('up', 'w').close(); time.sleep(100)"!r}))
 loop.run_forever()

@@ -39,19 +39,13 @@ STATES = {
     "own files are closed": "os.umask(0o777); [ctypes.CDLL(None).prctl(24, right, 0, 0, 0) for right in (1, 2)]",
     "the folder is gone": "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')",
 }
-WRONG = {
-    *("all are blocked-off", "all are blocked-on", "own files are closed-off", "own files are closed-on"),
-    *("soft limits are low-on", "the folder is gone-on"),
-}
 
 
 @pytest.mark.parametrize("way", ["off", "on"])
 @pytest.mark.parametrize("state", STATES)
 def test_ends_are_noticed_restarts_and_stops_work(
-    request: pytest.FixtureRequest, program: support.Programs, script: Callable[..., str], state: str, way: str
+    program: support.Programs, script: Callable[..., str], state: str, way: str
 ) -> None:
-    if f"{state}-{way}" in WRONG:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="bootrun has what its starter had"))
     flags = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 1, "--restart-backoff", 0, "--redirects", 3)
     ways = ("--fork-ranks", way, "--preload", "none", "--log-dir", program.dir + "/logs")
     starter = support.python("-c", STARTER, STATES[state], support.BOOTRUN)

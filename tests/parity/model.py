@@ -127,6 +127,7 @@ class Probe(NamedTuple):
     quick_s: float = 15.0  # the fact "quick": all was over within this time
     deadline_s: float = 60.0  # what still runs then is killed
     live: bool = False  # runs against torchrun itself in each CI run
+    starter: str = ""  # Python that sets a state of the process in which the launcher begins; "" is none
     python_bound: bool = False  # depends on the version of argparse: only replayed with the recorded Python
     needs_torch: bool = False
 
@@ -136,7 +137,7 @@ class Probe(NamedTuple):
         steps = [[type(step).__name__, *step] for step in self.steps]
         parts = [
             self.args, agents, self.script, self.rank_args, dict(self.environ), steps, self.facts,
-            dict(self.files), self.culprit, self.quick_s,
+            dict(self.files), self.culprit, self.quick_s, *([self.starter] if self.starter else []),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

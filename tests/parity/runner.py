@@ -24,6 +24,7 @@ from tests.parity.model import Agent, End, Lose, Make, Observation, Probe, Send,
 from tests.support import BOOTRUN, MARK, TORCHRUN, Process, marked_processes
 
 TELL = os.path.join(os.path.dirname(__file__), "tell.py")
+STARTER = "import ctypes, os, resource, signal, sys; exec(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
 LEFTOVER_GRACE_S = 2.0
 
 
@@ -106,7 +107,8 @@ class ProbeRun:
     def argv(self, agent: Agent) -> list[str]:
         """The command line of an agent."""
         texts = [*self.probe.args, *agent.args, *self.probe.rank_args]
-        return [*self.launcher, *(self.fill(text) for text in texts)]
+        starter = [sys.executable, "-c", STARTER, self.probe.starter] if self.probe.starter else []
+        return [*starter, *self.launcher, *(self.fill(text) for text in texts)]
 
     def environ(self, number: int, agent: Agent) -> dict[str, str]:
         """The whole environment of an agent: nothing of ours by chance."""

@@ -1,11 +1,12 @@
 """All probes, by subject. Names are unique; docs/torchrun.md lists them in this order."""
 
 from tests.parity.model import Probe
-from tests.parity.probes import commandline, environment, failures, logs, nodes, processes, signals
+from tests.parity.probes import commandline, environment, failures, inherited, logs, nodes, processes, signals
 
 SUBJECTS: dict[str, tuple[Probe, ...]] = {
     "Environment of the ranks": environment.PROBES,
     "The process of a rank": processes.PROBES,
+    "State of the launcher's starter": inherited.PROBES,
     "Command line": commandline.PROBES,
     "Logs and console": logs.PROBES,
     "Failures and restarts": failures.PROBES,
