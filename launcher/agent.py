@@ -79,6 +79,7 @@ class Surroundings(Protocol):
     def set_up(self, order: SetupOrder) -> None: ...  # of the ranks' environment
     def observe_start(self, group: RankGroup) -> None: ...
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None: ...
+    def stopping(self) -> None: ...  # the ranks have been told to end
     def attempt_over(self) -> None: ...
     def send_stacks(self, number: int) -> None: ...  # of the ranks, to the coordinator
     def show_standstill(self, found: Standstill) -> None: ...
@@ -344,11 +345,14 @@ class Agent:
         if group is None or stop.attempt != group.world.attempt or self._state is State.WAITING:
             return
         self.last_stop = stop
-        if self._state is not State.STOPPING:
-            self._around.say(f"stopping attempt {stop.attempt}: {stop.reason}")
+        is_first = self._state is not State.STOPPING
+        if is_first:
             self._state = State.STOPPING
             self._around.end_examination()
         group.stop(stop.signum, stop.grace_s)
+        if is_first:
+            self._around.stopping()
+            self._around.say(f"stopping attempt {stop.attempt}: {stop.reason}")
 
     # ---- the guard -------------------------------------------------------------------------------------------
 

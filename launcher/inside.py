@@ -964,6 +964,8 @@ def _load(path: str, bare: "List[str]") -> "Tuple[Any, bool]":
             is_regular = os.fstat(file.fileno()).st_mode & FILE_TYPE == REGULAR
             if is_regular or not file.isatty():
                 data = file.readall()
+                if is_regular and compiled[:2] == (path, data) and compiled[2] is not None:
+                    return compiled[2], False
                 magic = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
                 if path.endswith(".pyc") or data[:2] == magic[:2]:
                     code = sys.modules["marshal"].loads(data[16:]) if data[:4] == magic else None
@@ -1157,6 +1159,7 @@ layout_path = ""
 rank_pid = 0  # children forked by the script are not the rank
 known_modules = frozenset()  # type: Any  # before the script, set in the preloaded process already
 known_folders = ()  # type: Tuple[str, ...]
+compiled = ("", b"", None)  # type: Tuple[str, bytes, Any]  # a script's path, text and code, made beforehand
 listed = (0, 0)  # modules and folders of imports that the preloaded process has listed
 opened = None  # type: Optional[Opened]
 thaw = None  # type: Optional[Callable[[], None]]  # in a forked rank: undoes the freeze, to end as an exec'd one

@@ -74,7 +74,6 @@ BEATS_AFTER_S = 0.9  # the first ones are events of the ranks' own; before the r
 RULES_AFTER_S = 1.0  # what ranks have printed before is read then
 STATUS_AFTER_S = 2.0  # nobody asks sooner
 CHECKS_AFTER_S = 3.0  # what was looked at beside the start is looked at again
-EXPECT_AFTER_S = 0.0005  # the ranks that go on have got their signal
 MOST_CHECKS_SHOWN = 64  # lines of a job on what was found between nodes
 MOST_STEPS = 2**60  # a rank may have written anything
 RECORD_AFTER_S = 0.05  # the same for its first events, whose times are taken when they happen
@@ -119,6 +118,7 @@ class Node:
         self._unrecorded: RankGroup | None = None  # has just started
         self._attempt = 0
         self._end_began = False  # the first rank of the attempt has ended
+        self._unread: list[Rank] = []  # have ended before there were rules
         self._finish: Finish | None = None
         self._rings: Rings = (-1, {})  # of the attempt that is over, as it left them
         self._watch: NodeWatch | None = None  # over the attempt's ranks
@@ -670,8 +670,10 @@ class Node:
         from launcher import recovery  # noqa: F401
         from launcher.ranks import cause, errorfile, failure_class, report  # noqa: F401
         from launcher.ranks.kernel_facts import KernelFacts
-        from launcher.supervise import failure_notes  # noqa: F401
+        from launcher.supervise import beats, failure_notes  # noqa: F401
 
+        if self._spec.has_rules:
+            from launcher.rules import known, node_rules  # noqa: F401
         failure_class.get_ready()
         if self._kernel is None:
             self._kernel = KernelFacts()
@@ -917,8 +919,8 @@ class Node:
             if self._beats is not None:
                 self._beats.rank_ended(rank.rank)
         if self._spec.has_rules:
-            if exited.status and not group.is_stopping:
-                self._begin_rules(group)  # if it has not lived long enough for that
+            if exited.status and not group.is_stopping and self._rules is None:
+                self._unread.append(rank)  # it has not lived long enough for that
             if self._rules is not None:
                 self._rules.rank_ended(rank)
         if self._spec.event_log_handler == "console":
@@ -934,10 +936,25 @@ class Node:
         if (exited.status or group.is_stopping) and not self._end_began:
             self._end_began = True
             self._began_ns = exited.time_ns  # the next start, if there is one, begins with this
-            self._loop.call_later(EXPECT_AFTER_S, self.preloader.expect_fork)
+
+    def stopping(self) -> None:
+        """The ranks have been told to end; the next ones may follow soon."""
+        self.preloader.expect_fork()
+        self._read_ended()
+
+    def _read_ended(self) -> None:
+        """What ranks have printed that ended before there were rules: the others do not wait for that."""
+        unread, self._unread = self._unread, []
+        group = self.agent.group
+        if unread and group is not None:
+            self._begin_rules(group)
+        if self._rules is not None:
+            for rank in unread:
+                self._rules.rank_ended(rank)
 
     def attempt_over(self) -> None:
         """Nothing of the attempt runs any more."""
+        self._read_ended()
         self._has_ranks, self._traces = False, b""
         self._take_traces()
         if self._watch is not None:

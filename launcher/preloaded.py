@@ -77,8 +77,6 @@ SET_WHILE_IMPORTING = {"TORCH_WARM_POOL": "0"}
 CONSOLE = (5, 6, 7)  # the ranks' own standard streams; ours are /dev/null and a bounded file in memory
 MORE = "+"  # in place of a module
 CHECK_HOLDS_S = 2.0
-STAMP_BYTES = 24
-MASK = (1 << 64) - 1
 # After a start processes are forked for the next one, so that it need not wait for forks (10 ms each with torch).
 PARK_AFTER_S = 0.25
 START_UP = "the start-up of the interpreter"
@@ -87,7 +85,9 @@ MADV_DONTNEED = 4
 MADV_HUGEPAGE = 14
 MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE_BYTES = 2 << 20
-MOST_HUGE_S = 0.1  # for making huge pages
+# For making huge pages: while the first ranks wait, and when nobody does. A page takes 0.3 ms, on some virtual
+# machines 6; what is made first saves more at the forks and at the first restart than it costs.
+MOST_HUGE_FIRST_S, MOST_HUGE_S = 0.04, 0.1
 # Nearly all that imports make stays: with the interpreter's own 700 new objects between collections a fifth of the
 # time in which torch is imported goes into looking for what does not.
 OBJECTS_BETWEEN_COLLECTIONS = 50000
@@ -183,6 +183,7 @@ class _Preloaded:
         self.spare = 0  # processes to park for the next attempt
         self.is_in_huge_pages = False  # or the time for it is over
         self.has_forked = False
+        self.is_fit = False  # as it was found after ranks had been forked
         self.counts = None  # type: Optional[List[Tuple[Any, str, Any, Any]]]
         self.has_counted = False  # devices, for an import
         self.driver = None  # type: Any
@@ -462,6 +463,7 @@ class _Preloaded:
         ]
         self.gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
         self.inside["thaw"] = _make_thaw(self.gc)
+        self._use_huge_pages(MOST_HUGE_FIRST_S)
 
     def _reserve_huge_pages(self) -> int:
         """Has glibc's heap grow in huge pages from the start, as later each has to be copied.
@@ -484,10 +486,12 @@ class _Preloaded:
             self.libc.madvise(low * HUGE_PAGE_BYTES, (high - low) * HUGE_PAGE_BYTES, MADV_HUGEPAGE)
         return blocks[-1]
 
-    def _use_huge_pages(self) -> None:
+    def _use_huge_pages(self, most_s: float) -> None:
         """For its memory, as far as the kernel can: each fork, and at a restart each end of a rank that is waited
-        for, goes through all pages that they share. Whoever asks for ranks meanwhile does not wait for it."""
-        end_s = time.monotonic() + MOST_HUGE_S
+        for, goes through all pages that they share. Once ranks run, whoever asks for others does not wait."""
+        if self.is_in_huge_pages:
+            return
+        end_s = time.monotonic() + most_s
         with open("/proc/self/maps", "rb", 0) as file:
             lines = file.readall().splitlines()
         for line in sorted(lines, key=lambda line: line.endswith(b"[heap]")):
@@ -499,9 +503,9 @@ class _Preloaded:
                 if place + HUGE_PAGE_BYTES > high:
                     break
                 if time.monotonic() > end_s:
-                    self.is_in_huge_pages = True
+                    self.is_in_huge_pages = self.has_forked
                     return
-                if self._is_asked(0.0):
+                if self.has_forked and self._is_asked():
                     return
                 self.libc.madvise(place, HUGE_PAGE_BYTES, MADV_COLLAPSE)  # what cannot be done stays as it is
         self.is_in_huge_pages = True
@@ -578,26 +582,59 @@ class _Preloaded:
                 path = os.fsdecode(line[73:])
                 if path.startswith("/") and ".so" in path:
                     paths.add(path)
-        stamps = {path: _stamp(path) for path in map(os.fsencode, sorted(paths)) if b"\0" not in path}
-        self.stamp_paths = b"\0".join([path for path, stamp in stamps.items() if stamp])
-        self.stamps = b"".join(stamps.values())
+        folders = {}  # type: Dict[bytes, List[Tuple[bytes, int]]]
+        for path in map(os.fsencode, sorted(paths)):
+            folder, _, name = path.rpartition(b"/")
+            if b"\0" not in path and b"\n" not in path and os.path.exists(path):
+                folders.setdefault(folder + b"/", []).append((name, _stamp(os.stat(path))))
+        self.stamp_paths = b"\n".join(
+            [b"\0".join([folder, *[name for name, _ in files]]) for folder, files in folders.items()]
+        )
+        stamps = [stamp for files in folders.values() for _, stamp in files]
+        self.stamps = b"".join([stamp.to_bytes(8, "little", signed=True) for stamp in stamps])
+
+    def _find_change(self) -> str:
+        """A file that is not as it was when it was imported; "" for none.
+
+        From its folder each is found in two thirds of the time.
+        """
+        stat, open_folder, close = os.stat, os.open, os.close
+        stamps, at = memoryview(self.stamps).cast("q"), 0
+        for line in self.stamp_paths.split(b"\n") if self.stamp_paths else ():
+            path, *names = line.split(b"\0")
+            try:
+                fd = open_folder(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                return os.fsdecode(path)
+            try:
+                for name in names:
+                    if _stamp(stat(name, dir_fd=fd)) != stamps[at]:
+                        return os.fsdecode(path + name)
+                    at += 1
+            except OSError:
+                return os.fsdecode(path + name)
+            finally:
+                close(fd)
+        return ""
 
     def _find_trouble(self) -> str:
         """Why nothing may be forked from here, "" for nothing."""
         self.checked_s = time.monotonic()
-        at = 0
-        for path in self.stamp_paths.split(b"\0"):
-            if _stamp(path) != self.stamps[at : at + STAMP_BYTES]:
-                return "%s has changed since it was preloaded" % os.fsdecode(path)
-            at += STAMP_BYTES
+        changed = self._find_change()
+        if changed:
+            return "%s has changed since it was preloaded" % changed
         threads = self._unknown_threads()
         if threads:
             return "the preloaded process has a thread (%s)" % threads[0]
+        if self.is_fit:
+            return ""  # but for what libraries do at a fork, nothing foreign has run here since
         known = set(self.fds.values())
         for fd, where in _open_fds().items():
             if self.fds.get(fd) != where and fd not in self.parked and where not in known:
                 return "the preloaded process has %s open" % where
-        return self._find_device_state()
+        trouble = self._find_device_state()
+        self.is_fit = self.has_forked and not trouble
+        return trouble
 
     def _find_device_state(self) -> str:
         """What of accelerators and frameworks a fork does not survive, as a reason; "" for nothing."""
@@ -638,13 +675,12 @@ class _Preloaded:
         """Waits for requests; returns in ranks."""
         while True:
             call = None
-            # Before the first ranks they share what is made; after them it is for those of the next attempt.
-            is_later = bool(self.spare) or not self.has_forked
-            if is_later and not self.is_in_huge_pages and not self._is_asked():
-                self._use_huge_pages()
-            elif self.spare and not self._is_asked():
+            if self.spare and not self._is_asked(PARK_AFTER_S):
+                self._use_huge_pages(MOST_HUGE_S)
+                if self._is_asked():
+                    continue
                 count, self.spare = self.spare, 0
-                call = self._make_ready(count)
+                call = self._make_ready(count, is_early=True)
                 self.checked_s = 0.0  # long before they are needed
             else:
                 fields = self.receive()
@@ -655,26 +691,29 @@ class _Preloaded:
             if call is not None:
                 return call
 
-    def _is_asked(self, wait_s: float = PARK_AFTER_S) -> bool:
-        """Whether a request comes; by default while ranks that have just been started are busiest."""
+    def _is_asked(self, wait_s: float = 0.0) -> bool:
+        """Whether a request has come, or comes within this time."""
         return bool(self.select.select([self.fd], [], [], wait_s)[0])
 
-    def _make_ready(self, count: int) -> "Optional[Call]":
+    def _make_ready(self, count: int, is_early: bool = False) -> "Optional[Call]":
         """As `_park`; after trouble not even those are used that were forked before it."""
         if self._find_trouble():
             self._discard()
             return None
-        return self._park(count)
+        return self._park(count, is_early)
 
-    def _park(self, count: int) -> "Optional[Call]":
-        """Forks processes that wait to become ranks; returns only in them, when they do."""
+    def _park(self, count: int, is_early: bool = False) -> "Optional[Call]":
+        """Forks processes that wait to become ranks; returns only in them, when they do.
+
+        Args: is_early: nobody waits for them yet.
+        """
         if len(self.parked) == count:
             return None
         self._discard()
         pipes = [os.pipe() for _ in range(count)]
         pid = os.fork()
         if pid == 0:
-            return self._between([reading for reading, _ in pipes])
+            return self._between([reading for reading, _ in pipes], is_early)
         for reading, _ in pipes:
             os.close(reading)
         self.parked = [writing for _, writing in pipes]
@@ -691,7 +730,7 @@ class _Preloaded:
             os.close(fd)
         self.parked = []
 
-    def _between(self, pipes: "List[int]") -> "Call":
+    def _between(self, pipes: "List[int]", is_early: bool) -> "Call":
         """The process between: forks, then ends, so that the guard is the parent; returns in the ranks."""
         between = os.getpid()
         pids = []
@@ -699,7 +738,7 @@ class _Preloaded:
             for fd in pipes:
                 pid = os.fork()
                 if pid == 0:
-                    return self._be_parked(fd)
+                    return self._be_parked(fd, is_early)
                 pids.append(str(pid))
             self.send("parked", *pids)
             os._exit(0)
@@ -782,7 +821,7 @@ class _Preloaded:
         except OSError:
             pass  # killed meanwhile: the guard reports it as a rank that failed
 
-    def _be_parked(self, fd: int) -> "Call":
+    def _be_parked(self, fd: int, is_early: bool) -> "Call":
         """In a new process: becomes what an exec'd rank is, waits for its turn, becomes the script."""
         os.setsid()
         for copy, number in zip(CONSOLE, (0, 1, 2)):
@@ -797,6 +836,9 @@ class _Preloaded:
         if self.is_deaf:
             self.signal.signal(self.signal.SIGCHLD, self.signal.SIG_IGN)
         fd = self.fd = self.inside["_move_high"](fd, 1)  # an exec'd rank has the low numbers free
+        is_prepared = _renew()
+        if is_early:
+            self._rehearse()
         try:
             fields = self.receive()
         except _GuardGone:
@@ -810,7 +852,6 @@ class _Preloaded:
         self.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
         if os.getppid() != int(fields[0]):
             os._exit(137)
-        is_prepared = False
         try:
             for path, number in ((rank.stdout, 1), (rank.stderr, 2)):
                 if path:
@@ -820,19 +861,65 @@ class _Preloaded:
             self._set_environ(environ)
             _write_text("/proc/self/comm", self.comm)
             self._show_as(rank.argv, environ)
-            _renew_streams()
-            _renew_state()
+            _renew_clock()
             self.path_now, self.argv_now = list(sys.path), list(sys.argv)
             sys.path[:] = self.own_path
-            is_prepared = True
         except Exception:
-            pass  # what it is will show: it is exec'd
+            is_prepared = False  # what it is will show: it is exec'd
         call = self._become(rank) if is_prepared else None
         os.read(fd, 1)  # its end, too: the guard knows of this rank, and who lets it go was killed meanwhile
         os.close(fd)
         if call is None:
             os.execve(rank.argv[0], rank.argv, environ)
         return call
+
+    def _rehearse(self) -> None:
+        """What ranks do before their script, once for nothing: at the first write to a page that processes share,
+        it is copied, here some 800 at 5 us each, which nobody waits for yet. The script is compiled; where it
+        is the same when the rank starts, that counts.
+        """
+        inside = self.inside
+        try:
+            if self.mode == "script":
+                inside["compiled"] = self._compile()
+            self._set_environ(dict(os.environ))
+            self._show_as(self.argv, dict(os.environ))
+            events = inside["Events"]("/dev/null", "0" * 36, "rehearsal", 0, 0)
+            inside["make_heartbeat"](events, inside["FirstStep"](events))
+            events.write("spawn", "instant", "script")
+            self._open_blank_page()
+        except Exception:
+            pass  # a rank does it all again
+
+    def _open_blank_page(self) -> None:
+        """As a rank does with that which bootrun gives to it."""
+        blank = os.memfd_create("bootseer-blank", os.MFD_CLOEXEC)
+        try:
+            os.pwrite(blank, self.inside["PAGE_HEAD"].ljust(self.inside["PAGE_BYTES"], b"\0"), 0)
+            page = self.inside["open_page"]("/proc/self/fd/%d" % blank)
+            if page is not None:
+                faulthandler = _import_apart("faulthandler")
+                for name in ("STACKS_SIGNAL", "MAIN_SIGNAL"):
+                    faulthandler.unregister(self.inside[name])
+                os.close(page.fd)
+        finally:
+            os.close(blank)
+
+    def _compile(self) -> "Tuple[str, bytes, Any]":
+        """Path, text and code of the script; the code is None where it is not compiled in silence."""
+        path = self.inside["_absolute"](self.target)
+        with open(path, "rb", 0) as file:
+            is_regular = os.fstat(file.fileno()).st_mode & 0o170000 == 0o100000
+            data = file.readall() if is_regular else b""
+        filters = getattr(sys.modules.get("warnings", sys.modules["_warnings"]), "filters")
+        filters.insert(0, ("error", None, Warning, None, 0))  # each rank has to say it for itself
+        try:
+            code = compile(data, path, "exec", 0, True)
+        except Exception:
+            code = None
+        finally:
+            del filters[0]
+        return path, data, code
 
     def _become(self, rank: "_Rank") -> "Call":
         mode, events_file, run_id, node, number, attempt, page_file, target = rank.argv[3:11]
@@ -1019,14 +1106,9 @@ def _find_framework_state() -> str:
     return ""
 
 
-def _stamp(path: bytes) -> bytes:
-    """What changes with a file, in STAMP_BYTES; b"" where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return b""
-    numbers = found.st_mtime_ns, found.st_ino, found.st_size
-    return b"".join([(number & MASK).to_bytes(8, "little") for number in numbers])
+def _stamp(found: os.stat_result) -> int:
+    """What changes with a file."""
+    return hash((found.st_mtime_ns, found.st_ino, found.st_size))
 
 
 def _await_listener(socket: "Any", port: int, until_s: float) -> None:
@@ -1064,6 +1146,16 @@ def _open_log(path: str) -> int:
 # ---- what a fresh interpreter would have ---------------------------------------------------------------------
 
 
+def _renew() -> bool:
+    """Streams, seeds, keys and numbers that processes must not share; whether the streams could be had."""
+    try:
+        _renew_streams()
+    except Exception:
+        return False
+    _renew_state()
+    return True
+
+
 def _renew_streams() -> None:
     """sys.stdin and its fellows as the interpreter would make them for these descriptors."""
     io = sys.modules["_io"]  # type: Any
@@ -1084,11 +1176,19 @@ def _renew_streams() -> None:
 def _renew_state() -> None:
     """Seeds, keys and numbers that processes must not share. Modules random, ssl and uuid see to it themselves."""
     modules = sys.modules  # type: Dict[str, Any]
-    for renew in (_renew_numpy, _renew_torch, _renew_multiprocessing, _renew_threading, _renew_logging):
+    for renew in (_renew_numpy, _renew_torch, _renew_multiprocessing, _renew_threading):
         try:
             renew(modules)
         except Exception:
             pass  # a version that keeps it elsewhere
+
+
+def _renew_clock() -> None:
+    """What counts from the moment at which a process has begun."""
+    try:
+        _renew_logging(sys.modules)
+    except Exception:
+        pass  # a version that keeps it elsewhere
 
 
 def _renew_numpy(modules: "Dict[str, Any]") -> None:
