@@ -226,6 +226,39 @@ sys.exit(3)
     assert run.stderr.count(PREFIX) == 1
 
 
+WARNED = "invalid escape sequence"
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["same", "changed"])
+def test_a_script_that_was_compiled_ahead_counts_only_if_it_is_the_same(
+    job: Job, script: Script, is_changed: bool
+) -> None:
+    text = HEAD + FAILS_ONCE + 'say("%s %s" % (attempt, "first"))\n'
+    path = script(text)
+    program = job.start("--fork-ranks", "on", "--preload", "none,json", *RESTARTS, path)
+    job.await_parked()
+    if is_changed:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text.replace("first", "other"))
+    job.write("go")
+    run = program.wait()
+    assert run.status == 0, run.stderr
+    assert job.how(1) == "fork"
+    assert run.stdout.splitlines() == ["1 other" if is_changed else "1 first"] * 2
+
+
+def test_what_the_compiler_warns_of_is_told_in_each_attempt(job: Job, script: Script) -> None:
+    path = script(HEAD + "import warnings\nSTRANGE = '\\d'\n" + FAILS_ONCE)
+    words = ("--fork-ranks", "on", "--preload", "none,json,warnings", *RESTARTS, path)
+    program = job.start(*words, env={"PYTHONWARNINGS": "default"})
+    job.await_parked()
+    job.write("go")
+    run = program.wait()
+    assert run.status == 0, run.stderr
+    assert job.how(1) == "fork"
+    assert run.stderr.count(WARNED) == 4, run.stderr
+
+
 # ---- what grows ----------------------------------------------------------------------------------------------
 
 
