@@ -27,6 +27,7 @@ BENCHES = {
     "faults": "faults in a real job of two nodes: who is blamed, how soon, beside torchrun; healthy jobs (root)",
     "fork": "forked ranks: start, restart and memory against torchrun, exec and the floor (best as root)",
     "fork_fallbacks": "ranks that were to be forked and are exec'd: each cause, what is printed, that the job ran",
+    "gpu": "a machine with a GPU: start, restart, first compiled step, checkpoint, checks, hangs (bench/gpu.sh)",
     "restarts": "hundreds of restarts of a job with forked ranks: what grows",
     "ckpt": "loading of checkpoints: disk, HTTP, HDFS and DCP, against other loaders (best as root)",
     "image": "starts of images: disk, layers, our packs in full, lazy, with a recording (root)",

@@ -14,11 +14,12 @@ from typing import Any
 from bench.record import Figure, Target, figure, format_number
 
 KEYS = {"bench", "machine", "commit", "argv", "figures"}
+MAY_HAVE = {"facts"}
 
 
 def check_document(document: Any, targets: Mapping[str, Target]) -> tuple[list[str], list[str]]:
     """What was found to be right, and what is wrong with the document, one line each."""
-    if not isinstance(document, dict) or set(document) != KEYS or not isinstance(document["figures"], dict):
+    if not isinstance(document, dict) or set(document) - MAY_HAVE != KEYS or not isinstance(document["figures"], dict):
         return [], [f"the document must have exactly the keys {', '.join(sorted(KEYS))}"]
     good: list[str] = []
     bad: list[str] = []

@@ -22,13 +22,21 @@ bootrun's own CPU time until its ranks
 have reached their first statement is `launch.first_bootrun_own_cpu_s`.
 """
 
+NO_GPU = """\
+**None of these was measured on a GPU.** `bench/gpu.sh` does so on a machine that has one; so far it ran on CPUs.
+"""
+
 
 def format_documents(paths: Sequence[str], targets_of: Mapping[str, Mapping[str, Target]]) -> str:
     """The page of these files, in the order given."""
     parts = [HEAD]
+    documents: list[dict[str, Any]] = []
     for path in paths:
         with open(path, encoding="utf-8") as file:
-            document: dict[str, Any] = json.load(file)
+            documents.append(json.load(file))
+    if not any(document.get("facts", {}).get("gpus") for document in documents):
+        parts.append(NO_GPU)
+    for path, document in zip(paths, documents, strict=True):
         parts.append(_format(document, targets_of.get(document["bench"], {}), path))
     return "\n".join(parts)
 

@@ -85,6 +85,7 @@ class Figures:
 
     def __init__(self) -> None:
         self._figures: dict[str, Figure] = {}
+        self.facts: dict[str, Any] = {}  # of the run, beside the figures
 
     def add(self, name: str, unit: str, samples: Sequence[float]) -> Figure:
         """Adds a measured quantity; a name is used once."""
@@ -186,6 +187,7 @@ def make_document(bench: str, argv: Sequence[str], figures: Figures) -> dict[str
         "machine": describe_machine(),
         "commit": describe_commit(),
         "argv": list(argv),
+        **({"facts": figures.facts} if figures.facts else {}),
         "figures": {name: {**made._asdict(), "samples": list(made.samples)} for name, made in figures},
     }
 

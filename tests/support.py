@@ -25,6 +25,7 @@ BOOTRUN = os.path.join(SCRIPTS, "bootrun")
 TORCHRUN = os.path.join(SCRIPTS, "torchrun")
 # Every process that a test starts carries it in its environment; /proc shows it also after a double fork.
 MARK = "LEAK_CHECK_MARK"
+NVIDIA_DRIVER = "/dev/nvidiactl"
 # Variables of an outer job or of the developer's shell that would change what a launcher does.
 _FOREIGN = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "BOOTSEER_", "PYTEST_", "GROUP_", "ROLE_", "SLURM_")
 _OURS = "BOOTSEER_CACHE_DIR"  # of this test run (user_cache.py)

@@ -1,0 +1,47 @@
+"""Section `tests` of `bench gpu`: tests that are skipped without a GPU, then those of forks and devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+from bench.ckpt_run import ROOT
+from bench.gpu_section import Section
+from bench.record import BenchError
+
+ALSO = ("tests/integration/test_fork_devices.py", "tests/unit/launcher/test_devices.py")
+LEAST_S = 15.0
+
+
+def measure(section: Section) -> None:
+    """Both, as far as there is time."""
+    run_tests(section, "tests", ["-m", "gpu", "tests/integration", "tests/unit"])
+    if section.left_s() > LEAST_S:
+        run_tests(section, "other_tests", list(ALSO))
+
+
+def run_tests(section: Section, name: str, words: list[str]) -> None:
+    """Counts what passed, failed and was skipped; what failed is said."""
+    report = os.path.join(section.folder, f"{name}.xml")
+    given = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "60", f"--junitxml={report}"]
+    try:
+        status = subprocess.run(
+            [sys.executable, "-m", "pytest", *given, *words], cwd=ROOT, timeout=max(1.0, section.left_s() - 3)
+        ).returncode
+    except subprocess.TimeoutExpired:
+        status = -1
+    if not os.path.exists(report):
+        raise BenchError(f"{name}: pytest has left no report (status {status}: not done in time, or no tests)")
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    section.sample(f"{name}_passed", "tests", len(cases) - len(failed) - len(skipped))
+    section.sample(f"{name}_failed", "tests", len(failed))
+    section.sample(f"{name}_skipped", "tests", len(skipped))
+    for case in failed:
+        section.say(f"FAILED {case.get('classname')}::{case.get('name')}")
+    for case in skipped:
+        why = case.find("skipped")
+        section.say(f"skipped {case.get('name')}: {'' if why is None else why.get('message')}")
