@@ -19,7 +19,8 @@ MAY_HAVE = {"facts"}
 
 def check_document(document: Any, targets: Mapping[str, Target]) -> tuple[list[str], list[str]]:
     """What was found to be right, and what is wrong with the document, one line each."""
-    if not isinstance(document, dict) or set(document) - MAY_HAVE != KEYS or not isinstance(document["figures"], dict):
+    has_keys = isinstance(document, dict) and set(document) - MAY_HAVE == KEYS
+    if not has_keys or not isinstance(document["figures"], dict):
         return [], [f"the document must have exactly the keys {', '.join(sorted(KEYS))}"]
     good: list[str] = []
     bad: list[str] = []
