@@ -43,8 +43,12 @@ open(os.environ["FOLDER"] + "/ready-%d-%s" % (rank, world), "w").close()
 for step in range(int(os.environ["STEPS"])):
     for peer in peers:
         peer.settimeout(None)
-        peer.sendall(b"x")
-        if not peer.recv(1):
+        word = b"e" if rank == 0 and os.path.exists(os.environ["FOLDER"] + "/end") else b"x"
+        peer.sendall(word)
+        heard = peer.recv(1)
+        if b"e" in (word, heard):
+            sys.exit(0)
+        if not heard:
             time.sleep(0.03)
             print("rank", rank, "lost its peer", flush=True)
             sys.exit(4)
@@ -110,6 +114,10 @@ class Job:
                 texts.append(file.read())
         return tuple(texts)
 
+    def wait_said(self, number: int, words: str) -> None:
+        """Until the agent on this host has said so."""
+        self.wait_for(lambda: words in self.read()[number], 60, words)
+
     def outcome(self, what: str, seconds: float, blamed: str = "") -> Outcome:
         return Outcome(what, seconds, blamed, tuple(agent.poll() for agent in self.agents), self.read())
 
@@ -149,13 +157,39 @@ def cut_for_a_while(hosts: netns.Hosts) -> Outcome:
     return job.outcome("restarted" if restarted else "went on, no restart", time.monotonic() - began_s)
 
 
+def cut_beyond_the_limit(hosts: netns.Hosts, nodes: str = "2", conf: str = "last_call_timeout=5") -> Outcome:
+    """The link is down for longer than heartbeats allow: who cannot do without the other waits for it, else takes
+    it back."""
+    job = Job(hosts, "--nnodes", nodes, "--rdzv-conf", conf, "--shutdown-timeout", "2")
+    job.wait_ready(2)
+    began_s = time.monotonic()
+    hosts.hosts[1].cut()
+    if nodes == "2":
+        for number, who in enumerate(("node2", "the coordinator")):
+            words = f"nothing is heard of {who}"
+            job.wait_said(number, words)
+    else:
+        job.wait_for(lambda: "rank 0 of 1" in job.read()[0], 60, "the survivor's new world")
+    hosts.hosts[1].join()
+    if nodes == "2":
+        job.wait_said(0, "is heard of again")
+    else:
+        job.wait_for(lambda: job.read()[0].count("rank 0 of 2") == 2, 60, "a world of both hosts")
+        job.wait_for(lambda: job.read()[1].count("rank 1 of 2") == 2, 60, "a world of both hosts")
+    with open(f"{hosts.folder}/end", "w", encoding="utf-8"):
+        pass
+    job.wait_ended(60, 0, 1)
+    restarted = job.has_started(2)
+    return job.outcome("restarted" if restarted else "went on, no restart", time.monotonic() - began_s)
+
+
 def cut_for_good(hosts: netns.Hosts, conf: str = "last_call_timeout=5") -> Outcome:
     """The link stays down: the first host goes on alone, the second ends; default heartbeat limit (15 s)."""
     job = Job(hosts, "--nnodes", "1:2", "--rdzv-conf", conf, "--shutdown-timeout", "2")
     job.wait_ready(2)
     hosts.hosts[1].cut()
     seconds = job.wait_for(lambda: "rank 0 of 1" in job.read()[0], 40, "the survivor's new world")
-    job.wait_ended(40, 1)
+    job.wait_ended(90, 1)
     return job.outcome("went on with 1 node; the other ended", seconds, _blamed(job.read()[0]))
 
 
@@ -174,6 +208,7 @@ SCENARIOS: dict[str, Callable[[netns.Hosts], Outcome]] = {
     "node_killed": node_killed,
     "node_killed_fixed": node_killed_fixed,
     "cut_3s": cut_for_a_while,
+    "cut_beyond_limit": cut_beyond_the_limit,
     "cut_for_good": cut_for_good,
     "clock_of_cause_ahead": lambda hosts: clocks_apart(hosts, (0, 5)),
     "clock_of_victim_ahead": lambda hosts: clocks_apart(hosts, (5, 0)),

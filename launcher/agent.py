@@ -27,6 +27,7 @@ from launcher.rendezvous.messages import (
     FailurePage,
     Finish,
     FromCoordinator,
+    GaveUp,
     Leave,
     Mend,
     Mended,
@@ -112,6 +113,9 @@ class Agent:
         self._group: RankGroup | None = None
         self._signum = 0
         self._leaving = ""  # why this node goes although the job may go on
+        self._is_given_up = (
+            False  # the job has gone on without this node, which joins again when its ranks have ended
+        )
         self._patience: Cancellable | None = None
         self._start_error = ""
         self._is_member = False  # the coordinator knows this node
@@ -174,12 +178,17 @@ class Agent:
                 self._on_stop(message)
             case Finish(status):
                 self._around.report(message)
-                self._end(status)
+                if self._is_given_up:
+                    self._stop_then_end(status)  # its ranks are of an attempt that is over
+                else:
+                    self._end(status)
+            case GaveUp(reason):
+                self._on_given_up(reason)
             case Refused(status, reason):
                 self._around.complain(reason)
                 self._stop_then_end(status)
             case Welcome(_, open_membership):
-                self._is_member = True
+                self._is_member, self._is_given_up = True, False
                 if self._too_slow:
                     self.on_fell_back(self._too_slow)
                 if open_membership and not self._spec.is_single:
@@ -211,6 +220,26 @@ class Agent:
             case Spare(nodes):
                 self._is_spare = True
                 self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")
+
+    def _on_given_up(self, reason: str) -> None:
+        """What this node's ranks do is of no use to the job any more; the node itself may be."""
+        if self._leaving or self._is_given_up:
+            return
+        self._is_given_up = True
+        group = self._group
+        if group is None or self._state is State.WAITING:
+            self._around.say(f"warning: the job has gone on without this node: {reason}")
+            self._rejoin()
+            return
+        self._around.say(f"warning: the job has gone on without this node: {reason}; its ranks are stopped")
+        if self._state is not State.STOPPING:
+            self._state = State.STOPPING
+            self._around.end_examination()
+            group.stop(signal.SIGTERM, self._spec.shutdown_timeout_s)
+
+    def _rejoin(self) -> None:
+        if self._link is not None:
+            self._link.rejoin(self.port)
 
     def on_lost(self, reason: str, status: int = 1) -> None:
         """There is no coordinator (any more)."""
@@ -406,6 +435,9 @@ class Agent:
             self._state = State.WAITING
             was_taken = self._port_was_taken(group)
             self._renew_port()
+            if self._is_given_up:
+                self._rejoin()
+                return
             reached, traces = self._around.reached(), self._around.traces()
             self._send(Stopped(group.world.attempt, tuple(group.failures), self.port, was_taken, *reached, traces))
 
@@ -454,7 +486,7 @@ class Agent:
             if self._group is not None:
                 grace_s = self._spec.shutdown_timeout_s
                 self._group.stop(signum, min(2.0, grace_s) if again else grace_s)
-        elif self._spec.signal_scope == "node" and not self._spec.is_single:
+        elif self._is_given_up or (self._spec.signal_scope == "node" and not self._spec.is_single):
             self._leave(f"stopped by {name}", 128 + self._signum)
         else:
             self._send(Signalled(signum))

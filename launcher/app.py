@@ -163,6 +163,7 @@ def connect(
             node.resolve,
             node.spoiled,
             node.when_program_known,
+            node.workplace.look_again,
             node.event_file,
             node.peers,
             secret,

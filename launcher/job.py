@@ -32,6 +32,7 @@ from launcher.rendezvous.messages import (
     Finish,
     FromCoordinator,
     FromMember,
+    GaveUp,
     Identity,
     Join,
     Leave,
@@ -94,6 +95,11 @@ USE_SHARE = 0.5
 UNHEARD_S, LEFT_S = 5.0, 1.0
 ALIKE_S = 0.4  # after an error of the code, for the other ranks to come to the same line
 MOST_LOST_TOLD = 8  # nodes of an attempt; each is told to all others
+# A node whose connection broke is back within that, or it has ended.
+CUT_S = 2.0
+# So many times the silence that heartbeats allow, a node is waited for that the job cannot do without, or whose
+# machine answers.
+PATIENCE = 4
 # A rank that somebody ends by one of these says nothing of whether the job gets on.
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -170,6 +176,24 @@ class Part(Enum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     STOPPING = "stopping"  # told to stop, has not answered
+
+
+class Silence(Enum):
+    """How a node is not heard of."""
+
+    CUT = "cut"  # its connection has broken
+    MUTE = "mute"  # nothing that is sent to it arrives
+    STALLED = "stalled"  # its machine takes what is sent to it, its bootrun says nothing
+
+
+class _Silent(NamedTuple):
+    """A node that is waited for."""
+
+    how: Silence
+    reason: str
+    heard_s: float
+    since_s: float
+    until_s: float
 
 
 class _Alike(NamedTuple):
@@ -256,6 +280,7 @@ class Job:
         self._known_failures: set[tuple[int, int]] = set()  # rank and pid
         self._succeeded: set[int] = set()  # nodes that have said so in this attempt
         self._digest = ""  # of the environment of the nodes at work
+        self._silent: dict[int, _Silent] = {}  # nodes that may come back
         self._lost: list[_Loss] = []  # nodes that this attempt has lost
         self._gone: list[str] = []  # nodes, and why, that were lost while nothing ran on them
         self._lost_told = 0
@@ -314,6 +339,8 @@ class Job:
             moments.append(self._notes.due_s)
         if self._pairs is not None:
             moments.append(self._pairs.deadline_s)
+        if self._phase is not Phase.FINISHED:
+            moments += [silent.until_s for silent in self._silent.values()]
         return min((moment for moment in moments if moment is not None), default=None)
 
     # ---- facts -----------------------------------------------------------------------------------------------
@@ -339,8 +366,49 @@ class Job:
         self._drop(node, reason, now_s, now_s - UNHEARD_S if heard_s is None else heard_s)
         return self._take_orders()
 
+    def unheard(
+        self, node: int, how: Silence, reason: str, now_s: float, heard_s: float, limit_s: float
+    ) -> list[Order]:
+        """Nothing is heard of a node, which is no end of it: it is waited for, or given up.
+
+        Said again as long as that is so. Where the others can go on without it, that is worth more than what its
+        ranks have done, unless its bootrun alone stands still: then these go on.
+
+        Args: limit_s: the silence that heartbeats allow.
+        """
+        known = self._nodes.get(node)
+        if known is None or self._phase is Phase.FINISHED:
+            return self._take_orders()
+        before = self._silent.get(node)
+        wait_s = self._patience_s(node, known, how, limit_s)
+        if wait_s <= 0:
+            self._give_up(node, reason, now_s, heard_s)
+            return self._take_orders()
+        since_s = now_s if before is None or how is Silence.CUT else before.since_s
+        self._silent[node] = _Silent(how, reason, heard_s, since_s, since_s + wait_s)
+        if how is not Silence.CUT and (before is None or before.how is Silence.CUT):
+            self._tell_all(
+                f"warning: nothing is heard of {known.name}: it {reason}; the job goes on, and it is waited for "
+                f"up to {since_s + wait_s - now_s:.0f} s more"
+            )
+        return self._take_orders()
+
+    def heard(self, node: int, now_s: float) -> list[Order]:
+        """A node that was not heard of is heard of again."""
+        silent = self._silent.pop(node, None)
+        if silent is not None and self._phase is not Phase.FINISHED:
+            known = self._nodes[node]
+            self._tell_all(f"{known.name} is heard of again, after {now_s - silent.heard_s:.1f} s")
+            if self._phase is Phase.GATHERING:
+                self._try_start(now_s)
+            elif self._phase is Phase.RUNNING and known.part is Part.WAITING and known.digest is not None:
+                self._consider_late(node, now_s)
+        return self._take_orders()
+
     def tick(self, now_s: float) -> list[Order]:
         """The time has come that `deadline_s` named, or any other."""
+        for number in [number for number, silent in self._silent.items() if now_s >= silent.until_s]:
+            self._give_up_silent(number, now_s)
         if self._notes is not None and self._notes.due_s is not None and now_s >= self._notes.due_s:
             self._tell_pages(self._notes)
         if self._setup is not None and self._phase is not Phase.FINISHED:
@@ -369,7 +437,9 @@ class Job:
             self._try_mend_on(now_s)
         elif self._phase is Phase.STOPPING and self._stop_by_s is not None and now_s >= self._stop_by_s:
             for number, node in list(self._nodes.items()):
-                if node.part is Part.STOPPING:
+                if number in self._silent:
+                    self._give_up_silent(number, now_s)
+                elif node.part is Part.STOPPING:
                     self._send(
                         number, Refused(1, "this node did not stop its ranks in time; the job goes on without it")
                     )
@@ -378,7 +448,7 @@ class Job:
 
     def _gather_by_s(self, since_s: float) -> float:
         """When a gathering ends: with enough nodes, set-up may take as long as it was given."""
-        is_set_up = self._setup is not None and len(self._nodes) >= self._rules.min_nodes
+        is_set_up = self._setup is not None and self._count_heard() >= self._rules.min_nodes
         return since_s + self._rules.join_s + (self._rules.setup_s if is_set_up else 0.0)
 
     def start_anew(self, attempt: int, reason: str, now_s: float) -> list[Order]:
@@ -391,6 +461,38 @@ class Job:
             if self._phase is not Phase.STOPPING:
                 self._stop(reason, signal.SIGTERM, now_s)
         return self._take_orders()
+
+    def _count_heard(self) -> int:
+        return len(self._nodes) - len(self._silent)
+
+    def _count_able(self, without: int = -1) -> int:
+        """Nodes that are heard of and have said what they have; `without`: this one apart."""
+        apart = self._nodes.keys() & {*self._silent, without}
+        return len(self._nodes) - self._unidentified - sum(self._nodes[each].digest is not None for each in apart)
+
+    def _patience_s(self, number: int, node: _Node, how: Silence, limit_s: float) -> float:
+        """How long a node is waited for that is not heard of."""
+        is_needed = self._count_able(number) < self._rules.min_nodes
+        match self._phase:
+            case Phase.RUNNING if node.part is not Part.WAITING:
+                pass
+            case Phase.STOPPING if node.part is not Part.WAITING and is_needed and self._may_go_on:
+                pass
+            case Phase.GATHERING if is_needed and self._pairs is None and not self._comparing:
+                pass
+            case _:
+                return 0.0
+        if how is Silence.CUT:
+            return CUT_S if is_needed else 0.0
+        most_s = (PATIENCE - 1) * limit_s
+        if how is Silence.MUTE:
+            return most_s if is_needed else 0.0
+        return max(most_s, self._rules.join_s) if is_needed else most_s
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether another attempt may follow this one, which ends."""
+        return not self._signum and (self._rules.max_restarts > 0 or self._is_anew)
 
     def fail(self, reason: str) -> list[Order]:
         """The job cannot go on."""
@@ -408,12 +510,16 @@ class Job:
         if self._phase is Phase.FINISHED:
             self._send(number, Refused(1, f"job {join.run_id!r} has ended already"))
             return
+        claimed = _claimed_rank(join, self._rules.static)
+        before = self._by_node_rank.get(claimed, -1)
+        if claimed >= 0 and before in self._silent:
+            self._give_up_silent(before, now_s)  # this is the same node once more, or steps in for it
         node = _Node(join)
         self._nodes[number] = node
         self._parts[node.part] += 1
         self._unidentified += node.digest is None
         self._send(number, Welcome(number, self._rules.open_membership))
-        holder = self._by_node_rank.setdefault(_claimed_rank(join, self._rules.static), number)
+        holder = self._by_node_rank.setdefault(claimed, number)
         if not self._rules.static and join.node_rank >= 0 and holder != number:
             self._send(
                 number, Note(f"--node-rank {join.node_rank} was given to several nodes; their order is by name")
@@ -430,8 +536,8 @@ class Job:
             if self._gather_since_s is None:
                 self._gather_since_s = now_s
             self._try_start(now_s)
-        elif self._phase is Phase.RUNNING and node.digest is not None:
-            self._consider_late(number, now_s)
+        elif node.digest is not None:
+            self._consider_newcomer(number, now_s)
 
     def _find_refusal(self, join: Join) -> str | None:
         rules = self._rules
@@ -446,8 +552,9 @@ class Job:
         if rules.static:
             if max(0, join.node_rank) >= rules.max_nodes:
                 return f"--node-rank {join.node_rank} does not fit --nnodes {rules.max_nodes}: ranks go from 0"
-            other = self._nodes.get(self._by_node_rank.get(max(0, join.node_rank), -1))
-            if other is not None:
+            claimed = self._by_node_rank.get(max(0, join.node_rank), -1)
+            other = self._nodes.get(claimed)
+            if other is not None and claimed not in self._silent:
                 return (
                     f"--node-rank {max(0, join.node_rank)} is already taken by {other.join.host} "
                     f"(pid {other.join.pid}): give each node its own"
@@ -458,6 +565,15 @@ class Job:
         self._parts[node.part] -= 1
         self._parts[part] += 1
         node.part = part
+
+    def _consider_newcomer(self, number: int, now_s: float) -> None:
+        """A node came that can take part."""
+        if self._silent and self._count_able(number) < self._rules.min_nodes <= self._count_able():
+            # It steps in for a node of which nothing is heard.
+            for other in [each for each in self._silent if self._nodes[each].part is not Part.WAITING]:
+                self._give_up_silent(other, now_s)
+        if self._phase is Phase.RUNNING:
+            self._consider_late(number, now_s)
 
     def _consider_late(self, number: int, now_s: float) -> None:
         """A node came while the others run: it waits as a spare, or the job makes room."""
@@ -470,6 +586,9 @@ class Job:
     def _regroup(self, now_s: float) -> None:
         """Makes room for late joiners, if they are still there and the job is not about to end."""
         self._regroup_at_s = None
+        if self._silent:
+            self._regroup_at_s = now_s + JOIN_SETTLE_S  # who joined waits with the others
+            return
         waiting = self._parts[Part.WAITING] - self._unidentified - self._count_excluded()
         if self._parts[Part.SUCCEEDED]:
             for number, node in self._nodes.items():
@@ -481,9 +600,9 @@ class Job:
     # ---- starting an attempt ---------------------------------------------------------------------------------
 
     def _try_start(self, now_s: float) -> None:
-        rules, count = self._rules, len(self._nodes)
-        if self._attempt >= 0:
-            count -= self._unidentified  # a running job does not wait for what newcomers have to say
+        rules = self._rules
+        # A running job does not wait for what newcomers have to say.
+        count = self._count_able() if self._attempt >= 0 else self._count_heard()
         if count >= rules.max_nodes:
             self._last_call_at_s = None
         if count < rules.min_nodes or self._comparing:
@@ -575,7 +694,7 @@ class Job:
         candidates = [
             ranks.Candidate(number, node.join, node.place)
             for number, node in self._nodes.items()
-            if node.digest is not None
+            if node.digest is not None and number not in self._silent
         ]
         candidates = self._leave_out(candidates)
         members = ranks.choose_places(candidates, self._rules.max_nodes)
@@ -654,8 +773,8 @@ class Job:
                 if self._attempt >= 0 and differs and not self._rules.allow_mixed:
                     self._refuse_differing(number, now_s)
                     return
-                if self._phase is Phase.RUNNING and node.part is Part.WAITING:
-                    self._consider_late(number, now_s)
+                if node.part is Part.WAITING:
+                    self._consider_newcomer(number, now_s)
                 if message.why:
                     self._send(number, Note(f"the environment of this node was not compared: {message.why}"))
                 if self._phase is Phase.GATHERING:
@@ -817,9 +936,23 @@ class Job:
                 if node.part is Part.STOPPING:
                     self._send(each, Stop(self._attempt, signum, grace_s, reason))
 
+    def _give_up(self, number: int, reason: str, now_s: float, heard_s: float) -> None:
+        """A node that is not heard of is not waited for any longer; if it comes back, that is as a newcomer."""
+        self._send(number, GaveUp(f"it {reason}"))
+        self._drop(number, reason, now_s, heard_s)
+
+    def _give_up_silent(self, number: int, now_s: float) -> None:
+        silent = self._silent.get(number)
+        if silent is None or self._phase is Phase.FINISHED:
+            return
+        is_cut = silent.how is Silence.CUT
+        reason = silent.reason if is_cut else f"was silent for {now_s - silent.heard_s:.0f} s"
+        self._give_up(number, reason, now_s, silent.heard_s)
+
     def _drop(self, number: int, reason: str, now_s: float, heard_s: float) -> None:
         """A node is gone, whatever the way."""
         node = self._nodes.pop(number, None)
+        self._silent.pop(number, None)
         if node is None or self._phase is Phase.FINISHED:
             return
         self._parts[node.part] -= 1
@@ -908,7 +1041,11 @@ class Job:
             return
         from launcher.mending import Asked
 
-        at_work = {number: node for number, node in self._nodes.items() if node.part is not Part.WAITING}
+        at_work = {
+            number: node
+            for number, node in self._nodes.items()
+            if node.part is not Part.WAITING and number not in self._silent
+        }
         asked = {number: node.join.host for number, node in at_work.items() if only in (None, number)}
         self._phase, self._stop_reason, self._regroup_at_s = Phase.EXAMINING, reason, None
         self._examining = Asked(asked, limit_s, now_s)
@@ -944,7 +1081,11 @@ class Job:
             if node.part is not Part.WAITING:
                 self._set_part(node, Part.STOPPING)
                 self._send(number, Stop(self._attempt, signum, self._rules.grace_s, reason))
-        self._try_go_on(now_s)
+        for number in list(self._silent):
+            if not self._may_go_on or self._count_able() >= self._rules.min_nodes:
+                self._give_up_silent(number, now_s)
+        if self._phase is Phase.STOPPING:  # and no node given up was the last that did not stop
+            self._try_go_on(now_s)
 
     def _on_stopped(self, node: _Node, message: Stopped, now_s: float) -> None:
         self._set_part(node, Part.WAITING)
@@ -1001,14 +1142,26 @@ class Job:
             self._after_failure(now_s)
             return
         gone = "; ".join(loss.what for loss in self._lost)
-        if len(self._nodes) < self._rules.min_nodes and self._rules.max_restarts == 0:
-            self._finish(1, f"lost node {gone}; {self._describe_need()} and --max-restarts is 0")
-        else:
+        if self._count_heard() >= self._rules.min_nodes:
             self._decided(
                 "the nodes that are left come together anew", "the loss of a node is no failure of ranks"
             )
             self._begin_pairs(now_s, is_network=False)
             self._gather_again(now_s, changed=True)
+            return
+        # The job cannot go on without them, so to give their ranks up costs what their failure would have cost.
+        lived_s = self._stop_began_s - self._examining_s - self._running_since_s
+        most = self._rules.max_restarts
+        delay_s = self._restarts.after_failure(lived_s)
+        if delay_s is None:
+            after = f"after {self._restarts.count} restart(s)" if most else "and --max-restarts is 0"
+            self._finish(1, f"lost node {gone}; {self._describe_need()} {after}")
+            return
+        self._not_before_s = now_s + delay_s if delay_s else 0.0
+        self._tell_all(f"restart {self._restarts.used} of {most}: lost node {gone}")
+        self._decided(f"restart {self._restarts.used} of {most}", "--max-restarts", delay_s)
+        self._begin_pairs(now_s, is_network=False)
+        self._gather_again(now_s)
 
     def _order_failures(self) -> Ordered:
         return self._order_all()[0]
@@ -1296,7 +1449,7 @@ class Job:
 
     def _tell_waiting(self, now_s: float) -> None:
         """There are not enough nodes any more, which may last; told once before each attempt."""
-        missing, since_s = self._rules.min_nodes - len(self._nodes), self._gather_since_s
+        missing, since_s = self._rules.min_nodes - self._count_heard(), self._gather_since_s
         if self._phase is not Phase.GATHERING or missing <= 0 or since_s is None or self._is_waiting_told:
             return
         self._is_waiting_told = True
@@ -1327,10 +1480,11 @@ class Job:
         return f"the job needs {low} nodes" if low == high else f"the job needs at least {low} nodes"
 
     def _describe_missing(self, waited_s: float) -> str:
-        here = ", ".join(sorted((n.join.host for n in self._nodes.values()), key=ranks.natural_key)[:16])
-        if len(self._nodes) < self._rules.min_nodes:
+        heard = [node.join.host for number, node in self._nodes.items() if number not in self._silent]
+        here = ", ".join(sorted(heard, key=ranks.natural_key)[:16])
+        if len(heard) < self._rules.min_nodes:
             return (
-                f"only {len(self._nodes)} of {self._rules.min_nodes} nodes joined within {waited_s:.0f} s "
+                f"only {len(heard)} of {self._rules.min_nodes} nodes joined within {waited_s:.0f} s "
                 f"(join_timeout): {here or 'none'}{self._describe_lost()}"
             )
         silent = [n.join.host for n in self._nodes.values() if n.digest is None] or [

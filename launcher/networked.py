@@ -28,6 +28,7 @@ from launcher.rendezvous.messages import (
     Finish,
     FromCoordinator,
     FromMember,
+    Identity,
     Join,
     Leave,
     Listens,
@@ -73,12 +74,14 @@ class Networked:
         resolve: Resolve | None,
         spoiled: Spoiled | None,
         when_program_known: Callable[[Callable[[RankProgram], object]], object],
+        look_again: Callable[[], object],
         events: EventFile | None,
         peers: NodePeers | None,
         secret: bytes | None,
     ) -> None:
-        """Args: when_program_known: calls back with what the ranks of this node are run by; events: the file of
-        this node's bootrun, None where no events are written; peers: None where nodes do not help each other."""
+        """Args: when_program_known: calls back with what the ranks of this node are run by; look_again: looks for
+        their environment anew, where it is not there yet; events: the file of this node's bootrun, None where no
+        events are written; peers: None where nodes do not help each other."""
         self._loop = loop
         self._console = console
         self._spec = spec
@@ -115,11 +118,13 @@ class Networked:
         )
         self.head_start = HeadStart(loop, lambda attempt: self._link.send(Listens(attempt)))
         self._probe: IdentityProbe | None = None
+        self._identity: Identity | None = None  # as it was found last
         self._has_identity = join.has_identity
         self._when_program_known = when_program_known
+        self._look_again = look_again
         if join.has_identity:
             when_program_known(self._identify)
-        agent.connect(guard, _AgentLink(self._link, lambda: self._shipper))
+        agent.connect(guard, _AgentLink(self._link, lambda: self._shipper, self._on_rejoin))
 
     def _make_host(self) -> JobHost:
         """This node hosts the coordinator."""
@@ -146,12 +151,22 @@ class Networked:
         self._probe = IdentityProbe(
             self._loop,
             "" if is_program else program.python,
-            self._link.send,
+            self._on_identity,
             {name: value for name, value in environ.items() if name not in SECRET_VARIABLES},
             prefix=program.prefix,
             listing=LISTING if program.image else "",
             image=program.image,
         )
+
+    def _on_identity(self, identity: Identity) -> None:
+        self._identity = identity
+        self._link.send(identity)
+
+    def _on_rejoin(self) -> None:
+        """What the coordinator of a job has to know of a newcomer, beside its Join."""
+        if self._identity is not None:
+            self._link.send(self._identity)
+        self._look_again()
 
     def _on_message(self, message: FromCoordinator) -> None:
         if isinstance(message, WantEvents):
@@ -245,9 +260,12 @@ class Networked:
 class _AgentLink:
     """The link as the agent has it: events go out before the node does, and soon after an attempt."""
 
-    def __init__(self, link: Member, shipper: Callable[[], Shipper | None]) -> None:
+    def __init__(
+        self, link: Member, shipper: Callable[[], Shipper | None], rejoined: Callable[[], object]
+    ) -> None:
         self._link = link
         self._shipper = shipper
+        self._rejoined = rejoined
 
     def send(self, message: FromMember) -> None:
         shipper = self._shipper()
@@ -259,6 +277,10 @@ class _AgentLink:
 
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
         return self._link.to_job_clock(local_ns)
+
+    def rejoin(self, master_port: int) -> None:
+        self._link.rejoin(master_port)
+        self._rejoined()
 
     @property
     def is_local(self) -> bool:

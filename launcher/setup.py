@@ -260,6 +260,13 @@ class NodeSetup:
 
     # ---- orders ----------------------------------------------------------------------------------------------
 
+    def look_again(self) -> None:
+        """No order that was given, or was to come, holds any more."""
+        if self._state is State.WORKING and not self._is_reopening and not self._failing.is_set:
+            self._drop_keeper()
+            self._keepers -= 1  # it has done what it could
+            self._start(is_plain=False)
+
     def obey(self, order: SetupOrder) -> None:
         """An order of the coordinator."""
         if order.do == "wait":

@@ -152,6 +152,11 @@ class Workplace:
         else:
             setup.obey(order)
 
+    def look_again(self) -> None:
+        """The coordinator takes this node for a new one: what is not there yet is looked for anew."""
+        if self._setup is not None:
+            self._setup.look_again()
+
     def _run_set_up(self, setup: NodeSetup, order: SetupOrder) -> None:
         setup.obey(order)
         self._open_for_set_up()

@@ -47,7 +47,7 @@ FROM_MEMBER = _kinds(
     (1, m.Join, 6 * KIB),
     (2, m.Identity, 6 * KIB),
     (3, m.Environment, MOST_PAYLOAD_BYTES),
-    (4, m.Ping, 16),
+    (4, m.Ping, 32),
     (5, m.Started, 32),
     (6, m.RankFailed, 512 * KIB),
     (7, m.Succeeded, 16),
@@ -68,9 +68,10 @@ FROM_MEMBER = _kinds(
     (42, m.ClockSays, 32),
     (48, m.Examined, 16 * KIB),
     (49, m.Mended, 256 * KIB),
+    (56, m.Resume, 128),
 )
 FROM_COORDINATOR = _kinds(
-    (65, m.Welcome, 32),
+    (65, m.Welcome, 128),
     (66, m.Pong, 64),
     (67, m.WantEnvironment, 16),
     (68, m.World, 2 * KIB),
@@ -93,6 +94,9 @@ FROM_COORDINATOR = _kinds(
     (112, m.Examine, 32),
     (113, m.Mend, MOST_PAYLOAD_BYTES),
     (114, m.StepTaken, 16 * KIB),
+    (120, m.Resumed, 16),
+    (121, m.GaveUp, 64 * KIB),
+    (122, m.Nudge, 16),
 )
 _KIND_OF: dict[type[Any], Kind] = {
     kind.type: kind for kinds in (FROM_MEMBER, FROM_COORDINATOR) for kind in kinds.values()
@@ -103,7 +107,7 @@ MOST_NAME_CHARS = 256
 MOST_TEXT_CHARS = 16 * KIB
 _TEXT_CHARS = {
     **dict.fromkeys(("run_id", "host", "address", "role", "node", "interpreter", "master_addr"), MOST_NAME_CHARS),
-    **dict.fromkeys(("digest", "key", "tree"), 64),
+    **dict.fromkeys(("digest", "key", "tree", "token"), 64),
     **dict.fromkeys(("what", "do"), 16),
     **dict.fromkeys(("id", "own"), MOST_NAME_CHARS + 16),
     "why": KIB,

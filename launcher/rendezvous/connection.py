@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -18,9 +17,10 @@ from typing import NamedTuple, cast
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous.clock import JobClock
 from launcher.rendezvous.endpoint import plain_address, set_options
-from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Ping, Pong, Refused, World
-from launcher.rendezvous.peer import cut_off
+from launcher.rendezvous.messages import Finish, FromCoordinator, FromMember, Nudge, Ping, Pong, Refused, World
+from launcher.rendezvous.peer import count_unsent, cut_off
 from launcher.rendezvous.resolve import Address
+from launcher.rendezvous.session import Session
 from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Reply, Trouble, Wire
 
 FLUSH_S = 2.0  # for what is queued when the connection is closed
@@ -52,6 +52,9 @@ class Callbacks(NamedTuple):
     opened: Callable[[str], object]  # the local address
     message: Callable[[FromCoordinator], object]
     ended: Callable[[Ended], object]  # at most once, never after `close`
+    # Nothing was heard for so many seconds, more than is allowed; again at each heartbeat without an answer, and
+    # with 0 as soon as something is heard.
+    silent: Callable[[float], object] = lambda _silence_s: None
 
 
 class _State(Enum):
@@ -69,10 +72,12 @@ class Connection:
         "_clock",
         "_heard_s",
         "_is_deaf",
+        "_is_silent",
         "_loop",
         "_next_ping_s",
         "_pause_s",
         "_queue",
+        "_session",
         "_sock",
         "_state",
         "_timer",
@@ -92,15 +97,20 @@ class Connection:
         callbacks: Callbacks,
         timing: Timing | None = None,
         source: str = "",
+        session: Session | None = None,
+        clock: JobClock | None = None,
     ) -> None:
+        """Args: session, clock: of the connection that this one goes on with."""
         self._loop = loop
         self._callbacks = callbacks
         self._timing = timing or Timing()
         self._wire = Wire(False, secret, version, os.urandom(NONCE_BYTES))
-        self._clock = JobClock()
+        self._clock = clock or JobClock()
+        self._session = session or Session()
         self._queue = b""
         self._state = _State.LIVE
         self._is_deaf = False  # the coordinator has closed its direction
+        self._is_silent = False  # so it was told
         self.ships_events = False  # so the end of the job is not the end of the connection
         self._heard_s = loop.time()
         self._next_ping_s = float("inf")
@@ -138,7 +148,12 @@ class Connection:
         """Whether nearly all that was sent has arrived, so that nothing urgent waits behind what is sent now."""
         if self._queue or not self._wire.is_open or self._state not in (_State.LIVE, _State.LAST):
             return False
-        return _count_unsent(self._sock) <= MOST_UNSENT_BYTES
+        return count_unsent(self._sock) <= MOST_UNSENT_BYTES
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether all that was sent has arrived at the coordinator's machine."""
+        return not self._queue and count_unsent(self._sock) == 0
 
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
         """See Link."""
@@ -208,6 +223,9 @@ class Connection:
                 self._on_deaf()
             return
         self._heard_s = self._loop.time()
+        if self._is_silent and data:
+            self._is_silent = False
+            self._callbacks.silent(0.0)
         for event in self._wire.receive(data) if data else self._wire.end():
             self._on_event(event, arrived_ns)
             if not self._is_live():
@@ -224,6 +242,9 @@ class Connection:
     def _on_event(self, event: object, arrived_ns: int) -> None:
         if isinstance(event, Pong):
             self._clock.add(event.local_ns, event.received_ns, event.sent_ns, arrived_ns)
+            self._session.heard(event.received)
+        elif isinstance(event, Nudge):
+            self.send(Ping(arrived_ns, self._session.received))
         elif isinstance(event, Reply):
             self._write(event.data)
         elif isinstance(event, Established):
@@ -235,6 +256,7 @@ class Connection:
             self._on_message(cast(FromCoordinator, event))
 
     def _on_message(self, message: FromCoordinator) -> None:
+        self._session.receives(message)
         if isinstance(message, World) and not self._pause_s:
             self._pause_s = self._timing.first_ping_s
             self._next_ping_s = self._loop.time() + self._pause_s * _random()
@@ -262,10 +284,12 @@ class Connection:
         if late_s > 1.0:
             self._heard_s += late_s  # this process itself stood still; answers may wait to be read
         if now_s - self._heard_s >= self._timing.silence_s:
-            self._end(None, f"was silent for {self._timing.silence_s:g} s")
-            return
+            self._is_silent = True
+            self._callbacks.silent(now_s - self._heard_s)
+            if self._state is not _State.LIVE:
+                return
         if now_s >= self._next_ping_s:
-            self.send(Ping(time.monotonic_ns()))
+            self.send(Ping(time.monotonic_ns(), self._session.received))
             pause_s = self._timing.ping_s
             if 0 < self._pause_s < pause_s:
                 pause_s, self._pause_s = self._pause_s, self._pause_s * 2
@@ -274,7 +298,9 @@ class Connection:
         self._plan_beat()
 
     def _plan_beat(self) -> None:
-        self._timer_due_s = min(self._next_ping_s, self._heard_s + self._timing.silence_s)
+        silent_s = self._heard_s + self._timing.silence_s
+        is_silent = silent_s <= self._loop.time()
+        self._timer_due_s = self._next_ping_s if is_silent else min(self._next_ping_s, silent_s)
         self._set_timer(max(0.0, self._timer_due_s - self._loop.time()), self._beat)
 
     def _set_timer(self, delay_s: float, callback: Callable[[], object]) -> None:
@@ -353,17 +379,6 @@ class Connection:
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
-
-
-def _count_unsent(sock: socket.socket) -> int:
-    """Bytes that the other side's TCP has not confirmed."""
-    import fcntl
-    import termios
-
-    try:
-        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except OSError:
-        return 0
 
 
 def _random() -> float:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
+from launcher.job import Silence
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous import codec
 from launcher.rendezvous.acceptor import Acceptor, raise_file_limit
@@ -26,11 +27,16 @@ from launcher.rendezvous.messages import (
     Finish,
     FromCoordinator,
     FromMember,
+    GaveUp,
     Join,
+    Nudge,
     Ping,
     Pong,
     Refused,
+    Resume,
+    Resumed,
     WantEnvironment,
+    Welcome,
 )
 from launcher.rendezvous.peer import MOST_QUEUED_BYTES, Peer, cut_off
 from launcher.rendezvous.wire import NONCE_BYTES, Broken, Established, Event, Reply, Trouble, Wire
@@ -80,9 +86,12 @@ class Coordinator:
         self._say = say
         self._limits = limits or Limits()
         self._epoll = select.epoll()
-        self._peers: dict[int, Peer] = {}  # by descriptor; each is in one of the next three as well
+        self._peers: dict[int, Peer] = {}  # by descriptor; each is in one of the next four as well
         self._pending: dict[Peer, None] = {}  # oldest first
-        self._members: dict[int, Peer] = {}  # by number at the JobHost
+        self._members: dict[int, Peer] = {}  # by number at the JobHost; also those without a connection
+        self._given_up: dict[Peer, None] = {}  # by the Job; they learn of it when they read
+        self._tokens: dict[str, Peer] = {}  # of the members
+        self._run = os.urandom(8).hex()  # tells this coordinator from the one of another job at the same place
         self._ending: dict[Peer, None] = {}
         self._last_encoded: tuple[FromCoordinator | None, tuple[int, bytes]] = (None, (0, b""))
         self._sweep_timer: Cancellable | None = None
@@ -94,6 +103,7 @@ class Coordinator:
         self._accepted = self._refused = self._strange = self._ended = self._bytes_in = self._bytes_out = 0
         self._most_files = raise_file_limit()
         host.on_listen = self.set_listening
+        host.on_finish = self._on_finish
         loop.add_reader(self._epoll.fileno(), self._on_events)
         self._acceptor = Acceptor(loop, listener, self._has_room, self._accept, self._report)
 
@@ -189,7 +199,7 @@ class Coordinator:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._end_peer(peer, cut_off(error))
+            self._cut_peer(peer, cut_off(error))
             return
         if peer.is_ending:
             if not data:
@@ -198,16 +208,27 @@ class Coordinator:
                 return
         self._bytes_in += len(data)
         peer.heard_s = received_ns / 1e9 if data else max(peer.heard_s, received_ns / 1e9 - CLOSED_S)
+        if peer.is_silent and data:
+            self._hear_again(peer)
+        fd = peer.sock.fileno()
         for event in peer.wire.receive(data) if data else peer.wire.end():
-            self._on_event(peer, event, received_ns)
+            at_work = self._peers.get(fd)  # another one from a Resume on
+            if at_work is None:
+                return
+            self._on_event(at_work, event, received_ns)
 
     def _on_event(self, peer: Peer, event: Event, received_ns: int) -> None:
-        if peer.is_ending:
+        if peer.is_given_up:
+            if isinstance(event, Broken):
+                self._drop(peer)
+        elif peer.is_ending:
             # Of a node that was told the end of the job, its last events count and nothing else.
             if peer.is_finished and isinstance(event, EventBatch):
                 self._host.receive(peer.node, event)
         elif isinstance(event, Ping) and peer.node >= 0:
-            self._write(peer, peer.wire.pack(Pong(event.local_ns, received_ns, time.monotonic_ns())))
+            peer.session.heard(event.received)
+            pong = Pong(event.local_ns, received_ns, time.monotonic_ns(), peer.session.received)
+            self._write(peer, peer.wire.pack(pong))
         elif isinstance(event, Reply):
             self._write(peer, event.data)
         elif isinstance(event, Established):
@@ -216,6 +237,8 @@ class Coordinator:
             self._on_broken(peer, event)
         elif isinstance(event, Join):
             self._on_join(peer, event)
+        elif isinstance(event, Resume):
+            self._on_resume(peer, event)
         elif peer.node < 0:
             self._end_peer(peer, "sent a message before its Join")
         elif isinstance(event, Environment) and not peer.asked:
@@ -223,12 +246,16 @@ class Coordinator:
         elif isinstance(event, EventBatch) and not self._host.wants_events:
             self._end_peer(peer, "sent events that nobody asked for")
         else:
+            peer.session.receives(cast(FromMember, event))
             self._host.receive(peer.node, cast(FromMember, event))
 
     def _on_broken(self, peer: Peer, broken: Broken) -> None:
         # A connection that is closed without a byte is a probe of the port, as load balancers do it.
         is_probe = broken.trouble is Trouble.CUT and not peer.wire.peer_version
-        self._end_peer(peer, "" if is_probe and peer.node < 0 else broken.reason)
+        if peer.node >= 0 and broken.reason.startswith("closed the connection"):
+            self._cut_peer(peer, broken.reason)
+        else:
+            self._end_peer(peer, "" if is_probe and peer.node < 0 else broken.reason)
 
     def _on_join(self, peer: Peer, join: Join) -> None:
         if peer.node >= 0:
@@ -238,23 +265,75 @@ class Coordinator:
             join = join._replace(address=peer.name())
         del self._pending[peer]
         peer.node = self._host.attach(peer.deliver)
-        self._members[peer.node] = peer
+        peer.token = self._run + os.urandom(8).hex()
+        self._tokens[peer.token] = self._members[peer.node] = peer
         self._host.receive(peer.node, join)
+
+    def _on_resume(self, peer: Peer, resume: Resume) -> None:
+        """A node whose connection has broken, or has heard nothing for long, is here with a new one."""
+        if peer.node >= 0:
+            self._end_peer(peer, "sent a second Join")
+            return
+        known = self._tokens.get(resume.token)
+        if known is None:
+            is_ours = resume.token.startswith(self._run)
+            reason = "its connection was gone for too long"
+            other = "the job of this node has ended, another one is at its place by now"
+            self._write(peer, peer.wire.pack(GaveUp(reason) if is_ours else Refused(1, other)))
+            self._begin_end(peer, self._limits.goodbye_s)
+            return
+        del self._pending[peer]
+        self._close_socket(known)
+        known.take_over(peer)
+        self._peers[known.sock.fileno()] = known
+        known.session.heard(resume.received)
+        self._write(known, known.wire.pack(Resumed(known.session.received)))
+        for message in known.session.missing():
+            self._write(known, *self._frame(known, cast(FromCoordinator, message)))
+        self._host.heard(known.node)
+
+    def _hear_again(self, peer: Peer) -> None:
+        peer.is_silent = False
+        self._host.heard(peer.node)
 
     # ---- writing ---------------------------------------------------------------------------------------------
 
     def _deliver(self, peer: Peer, message: FromCoordinator) -> None:
         """Called by the JobHost; must not call it back."""
-        if peer.is_ending:
+        if peer.is_ending or peer.is_given_up:
             return
+        if isinstance(message, Welcome):
+            message = message._replace(token=peer.token)
         peer.asked = peer.asked or isinstance(message, WantEnvironment)
-        self._write(peer, *self._frame(peer, message))
-        if isinstance(message, Finish | Refused):
+        peer.session.sends(message)
+        if not peer.is_cut:
+            self._write(peer, *self._frame(peer, message))
+        if peer.session.is_far_behind and not isinstance(message, Finish | Refused | GaveUp):
+            self._loop.call_soon(self._end_peer, peer, "has not read for too long what was sent to it")
+        if isinstance(message, GaveUp):
+            self._set_apart(peer)
+        elif isinstance(message, Finish | Refused):
             self._refused += isinstance(message, Refused)
             peer.is_finished = isinstance(message, Finish) and self._host.wants_events
             self._begin_end(peer, self._limits.goodbye_s)
-            if isinstance(message, Finish):
-                self._acceptor.stop()  # the port is free for the next job
+
+    def _set_apart(self, peer: Peer) -> None:
+        """Of a node that was given up, the connection stays: when it reads, it learns what became of the job."""
+        self._members.pop(peer.node, None)
+        self._tokens.pop(peer.token, None)
+        peer.is_given_up = True
+        if peer.is_cut:
+            peer.is_ending = True
+        else:
+            self._given_up[peer] = None
+
+    def _on_finish(self, finish: Finish) -> None:
+        """The job is over."""
+        self._acceptor.stop()  # the port is free for the next one
+        given_up, self._given_up = self._given_up, {}
+        for peer in given_up:
+            self._write(peer, *self._frame(peer, finish._replace(failures=(), unsure=(), lost=())))
+            self._drop(peer)  # nobody waits for it; what was sent is with its machine, or lost
 
     def _frame(self, peer: Peer, message: FromCoordinator) -> tuple[bytes, ...]:
         # Stop, Note and Finish go to all nodes alike.
@@ -274,7 +353,7 @@ class Coordinator:
         try:
             self._bytes_out += peer.send(*chunks)
         except OSError as error:
-            self._loop.call_soon(self._end_peer, peer, cut_off(error))
+            self._loop.call_soon(self._cut_peer, peer, cut_off(error), peer.sock)
             return
         if peer.queue is None or had_queue:
             if peer.queued > MOST_QUEUED_BYTES:
@@ -286,7 +365,7 @@ class Coordinator:
         try:
             self._bytes_out += peer.flush()
         except OSError as error:
-            self._end_peer(peer, cut_off(error))
+            self._cut_peer(peer, cut_off(error))
             return
         if peer.queue is None:
             self._epoll.modify(peer.sock.fileno(), select.EPOLLIN)
@@ -297,16 +376,34 @@ class Coordinator:
 
     def _end_peer(self, peer: Peer, reason: str) -> None:
         """A connection is over; if it was a node, the JobHost hears that it is lost."""
-        if peer.sock.fileno() < 0:
-            return
-        if peer.is_ending:
+        if peer.is_ending or peer.is_given_up:
             self._drop(peer)
-        elif peer.node < 0:
-            self._turn_away(peer, reason)
-        else:
+        elif peer.node >= 0:
             self._drop(peer)
             self._ended += 1
             self._host.lost(peer.node, reason, peer.heard_s)
+        elif not peer.is_cut:
+            self._turn_away(peer, reason)
+
+    def _cut_peer(self, peer: Peer, reason: str, sock: socket.socket | None = None) -> None:
+        """A connection has broken (`sock`: this one); the JobHost decides whether its node is waited for."""
+        if peer.is_cut or sock not in (None, peer.sock):
+            return
+        if peer.node < 0 or peer.is_ending or peer.is_given_up:
+            self._end_peer(peer, reason)
+            return
+        self._close_socket(peer)
+        self._ended += 1
+        peer.is_silent = True
+        self._host.unheard(peer.node, Silence.CUT, reason, peer.heard_s, self._limits.heartbeat_s)
+
+    def _close_socket(self, peer: Peer) -> None:
+        fd = peer.sock.fileno()
+        if fd >= 0:
+            del self._peers[fd]
+            self._epoll.unregister(fd)
+            peer.sock.close()
+        peer.queue, peer.queued = None, 0
 
     def _turn_away(self, peer: Peer, reason: str) -> None:
         """Ends a connection that is no node of this job."""
@@ -319,8 +416,12 @@ class Coordinator:
         """No more is read from it; what was written to it must arrive, so it gets to close first."""
         self._pending.pop(peer, None)
         self._members.pop(peer.node, None)
-        self._ending[peer] = None
+        self._tokens.pop(peer.token, None)
         peer.is_ending = True
+        if peer.is_cut or peer.is_silent:
+            self._drop(peer)
+            return
+        self._ending[peer] = None
         peer.until_s = self._loop.time() + patience_s
         if peer.queue is None:
             self._shut(peer)
@@ -333,16 +434,13 @@ class Coordinator:
             self._loop.call_soon(self._drop, peer)
 
     def _drop(self, peer: Peer) -> None:
-        fd = peer.sock.fileno()
-        if fd < 0:
-            return
         self._pending.pop(peer, None)
         self._members.pop(peer.node, None)
+        self._tokens.pop(peer.token, None)
+        self._given_up.pop(peer, None)
         self._ending.pop(peer, None)
-        del self._peers[fd]
-        self._epoll.unregister(fd)
         peer.is_ending = True
-        peer.sock.close()
+        self._close_socket(peer)
         self._check_closed()
 
     # ---- time ------------------------------------------------------------------------------------------------
@@ -369,12 +467,24 @@ class Coordinator:
                 self._turn_away(peer, f"did not join within {self._limits.hello_s:g} s")
         for peer in [peer for peer in self._ending if now_s > peer.until_s]:
             self._drop(peer)
-        silent_since_s = now_s - self._limits.heartbeat_s
-        for peer in [peer for peer in self._members.values() if peer.heard_s < silent_since_s]:
-            if not peer.has_unread():
-                self._end_peer(peer, f"was silent for {self._limits.heartbeat_s:g} s")
-        if self._peers:
+        limit_s = self._limits.heartbeat_s
+        quiet_since_s = now_s - limit_s / 2
+        for peer in [peer for peer in self._members.values() if peer.heard_s < quiet_since_s]:
+            if not peer.is_cut and not peer.has_unread():
+                self._look_at_silent(peer, now_s - peer.heard_s >= limit_s)
+        if self._peers or self._members:
             self._plan_sweep()
+
+    def _look_at_silent(self, peer: Peer, is_over: bool) -> None:
+        """Of a node that says nothing for half of what is allowed, or, with `is_over`, for longer than that."""
+        limit_s = self._limits.heartbeat_s
+        takes_all = peer.takes_all()
+        if is_over:
+            peer.is_silent = True
+            how = Silence.STALLED if takes_all else Silence.MUTE
+            self._host.unheard(peer.node, how, f"was silent for {limit_s:g} s", peer.heard_s, limit_s)
+        if takes_all and not peer.is_ending and not peer.is_given_up:
+            self._write(peer, peer.wire.pack(Nudge()))  # that it arrives shows that its machine lives
 
     def _report(self, text: str) -> None:
         """A line about a strange connection; more of them within a while are only counted."""
@@ -397,6 +507,8 @@ class Coordinator:
             self._drop(peer)
         for peer in list(self._members.values()):
             self._deliver(peer, Refused(1, reason))
+        for peer in list(self._given_up):
+            self._drop(peer)
         self._check_closed()
 
     def _check_closed(self) -> None:

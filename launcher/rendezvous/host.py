@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from launcher.job import Job, Listen, Order, Send
+from launcher.job import Job, Listen, Order, Send, Silence
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous.messages import (
     CheckpointFailed,
@@ -17,6 +17,7 @@ from launcher.rendezvous.messages import (
     Finish,
     FromCoordinator,
     FromMember,
+    GaveUp,
     Join,
     Leave,
     Listens,
@@ -69,6 +70,7 @@ class JobHost:
         self._loop = loop
         self.job = job
         self.on_listen = on_listen
+        self.on_finish: Callable[[Finish], object] | None = None
         self._resolve = resolve
         self._spoiled = spoiled
         self._events = events
@@ -122,6 +124,16 @@ class JobHost:
             self._held.pop(node, None)
             self._carry_out(self.job.lost(node, reason, self._loop.time(), heard_s))
 
+    def unheard(self, node: int, how: Silence, reason: str, heard_s: float, limit_s: float) -> None:
+        """Nothing is heard of an attached node, since `heard_s`; it may be back, or gets a GaveUp. See Job."""
+        if node in self._deliver:
+            self._carry_out(self.job.unheard(node, how, reason, self._loop.time(), heard_s, limit_s))
+
+    def heard(self, node: int) -> None:
+        """It is heard of again."""
+        if node in self._deliver:
+            self._carry_out(self.job.heard(node, self._loop.time()))
+
     def _tick(self) -> None:
         self._timer = self._timer_at_s = None
         self._carry_out(self.job.tick(self._loop.time()))
@@ -139,7 +151,7 @@ class JobHost:
             elif isinstance(message, Stop) and self._take_back(order.node, message.attempt):
                 waiting.extend(self.job.not_begun(order.node, message.attempt, self._loop.time()))
             else:
-                if isinstance(message, Finish | Refused):
+                if isinstance(message, Finish | Refused | GaveUp):
                     self._held.pop(order.node, None)
                 self._do(order)
         if self._held and not self._is_resolving and self._resolve is not None:
@@ -163,10 +175,12 @@ class JobHost:
         if deliver is not None:
             if isinstance(order.message, World) and not order.message.first_rank:
                 self._leads = order.node, order.message.attempt
-            if isinstance(order.message, Refused | Finish):
+            if isinstance(order.message, Refused | Finish | GaveUp):
                 # Its connection ends by this: what comes of it later is no news to the Job.
                 del self._deliver[order.node]
-                if isinstance(order.message, Refused):
+                if isinstance(order.message, Finish) and self.on_finish is not None:
+                    self.on_finish(order.message)
+                if not isinstance(order.message, Finish):
                     self._forget(order.node)
                 elif self._serving is not None:
                     self._serving.left(order.node)
@@ -245,6 +259,9 @@ class LocalLink:
     @property
     def is_closed(self) -> bool:
         return True
+
+    def rejoin(self, master_port: int) -> None:
+        raise AssertionError(f"the node of the coordinator was given up (port {master_port})")
 
     def close(self) -> None:
         self._host.lost(self._node, "left")

@@ -24,5 +24,8 @@ class Link(Protocol):
     def is_closed(self) -> bool:
         """After `close`: whether nothing is left to be sent."""
 
+    def rejoin(self, master_port: int) -> None:
+        """Joins anew, after a GaveUp, with a fresh port for the node's next attempt as rank 0."""
+
     def close(self) -> None:
         """Sends what is queued within a bound, then ends the connection."""

@@ -2,25 +2,39 @@
 
 In: the endpoint and this node's Join. Out: a Link that can be used at once; what is sent before the coordinator is
 there waits. Each round looks the name up, tries to host where that is allowed, then dials each address; so a
-coordinator that comes up later, moves, or was the leftover of an earlier job does no harm.
+coordinator that comes up later, moves, or was the leftover of an earlier job does no harm. Who has joined, and
+loses the connection, dials again and goes on where it was (session.py); who was given up joins anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from enum import Enum
+from typing import NamedTuple, cast
 
 import bootseer
 from bootseer.errors import UsageError
 from launcher.loop import Cancellable, EventLoop
+from launcher.rendezvous.clock import JobClock
 from launcher.rendezvous.codec import MOST_NAME_CHARS
 from launcher.rendezvous.connection import Callbacks, Connection, Ended, Timing
 from launcher.rendezvous.coordinator import Coordinator, Limits
 from launcher.rendezvous.endpoint import Listener, Verdict, is_loopback, try_to_host
 from launcher.rendezvous.host import JobHost, LocalLink
-from launcher.rendezvous.link import Link
-from launcher.rendezvous.messages import EventBatch, FromCoordinator, FromMember, Join, Leave, Welcome
+from launcher.rendezvous.messages import (
+    EventBatch,
+    FromCoordinator,
+    FromMember,
+    GaveUp,
+    Join,
+    Leave,
+    Refused,
+    Resume,
+    Resumed,
+    Welcome,
+)
 from launcher.rendezvous.resolve import Address, Question, address_literal, resolve
+from launcher.rendezvous.session import Session
 from launcher.rendezvous.wire import Trouble
 
 VERSION: str = getattr(bootseer, "__version__", "0")
@@ -31,7 +45,20 @@ FOREIGN_PATIENCE_S = 3.0
 SILENT_PATIENCE_S = 60.0  # rank 0 of a static job has the port while ranks run
 OWN_PORT_PATIENCE_S = 10.0  # ... but not of a job that finds its host by binding, on this node
 TAKEN_PATIENCE_S = 2.0  # for a node that must host
+# Of a node that had joined: where nobody listens any more the coordinator has ended.
+GONE_PATIENCE_S = 1.0
+# So many times the silence that heartbeats allow, a coordinator is tried that cannot be reached.
+PATIENCE = 4
 _FINAL = (Trouble.VERSION, Trouble.SECRET)
+_NOBODY = "connection refused"
+
+
+class _Stage(Enum):
+    JOINING = "joining"
+    IN = "in"  # it has its Welcome
+    CUT = "cut"  # it had, and tries to go on with another connection
+    OUT = "out"  # the job has gone on without it; it may join anew
+    AGAIN = "again"  # it does
 
 
 class RendezvousSettings(NamedTuple):
@@ -85,7 +112,13 @@ class Member:
         self._on_message = on_message
         self._on_lost = on_lost
         self._say = say
-        self._early: list[FromMember] = []  # sent before the Welcome
+        self._session = Session()  # before the Welcome: what was sent early
+        self._clock = JobClock()
+        self._token = ""
+        self._broken = ""  # why the connection broke that is to be gone on with
+        self._heard_s = 0.0  # when that was heard of last, at the earliest
+        self._is_silence_told = False
+        self._ships_events = False
         self._question: Question | None = None
         self._connection: Connection | None = None
         self._local: LocalLink | None = None
@@ -96,7 +129,10 @@ class Member:
         self._reasons: list[str] = []  # why attempts failed, the last ones last
         self._since_s: dict[Trouble | Verdict, float] = {}  # first time of each obstacle
         self._attempt_s = 0.0  # when the present one began
-        self._is_welcome = self._is_over = False
+        self._stage = _Stage.JOINING
+        self._is_greeted = False  # the coordinator knows who is at the other end of this connection
+        self._gone_since_s: float | None = None  # nobody listens at the endpoint
+        self._is_over = False
         self._leave_reason = ""
         self.own_ip = ""  # by which other nodes reach this one, as far as it is known; "" until it has joined
 
@@ -109,15 +145,34 @@ class Member:
         if self._local is not None:
             self._local.send(message)
             return
-        if not self._is_welcome:
-            self._early.append(message)
-        if self._connection is not None:
+        if self._stage is _Stage.OUT:
+            return  # nobody wants to know
+        self._session.sends(message)
+        if self._connection is not None and self._is_at_work:
             self._connection.send(message)
+
+    def rejoin(self, master_port: int) -> None:
+        """See Link."""
+        if self._is_over:
+            return
+        self._say("this node joins the job again")
+        self._join = self._join._replace(master_port=master_port)
+        if self._connection is not None:
+            self._connection.close()
+        self._stage, self._token = _Stage.AGAIN, ""
+        self._session = Session()
+        self._begin_rounds(self._settings.join_timeout_s)
+
+    @property
+    def _is_at_work(self) -> bool:
+        """Whether what is sent arrives on the connection that there is."""
+        return self._is_greeted and self._stage is not _Stage.OUT
 
     def to_job_clock(self, local_ns: int) -> tuple[int, int]:
         """See Link."""
-        link: Link | Connection | None = self._local or self._connection
-        return link.to_job_clock(local_ns) if link is not None else (local_ns, 0)
+        if self._local is not None:
+            return self._local.to_job_clock(local_ns)
+        return self._clock.map(local_ns) if self._connection is not None else (local_ns, 0)
 
     def close(self) -> None:
         """See Link; `is_closed` tells when it is done."""
@@ -146,6 +201,7 @@ class Member:
 
     def begin_shipping(self) -> None:
         """Events go this way: after the end of the job `end_shipping` is waited for, within a bound."""
+        self._ships_events = True
         if self._connection is not None:
             self._connection.ships_events = True
 
@@ -154,13 +210,14 @@ class Member:
         """Whether nothing urgent would have to wait for a batch of events."""
         if self._local is not None:
             return True
-        return self._is_welcome and self._connection is not None and self._connection.is_idle
+        return self._stage is _Stage.IN and self._connection is not None and self._connection.is_idle
 
     def ship(self, batch: EventBatch) -> None:
         """Sends it, if `can_ship`."""
         if self._local is not None:
             self._local.ship(batch)
         elif self._connection is not None:
+            self._session.sends(batch)
             self._connection.send(batch)
 
     def end_shipping(self) -> None:
@@ -179,7 +236,14 @@ class Member:
                 f"the endpoint {self._settings.host} needs a port, or this node cannot find its coordinator"
             )
             return
-        self._give_up_s = self._loop.time() + self._settings.join_timeout_s
+        self._begin_rounds(self._settings.join_timeout_s)
+
+    def _begin_rounds(self, patience_s: float) -> None:
+        self._give_up_s = self._loop.time() + patience_s
+        self._pause_s = FIRST_PAUSE_S
+        self._reasons.clear()
+        self._since_s.clear()
+        self._gone_since_s = None
         self._round()
 
     def _round(self) -> None:
@@ -203,6 +267,8 @@ class Member:
 
     def _must_host(self) -> bool | None:
         """Whether this node must host, must not, or may if the endpoint is its own (None)."""
+        if self._stage is not _Stage.JOINING:
+            return False  # it is another node's job
         if self._settings.is_host is not None:
             return self._settings.is_host
         if self._settings.backend == "static":
@@ -222,6 +288,9 @@ class Member:
     def _try_later(self) -> None:
         self._connection = None
         if self._loop.time() + self._pause_s >= self._give_up_s:
+            if self._stage is not _Stage.JOINING:
+                self._fail_again("; ".join(self._reasons))
+                return
             self._fail(
                 f"no coordinator at {self._place()} within {self._settings.join_timeout_s:g} s (join_timeout): "
                 + "; ".join(self._reasons)
@@ -239,6 +308,8 @@ class Member:
     def _fail(self, reason: str) -> None:
         if not self._is_over:
             self._stop_trying()
+            if self._connection is not None:
+                self._connection.close()
             self._on_lost(reason)
 
     def _stop_trying(self) -> None:
@@ -284,9 +355,8 @@ class Member:
             self._say(f"the endpoint of this job is {settings.host}:{listener.port}")
         self._local = LocalLink(self._loop, host, self._on_message)
         self._local.send(self._join._replace(address=self._join.address or settings.host.strip("[]")))
-        for message in self._early:
-            self._local.send(message)
-        self._early.clear()
+        for message in self._session.begin():
+            self._local.send(cast(FromMember, message))
 
     # ---- as a member -----------------------------------------------------------------------------------------
 
@@ -307,34 +377,138 @@ class Member:
             settings.port,
             settings.secret,
             VERSION,
-            Callbacks(self._on_open, self._receive, lambda ended: self._on_ended(ended, addresses, index)),
+            Callbacks(
+                self._on_open,
+                self._receive,
+                lambda ended: self._on_ended(ended, addresses, index),
+                self._on_silent,
+            ),
             timing,
+            session=self._session,
+            clock=self._clock,
         )
+        self._is_greeted = False
+        self._connection.ships_events = self._ships_events
 
     def _on_open(self, local_address: str) -> None:
         connection = self._connection
         if connection is None:
             return
         self.own_ip = local_address
+        if self._stage is _Stage.CUT:
+            connection.send(Resume(self._token, self._session.received))
+            return
         address = self._join.address or local_address
         if is_loopback(address) and not self._join.address and address_literal(self._settings.host) is None:
             # Same host as the coordinator, by a name that is a loopback address only here.
             address = self._settings.host
         connection.send(self._join._replace(address=address))
-        for message in self._early:
-            connection.send(message)
+        self._is_greeted = True
+        for message in self._session.begin():
+            connection.send(cast(FromMember, message))
 
     def _receive(self, message: FromCoordinator) -> None:
+        if isinstance(message, Resumed):
+            self._hear_again()
+            self._go_on(message.received)
+            return
         if isinstance(message, Welcome):
-            self._is_welcome = True
-            self._early.clear()
+            self._stage, self._token = _Stage.IN, message.token
+        elif isinstance(message, GaveUp):
+            self._stage = _Stage.OUT
+        elif isinstance(message, Refused):
+            self._stop_trying()
         self._on_message(message)
+
+    # ---- once it has joined ----------------------------------------------------------------------------------
+
+    def _go_on(self, received: int) -> None:
+        """On a new connection, with what had not arrived on the last one."""
+        if self._connection is None:
+            return
+        self._stage, self._is_greeted = _Stage.IN, True
+        self._session.heard(received)
+        for message in self._session.missing():
+            self._connection.send(cast(FromMember, message))
+
+    def _on_silent(self, silence_s: float) -> None:
+        """The coordinator, or the way to it, stands still; ranks need neither."""
+        connection, limit_s = self._connection, self._most_silence_s
+        if not silence_s:
+            self._hear_again()
+        if not silence_s or connection is None or self._stage is not _Stage.IN:
+            return
+        is_there = connection.takes_all
+        if not self._is_silence_told:
+            self._is_silence_told = True
+            where = "although its machine answers" if is_there else "nor does its machine answer"
+            self._say(
+                f"warning: nothing is heard of the coordinator at {self._place()} for {silence_s:.0f} s, {where}; "
+                "the ranks of this node go on"
+            )
+        if is_there:
+            if silence_s >= max(PATIENCE * limit_s, self._settings.join_timeout_s):
+                self._fail(f"nothing was heard of the coordinator at {self._place()} for {silence_s:.0f} s")
+        elif silence_s >= PATIENCE * limit_s:
+            self._fail(f"the coordinator at {self._place()} was out of reach for {silence_s:.0f} s")
+        elif self._settings.backend != "static":  # there rank 0 has the port: no other connection can be had
+            self._heard_s = self._loop.time() - silence_s
+            connection.close()
+            self._dial_again(f"was silent for {silence_s:.0f} s")
+
+    def _hear_again(self) -> None:
+        if self._is_silence_told:
+            self._is_silence_told = False
+            self._say("the coordinator is heard of again")
+
+    @property
+    def _most_silence_s(self) -> float:
+        return self._settings.keep_alive_interval_s * self._settings.keep_alive_max_attempt
+
+    def _dial_again(self, broken: str) -> None:
+        self._stage, self._broken = _Stage.CUT, broken
+        self._begin_rounds(self._heard_s + PATIENCE * self._most_silence_s - self._loop.time())
+
+    def _fail_again(self, reason: str) -> None:
+        """The way back into the job was not found."""
+        what = f"it {self._broken}; then: {reason}" if self._stage is _Stage.CUT else reason
+        self._fail(f"the coordinator at {self._place()} is out of reach: {what}")
+
+    def _is_gone(self, ended: Ended) -> bool:
+        """Whether a connection that cannot be made again shows that the coordinator has ended."""
+        is_foreign = ended.trouble is not None
+        if not is_foreign and ended.reason != _NOBODY:
+            self._gone_since_s = None
+            return False
+        if self._gone_since_s is None:
+            self._gone_since_s = self._loop.time()
+        # While ranks of a static job run, it does not listen; rank 0 does, at the same port.
+        patience_s = self._most_silence_s if self._settings.backend == "static" else GONE_PATIENCE_S
+        return self._loop.time() - self._gone_since_s >= patience_s
+
+    def _on_ended_again(self, ended: Ended, addresses: list[Address], index: int) -> None:
+        if self._stage is _Stage.OUT:
+            return  # `rejoin` makes another one
+        if self._stage is _Stage.IN:
+            self._heard_s = self._loop.time()
+            self._dial_again(ended.reason)
+            return
+        reason = f"what listens there {ended.reason}" if ended.trouble is not None else ended.reason
+        self._remember(reason)
+        if ended.trouble in _FINAL or self._is_gone(ended):
+            broken = f"it {self._broken}" if self._stage is _Stage.CUT else "the job went on without this node"
+            there = "nobody listens there" if ended.trouble is None else reason
+            self._fail(f"the coordinator at {self._place()} is gone: {broken}, and {there} any more")
+        elif index + 1 < len(addresses):
+            self._dial(addresses, index + 1)
+        else:
+            self._try_later()
 
     def _on_ended(self, ended: Ended, addresses: list[Address], index: int) -> None:
         if self._is_over:
             return
-        if self._is_welcome:
-            self._fail(f"the coordinator at {self._place()} is gone: it {ended.reason}")
+        if self._stage is not _Stage.JOINING:
+            self._on_ended_again(ended, addresses, index)
             return
         who = "the coordinator" if ended.trouble in _FINAL else "what listens there"
         reason = f"{who} {ended.reason}" if ended.trouble is not None else ended.reason

@@ -63,6 +63,13 @@ class Join(NamedTuple):
     has_identity: bool  # an Identity message will follow
 
 
+class Resume(NamedTuple):
+    """First message after the handshake of a node that had joined: its last connection has broken."""
+
+    token: str  # of its Welcome
+    received: int  # messages of the coordinator
+
+
 class Identity(NamedTuple):
     """Digest of the node's Distributions, "" when it could not be found out (then `why` says so)."""
 
@@ -128,6 +135,7 @@ class Ping(NamedTuple):
     """Heartbeat; carries the sender's clock for the mapping."""
 
     local_ns: int
+    received: int = 0  # messages of the coordinator (session.py)
 
 
 class Started(NamedTuple):
@@ -284,6 +292,23 @@ class Welcome(NamedTuple):
 
     node_id: int
     open_membership: bool  # no secret protects this job
+    token: str = ""  # for Resume
+
+
+class Resumed(NamedTuple):
+    """Answer to Resume: the node takes part as before."""
+
+    received: int  # messages of the node (session.py)
+
+
+class GaveUp(NamedTuple):
+    """The job goes on without this node: its ranks are of no use any more, it may join anew."""
+
+    reason: str
+
+
+class Nudge(NamedTuple):
+    """Nothing is heard of the node: if its machine lives, TCP says that this has arrived."""
 
 
 class WantEvents(NamedTuple):
@@ -296,6 +321,7 @@ class Pong(NamedTuple):
     local_ns: int
     received_ns: int
     sent_ns: int
+    received: int = 0  # messages of the node (session.py)
 
 
 class WantEnvironment(NamedTuple):
@@ -493,6 +519,7 @@ class Refused(NamedTuple):
 
 FromMember = (
     Join
+    | Resume
     | Identity
     | Environment
     | Ping
@@ -519,6 +546,9 @@ FromMember = (
 )
 FromCoordinator = (
     Welcome
+    | Resumed
+    | GaveUp
+    | Nudge
     | Pong
     | WantEnvironment
     | World

@@ -6,11 +6,13 @@ Thousands of these exist at once, so they hold little and decide nothing.
 from __future__ import annotations
 
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 
 from launcher.rendezvous.endpoint import plain_address
 from launcher.rendezvous.messages import FromCoordinator
+from launcher.rendezvous.session import Session
 from launcher.rendezvous.wire import Wire
 
 MOST_QUEUED_BYTES = 4 * 1024 * 1024  # for one node that does not read
@@ -25,10 +27,14 @@ class Peer:
         "heard_s",
         "is_ending",
         "is_finished",
+        "is_given_up",
+        "is_silent",
         "node",
         "queue",
         "queued",
+        "session",
         "sock",
+        "token",
         "until_s",
         "wire",
     )
@@ -49,6 +55,10 @@ class Peer:
         self.asked = False  # for its Environment
         self.is_ending = False  # nothing more is expected from it, or wanted
         self.is_finished = False  # ... but its last events
+        self.is_silent = False  # the JobHost knows that nothing is heard of it
+        self.is_given_up = False  # the job has gone on; what is sent waits until it reads
+        self.token = ""  # by which it proves who it is on a new connection; "" until it has joined
+        self.session = Session()
         self.queue: deque[bytes | memoryview] | None = None
         self.queued = 0
 
@@ -93,6 +103,22 @@ class Peer:
         self.queue = None
         return total
 
+    def take_over(self, other: Peer) -> None:
+        """Goes on over the connection of another one, which holds nothing from then on."""
+        self.sock, other.sock = other.sock, self.sock
+        self.wire, other.is_ending = other.wire, True
+        self.queue, self.queued = other.queue, other.queued
+        self.heard_s, self.is_silent = other.heard_s, False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has no connection at present."""
+        return self.sock.fileno() < 0
+
+    def takes_all(self) -> bool:
+        """Whether all that was sent has arrived at its machine."""
+        return self.queue is None and count_unsent(self.sock) == 0
+
     def name(self) -> str:
         """Its address, for people."""
         try:
@@ -106,6 +132,17 @@ class Peer:
             return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
+
+
+def count_unsent(sock: socket.socket) -> int:
+    """Bytes that the other side's TCP has not confirmed."""
+    import fcntl
+    import termios
+
+    try:
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 def cut_off(error: OSError) -> str:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from launcher.rendezvous import codec
 from launcher.rendezvous.codec import CodecError, Message
 
-PROTOCOL = 7
+PROTOCOL = 8
 MAGIC = b"BOOTSEER"
 NONCE_BYTES = 32
 MAC_BYTES = 32

@@ -17,7 +17,7 @@ from bench import netns
 from bootseer.events import EVENTS_DROPPED, RANK_EXITED, Event, read_events, run_events_path
 from launcher.rendezvous.codec import MOST_EVENTS_BYTES
 from launcher.rendezvous.event_batch import pack
-from launcher.rendezvous.messages import EventBatch, EventsDropped, Finish, WantEvents, Welcome, World
+from launcher.rendezvous.messages import EventBatch, EventsDropped, Finish, GaveUp, WantEvents, Welcome, World
 from launcher.run_events import RunEvents
 from launcher.run_file import RunFile
 from tests import support
@@ -268,7 +268,7 @@ class TestHostileNodes:
         assert node.last(WantEvents) is None
         node.member.send(self.batch(self.line("x")))
         bed.until(lambda: server.count("ended") == 1)
-        bed.until(lambda: node.lost)
+        bed.until(lambda: node.last(GaveUp))
 
     def test_events_after_the_end_are_taken_and_nothing_else_is(
         self, bed: Bed, events: RunEvents, tmp_path: Path

@@ -44,6 +44,14 @@ def test_cut_of_three_seconds_restarts_nothing(two_hosts: netns.Hosts) -> None:
     assert outcome.statuses == (0, 0)
 
 
+@pytest.mark.parametrize(("nodes", "what"), [("2", "went on, no restart"), ("1:2", "restarted")])
+def test_cut_beyond_the_limit_loses_nobody(two_hosts: netns.Hosts, nodes: str, what: str) -> None:
+    conf = "last_call_timeout=5,keep_alive_interval=0.3,keep_alive_max_attempt=4"
+    outcome = scenarios.cut_beyond_the_limit(two_hosts, nodes, conf)
+    assert (outcome.what, outcome.statuses) == (what, (0, 0)), outcome.outputs
+    assert not any("is gone" in output for output in outcome.outputs)
+
+
 def test_cut_for_good_is_found_by_heartbeat_on_both_sides(two_hosts: netns.Hosts) -> None:
     conf = "last_call_timeout=5,keep_alive_interval=0.5,keep_alive_max_attempt=4"
     outcome = scenarios.cut_for_good(two_hosts, conf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.job import Job, JobRules, Listen, Order, Send
+from launcher.job import Job, JobRules, Listen, Order, Send, Silence
 from launcher.rendezvous.messages import (
     Examine,
     Examined,
@@ -13,6 +13,7 @@ from launcher.rendezvous.messages import (
     Finish,
     FromCoordinator,
     FromMember,
+    GaveUp,
     Join,
     Mend,
     Mended,
@@ -64,6 +65,7 @@ class Sim:
         self.listening: list[bool] = []
         self.silent: set[int] = set()
         self.alive: set[int] = set()
+        self.unanswered: dict[int, list[FromCoordinator]] = {}  # of nodes that are not heard of
         self.traces: dict[int, bytes] = {}  # of collectives, of each node
         self.reached: tuple[int, int | None] = (-1, None)  # what nodes say of their steps when they stop
         self.mended: dict[tuple[int, str], Mended | None] = {}  # by node and step: other answers than "well"
@@ -96,7 +98,20 @@ class Sim:
 
     def lose(self, node: int, reason: str = "connection reset") -> None:
         self.alive.discard(node)
+        self.unanswered.pop(node, None)
         self._deliver(self.job.lost(node, reason, self.now_s))
+
+    def unheard(self, node: int, how: Silence, heard_s: float | None = None) -> None:
+        """Nothing is heard of a node, with a limit of 15 s; what it is told waits until it is heard of again."""
+        self.unanswered.setdefault(node, [])
+        since_s = self.now_s - 15.0 if heard_s is None else heard_s
+        why = "closed the connection" if how is Silence.CUT else "was silent for 15 s"
+        self._deliver(self.job.unheard(node, how, why, self.now_s, since_s, 15.0))
+
+    def hear(self, node: int) -> None:
+        self._deliver(self.job.heard(node, self.now_s))
+        for message in self.unanswered.pop(node, []):
+            self._answer(node, message)
 
     def fail(self, node: int, **changes: object) -> None:
         world = self.world(node)
@@ -128,7 +143,14 @@ class Sim:
                 continue
             self.inbox.setdefault(order.node, []).append(order.message)
         for order in orders:
-            if isinstance(order, Send) and order.node in self.alive and order.node not in self.silent:
+            if not isinstance(order, Send):
+                continue
+            if isinstance(order.message, GaveUp):
+                self.alive.discard(order.node)
+                self.unanswered.pop(order.node, None)
+            if order.node in self.unanswered:
+                self.unanswered[order.node].append(order.message)
+            elif order.node in self.alive and order.node not in self.silent:
                 self._answer(order.node, order.message)
 
     def _answer(self, node: int, message: FromCoordinator) -> None:

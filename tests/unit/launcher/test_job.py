@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from bootseer.diagnose.calls import Call, Group
-from launcher.job import ALIKE_S, JOIN_SETTLE_S, MOST_LOST_TOLD, MOST_PORT_RETRIES, Phase
+from launcher.job import ALIKE_S, JOIN_SETTLE_S, MOST_LOST_TOLD, MOST_PORT_RETRIES, Phase, Silence
 from launcher.policy import StepLimits
 from launcher.ranks import cause
 from launcher.rendezvous.messages import (
@@ -210,7 +210,7 @@ def test_lost_node_of_a_fixed_job_with_restarts_is_waited_for() -> None:
     assert not sim.finish(1)
     sim.join(3, "replacement")
     assert sim.ranks() == {1: 0, 3: 1}
-    assert sim.world(1).restart_count == 0
+    assert sim.world(1).restart_count == 1, "the ranks of all were given up"
 
 
 def test_consequences_of_a_lost_node_do_not_touch_the_budget() -> None:
@@ -1012,6 +1012,18 @@ class AnyJob(RuleBasedStateMachine):
     def lose(self, pick: int) -> None:
         alive = sorted(self.sim.alive)
         self.sim.lose(alive[pick % len(alive)])
+
+    @precondition(lambda self: self.sim.alive)
+    @rule(pick=st.integers(0, 9), how=st.sampled_from(list(Silence)))
+    def fall_silent(self, pick: int, how: Silence) -> None:
+        alive = sorted(self.sim.alive)
+        self.sim.unheard(alive[pick % len(alive)], how)
+
+    @precondition(lambda self: self.sim.unanswered)
+    @rule(pick=st.integers(0, 9))
+    def come_back(self, pick: int) -> None:
+        silent = sorted(self.sim.unanswered)
+        self.sim.hear(silent[pick % len(silent)])
 
     @rule(seconds=st.floats(0.0, 100.0))
     def wait(self, seconds: float) -> None:
