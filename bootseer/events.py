@@ -11,7 +11,8 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+
+from bootseer.light_typing import Any, NamedTuple
 
 VERSION = 1
 MOST_LINE_BYTES = 1024 * 1024

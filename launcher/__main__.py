@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import NoReturn
+
+from bootseer.light_typing import NoReturn
 
 
 def bootrun(argv: list[str] | None = None) -> NoReturn:

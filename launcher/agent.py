@@ -9,9 +9,9 @@ from __future__ import annotations
 import signal
 import time
 from enum import Enum
-from typing import Protocol
 
 from bootseer.errors import BootseerError
+from bootseer.light_typing import Protocol
 from launcher.guard_client import Exited, GuardClient
 from launcher.job import signal_name
 from launcher.loop import Cancellable, EventLoop

@@ -10,9 +10,9 @@ import gc
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
+from bootseer.light_typing import TYPE_CHECKING
 from bootseer.secret import find_secret
 from launcher.agent import Agent
 from launcher.cli import parse

@@ -10,9 +10,9 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
 
 from bootseer.errors import ConfigError, UsageError
+from bootseer.light_typing import Any, NoReturn
 from launcher.flags import FLAGS, Flag
 
 DESCRIPTION = "Launches the ranks of a training job on this node; takes torchrun's flags and variables."

@@ -1,6 +1,6 @@
 """The processes below this one: found through /proc, named, signalled without hitting a recycled pid.
 
-Used by the guard and its sentinel only; stdlib only, no imports of ours. A process that made itself a subreaper
+Used by the guard and its sentinel only; stdlib only, and light_typing. A process that made itself a subreaper
 (`become_subreaper`) is the ancestor of everything it ever started, also of daemons in sessions of their own, so
 "nothing is left" is exactly `waitpid` saying ECHILD.
 """
@@ -11,7 +11,8 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from bootseer.light_typing import NamedTuple
 
 _SHELLS = frozenset(("sh", "bash", "dash", "ash", "busybox", "ksh", "ksh93", "mksh", "zsh"))
 _PR_SET_PDEATHSIG = 1

@@ -7,7 +7,8 @@ environment variables of the contract are those of torch 2.13; the help texts ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+
+from bootseer.light_typing import Any, NamedTuple
 
 
 class NotGiven(int):

@@ -18,8 +18,8 @@ import select
 import signal
 import time
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from bootseer.light_typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from launcher import inherited
 from launcher.inherited import Inherited, Limits
 

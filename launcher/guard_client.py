@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
 
+from bootseer.light_typing import Any, NamedTuple
 from launcher.guard import Pipes, pack, unpack
 from launcher.loop import EventLoop
 

@@ -2,7 +2,8 @@
 
 A shell, a scheduler or a container's first process may block or ignore signals, have low limits, an umask that
 keeps owners out, or files open that are nobody's business here. Ours must not depend on that; ranks get what
-torchrun's would. Used where bootrun begins (guard.py, __main__.py) and where ranks are exec'd; stdlib only.
+torchrun's would. Used where bootrun begins (guard.py, __main__.py) and where ranks are exec'd; stdlib only,
+and light_typing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection
-from typing import NamedTuple
+
+from bootseer.light_typing import NamedTuple
 
 # That sentinel and guard ignore.
 DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)

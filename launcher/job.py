@@ -16,8 +16,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
 
+from bootseer.light_typing import TYPE_CHECKING, NamedTuple
 from launcher.policy import NoProgress, RestartPolicy, SameError, StepLimits
 from launcher.rendezvous import ranks
 from launcher.rendezvous.messages import (

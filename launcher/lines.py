@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any
 
+from bootseer.light_typing import Any
 from launcher.loop import EventLoop
 
 MOST_LINE_BYTES = 64 << 20  # an answer; they are small

@@ -14,7 +14,8 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+
+from bootseer.light_typing import Any, Protocol
 
 Callback = Callable[..., object]
 

@@ -10,9 +10,9 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from bootseer.errors import BootseerError, LaunchError
+from bootseer.light_typing import TYPE_CHECKING, Any
 from bootseer.secret import SECRET_VARIABLES
 from launcher.guard_client import Exited, GuardClient
 from launcher.loop import EventLoop

@@ -7,7 +7,8 @@ refilled after a long enough time without a failure.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from bootseer.light_typing import NamedTuple
 
 MOST_BACKOFF_S = 30.0
 MOST_WITHOUT_PROGRESS = 3  # attempts in a row

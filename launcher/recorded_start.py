@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
 
+from bootseer.light_typing import Any, NamedTuple
 from launcher.guard_client import GuardClient
 from launcher.ranks import record_files
 from launcher.ranks.group import Rank

@@ -13,8 +13,8 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
+from bootseer.light_typing import Any
 from launcher.lines import JsonLines
 from launcher.loop import EventLoop
 

@@ -11,9 +11,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import ConfigError, UsageError
+from bootseer.light_typing import TYPE_CHECKING, NamedTuple
 from launcher.ranks import logs
 from launcher.rendezvous import options
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
+from bootseer.light_typing import TYPE_CHECKING, NamedTuple
 from launcher.loop import EventLoop
 from launcher.ranks.program import RankProgram, own_program
 from launcher.spec import LaunchSpec

@@ -7,9 +7,9 @@ figure is that of its slowest node. What no event says stays None: nothing is gu
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from bootseer.events import RANK_STARTED, SCRIPT, Event, Kind, Stage
+from bootseer.light_typing import NamedTuple
 from bootseer.startup.intervals import Interval, union_ns
 
 _ORDER = {stage.value: place for place, stage in enumerate(Stage)}

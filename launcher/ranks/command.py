@@ -7,7 +7,7 @@ the interpreter (or the program) is run bare, as torchrun does.
 
 from __future__ import annotations
 
-from typing import Protocol
+from bootseer.light_typing import Protocol
 
 INSIDE = __file__.rpartition("/ranks/")[0] + "/inside.py"
 RUN_PATH = "import runpy,sys;sys.argv=sys.argv[1:];runpy.run_path(sys.argv[0],run_name='__main__')"

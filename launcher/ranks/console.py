@@ -16,8 +16,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from bootseer.light_typing import TYPE_CHECKING
 from launcher.loop import EventLoop
 
 if TYPE_CHECKING:

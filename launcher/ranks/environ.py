@@ -8,8 +8,8 @@ rank 0 does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
+from bootseer.light_typing import Protocol
 from launcher.rendezvous.messages import World
 
 # Those that are bootrun's alone to set.

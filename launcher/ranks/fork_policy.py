@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
-from typing import NamedTuple
+
+from bootseer.light_typing import NamedTuple
 
 FRAMEWORKS = frozenset({"torch"})  # worth a preloaded process
 MOST_MODULES = 20_000  # a start with all of transformers has 5,000

@@ -11,8 +11,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
 
+from bootseer.light_typing import TYPE_CHECKING, NamedTuple
 from launcher.guard_client import Exited, GuardClient, SpawnRequest
 from launcher.ranks.command import rank_command
 from launcher.ranks.environ import rank_environ

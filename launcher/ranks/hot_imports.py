@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from bootseer.light_typing import NamedTuple
 from launcher.ranks import record_files
 from launcher.ranks.fork_policy import MOST_MODULES, is_module_name
 from launcher.ranks.record_files import JobKey, make_key

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import NamedTuple
 
 from bootseer.errors import ConfigError, LaunchError
+from bootseer.light_typing import NamedTuple
 
 NO_LOG_DIR = os.devnull  # given as --log-dir: no files at all
 OUT = 1

@@ -11,8 +11,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
 
+from bootseer.light_typing import NamedTuple
 from launcher.guard_client import GuardClient
 from launcher.loop import Cancellable, EventLoop
 from launcher.ranks import fork_policy, hot_imports

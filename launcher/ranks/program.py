@@ -10,8 +10,8 @@ import _frozen_importlib_external as external  # importlib's own half that is lo
 import os
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from bootseer.light_typing import NamedTuple
 from launcher.ranks.command import INSIDE
 
 UNCHECKED = 1  # flags of a compiled file that is not compared with its source (reproducible builds)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from bootseer.events import (
     BEAT_MARK,
@@ -20,6 +19,7 @@ from bootseer.events import (
     agent_events_path,
     read_events,
 )
+from bootseer.light_typing import Any
 from launcher.loop import EventLoop
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.start_watch import StartWatch

@@ -12,7 +12,8 @@ import time
 from binascii import crc32
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+
+from bootseer.light_typing import NamedTuple
 
 MOST_LISTING_BYTES = 8 << 20  # of what a process of the job writes
 START_FOLDER, START_SUFFIX = "starts", ".start"  # of what is read ahead (start_record.py)

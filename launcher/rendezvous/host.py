@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
 
+from bootseer.light_typing import TYPE_CHECKING, Protocol
 from launcher.job import Job, Listen, Order, Send, Silence
 from launcher.loop import Cancellable, EventLoop
 from launcher.rendezvous.messages import (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from bootseer.light_typing import Protocol
 from launcher.rendezvous.messages import FromMember
 
 

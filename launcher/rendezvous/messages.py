@@ -7,8 +7,7 @@ monotonic clock unless the name says local; `error_ns` bounds how wrong such a t
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from bootseer.light_typing import NamedTuple
 from launcher.supervise.facts import RankFacts
 
 # ---- records -----------------------------------------------------------------------------------------------

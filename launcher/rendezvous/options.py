@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from bootseer.errors import ConfigError, UsageError
+from bootseer.light_typing import NamedTuple
 from launcher.flags import NotGiven
 
 C10D_PORT = 29400

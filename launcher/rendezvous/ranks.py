@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
+from bootseer.light_typing import NamedTuple
 from launcher.rendezvous.messages import Join, World
 
 _DIGITS = re.compile(r"(\d+)")

@@ -6,7 +6,8 @@ Times are seconds of the node's monotonic clock where a node looks, and of the c
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+
+from bootseer.light_typing import NamedTuple
 
 
 class RankFacts(NamedTuple):

@@ -31,7 +31,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+
+from bootseer.light_typing import NamedTuple
 
 MAGIC = b"BOOTRANK"
 RING_MAGIC = b"BOOTRING"

@@ -21,7 +21,19 @@ HEAVY = {
     *("torch", "numpy", "aiohttp", "fsspec", "pyarrow", "typer", "msgspec"),
     *("asyncio", "concurrent", "multiprocessing", "threading", "subprocess", "queue"),
     *("dataclasses", "inspect", "logging", "tempfile", "shutil", "pathlib", "random"),
-    *("uuid", "urllib", "http", "email", "importlib.metadata", "zipfile", "ssl", "hashlib", "ast", "dis"),
+    *(
+        "typing",
+        "uuid",
+        "urllib",
+        "http",
+        "email",
+        "importlib.metadata",
+        "zipfile",
+        "ssl",
+        "hashlib",
+        "ast",
+        "dis",
+    ),
 }
 PRIVATE = {"launcher", "bootseer", "bench", "msgspec"}
 RANK = """
