@@ -479,14 +479,17 @@ class Agent:
             self._around.hasten()
             return
         if not again:
-            self._around.say(f"{name}: stopping {'this node' if self._spec.signal_scope == 'node' else 'the job'}")
+            is_alone = self._is_spare or self._spec.signal_scope == "node"
+            self._around.say(f"{name}: stopping {'this node' if is_alone else 'the job'}")
         if not self._is_member:
             self._end(128 + self._signum)
         elif self._leaving:
             if self._group is not None:
                 grace_s = self._spec.shutdown_timeout_s
                 self._group.stop(signum, min(2.0, grace_s) if again else grace_s)
-        elif self._is_given_up or (self._spec.signal_scope == "node" and not self._spec.is_single):
+        elif (
+            self._is_given_up or self._is_spare or (self._spec.signal_scope == "node" and not self._spec.is_single)
+        ):
             self._leave(f"stopped by {name}", 128 + self._signum)
         else:
             self._send(Signalled(signum))

@@ -152,7 +152,9 @@ def connect(
     )
     if not spec.is_single:
         from launcher.networked import Networked
+        from launcher.rendezvous.same_job import describe
 
+        join = join._replace(runs=describe(*spec.entry, node.host))
         networked = Networked(
             loop,
             console,

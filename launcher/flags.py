@@ -85,7 +85,7 @@ FLAGS: tuple[Flag, ...] = (
         default="",
         metavar="K=V,...",
         help="join_timeout, last_call_timeout, keep_alive_interval, keep_alive_max_attempt, is_host; ours: "
-        "port_range=LOW-HIGH, secret_file=PATH, max_membership_changes=N",
+        "port_range=LOW-HIGH, secret_file=PATH, max_membership_changes=N, mixed_arguments=1",
     ),
     _theirs("--standalone", kind=None, help="a job on this node alone, with an id and a port of its own"),
     _theirs("--max-restarts", kind=int, default=0, metavar="N", help="restarts after failures, for the whole job"),

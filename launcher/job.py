@@ -47,6 +47,7 @@ from launcher.rendezvous.messages import (
     RuleFound,
     RuleSeen,
     RuleTold,
+    Runs,
     SetupNews,
     Signalled,
     Spare,
@@ -134,6 +135,7 @@ class JobRules(NamedTuple):
     check_pairs: str = "off"  # the network between nodes: network (after failures of it) | always | off
     check_limits: tuple[tuple[str, float], ...] = ()  # of health checks, where they are others
     allow_mixed: bool = False
+    mixed_arguments: bool = False  # nodes may run different things
     open_membership: bool = True
     frees_endpoint: bool = False  # rank 0 binds the coordinator's own port (static, several nodes)
     setup_s: float = 0.0  # what set-up may take on top of join_s until all environments are there
@@ -240,6 +242,8 @@ class Job:
         self._parts = dict.fromkeys(Part, 0)
         self._unidentified = 0
         self._by_node_rank: dict[int, int] = {}  # explicit node rank: node
+        self._runs: dict[str, Runs] = {}  # what the ranks of a role run, by who came first
+        self._others_told: set[str] = set()  # hosts of nodes of another job
         self._phase = Phase.GATHERING
         self._attempt = -1
         self._restarts = RestartPolicy(rules.max_restarts, rules.early_s, rules.backoff_s, rules.restart_refill_s)
@@ -387,10 +391,12 @@ class Job:
         since_s = now_s if before is None or how is Silence.CUT else before.since_s
         self._silent[node] = _Silent(how, reason, heard_s, since_s, since_s + wait_s)
         if how is not Silence.CUT and (before is None or before.how is Silence.CUT):
-            self._tell_all(
+            text = (
                 f"warning: nothing is heard of {known.name}: it {reason}; the job goes on, and it is waited for "
                 f"up to {since_s + wait_s - now_s:.0f} s more"
             )
+            for number in self._nodes.keys() - {node}:
+                self._send(number, Note(text))
         return self._take_orders()
 
     def heard(self, node: int, now_s: float) -> list[Order]:
@@ -506,6 +512,9 @@ class Job:
         refusal = self._find_refusal(join)
         if refusal is not None:
             self._send(number, Refused(1, refusal))
+            if join.host not in self._others_told and len(self._others_told) < MOST_LOST_TOLD:
+                self._others_told.add(join.host)
+                self._tell_all(f"refused {join.host} (pid {join.pid}): {refusal}")
             return
         if self._phase is Phase.FINISHED:
             self._send(number, Refused(1, f"job {join.run_id!r} has ended already"))
@@ -516,6 +525,7 @@ class Job:
             self._give_up_silent(before, now_s)  # this is the same node once more, or steps in for it
         node = _Node(join)
         self._nodes[number] = node
+        self._runs.setdefault(join.role, join.runs)
         self._parts[node.part] += 1
         self._unidentified += node.digest is None
         self._send(number, Welcome(number, self._rules.open_membership))
@@ -546,6 +556,12 @@ class Job:
                 f"this endpoint serves job {rules.run_id!r}, not {join.run_id!r}: "
                 "use another --rdzv-endpoint or --rdzv-id"
             )
+        runs = self._runs.get(join.role, join.runs)
+        if runs != join.runs and not rules.mixed_arguments:
+            from launcher.rendezvous.same_job import describe_difference, is_same
+
+            if not is_same(join.runs, runs):
+                return describe_difference(rules.run_id, join.runs, runs)
         if (join.min_nodes, join.max_nodes) != (rules.min_nodes, rules.max_nodes):
             ours, theirs = (f"{low}:{high}" for low, high in (rules[1:3], (join.min_nodes, join.max_nodes)))
             return f"--nnodes differs: {theirs} here, {ours} at the coordinator; give all nodes the same"
@@ -922,6 +938,12 @@ class Job:
                 self._failures.append(failure)
 
     def _on_signal(self, number: int, signum: int, now_s: float) -> None:
+        if self._attempt >= 0 and self._nodes[number].place is None:
+            # No rank of the job was on it, so it is no end of the job.
+            stopped = f"stopped by {signal_name(signum)}"
+            self._send(number, Refused(128 + signum, f"{stopped}; the job goes on without this node"))
+            self._drop(number, stopped, now_s, now_s)
+            return
         again, self._signum = self._signum != 0, self._signum or signum
         reason = f"stopped by {signal_name(signum)}"
         if self._phase in (Phase.GATHERING, Phase.MENDING):

@@ -162,6 +162,7 @@ class LaunchSpec(NamedTuple):
             check_pairs=self._check_pairs_when(),
             check_limits=() if self.check_options is None else self.check_options.limits,
             allow_mixed=self.allow_mixed,
+            mixed_arguments=bool(options.read_flag(self.conf, "mixed_arguments")),
             frees_endpoint=static and not self.is_single,
             setup_s=0.0 if self.setup is None else self.setup.most_s,
             setup_wait_s=0.0 if self.setup is None else self.setup.wait_s,

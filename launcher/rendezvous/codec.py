@@ -107,7 +107,7 @@ MOST_NAME_CHARS = 256
 MOST_TEXT_CHARS = 16 * KIB
 _TEXT_CHARS = {
     **dict.fromkeys(("run_id", "host", "address", "role", "node", "interpreter", "master_addr"), MOST_NAME_CHARS),
-    **dict.fromkeys(("digest", "key", "tree", "token"), 64),
+    **dict.fromkeys(("digest", "key", "tree", "token", "place", "content", "args"), 64),
     **dict.fromkeys(("what", "do"), 16),
     **dict.fromkeys(("id", "own"), MOST_NAME_CHARS + 16),
     "why": KIB,

@@ -45,6 +45,15 @@ class Distributions(NamedTuple):
 # ---- member to coordinator ---------------------------------------------------------------------------------
 
 
+class Runs(NamedTuple):
+    """What a node's ranks run, by digests (same_job.py); empty where that is not compared."""
+
+    shown: str = ""  # for people, without secrets
+    place: str = ""  # of the script
+    content: str = ""  # of its name and content; "" where that cannot be known
+    args: str = ""
+
+
 class Join(NamedTuple):
     """First message after the handshake: who I am and which job I mean."""
 
@@ -60,6 +69,7 @@ class Join(NamedTuple):
     max_restarts: int
     master_port: int  # a port this node holds for its next attempt as rank 0
     has_identity: bool  # an Identity message will follow
+    runs: Runs = Runs()
 
 
 class Resume(NamedTuple):

@@ -108,14 +108,19 @@ def read_timing(conf: Mapping[str, str], backend: str) -> Timing:
 
 def read_is_host(conf: Mapping[str, str]) -> bool | None:
     """is_host as torch reads booleans; None when not given."""
-    text = conf.get("is_host")
+    return read_flag(conf, "is_host")
+
+
+def read_flag(conf: Mapping[str, str], key: str) -> bool | None:
+    """A key that is true or false, as torch reads booleans; None when not given."""
+    text = conf.get(key)
     if text is None:
         return None
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:
         return False
-    raise ConfigError(f"--rdzv-conf is_host={text}: give 1 or 0")
+    raise ConfigError(f"--rdzv-conf {key}={text}: give 1 or 0")
 
 
 def read_port_range(conf: Mapping[str, str]) -> tuple[int, int] | None:

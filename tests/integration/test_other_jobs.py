@@ -31,9 +31,10 @@ def end(job: support.Program) -> None:
     assert job.wait(20.0).status == 0
 
 
-@pytest.mark.xfail(strict=True, reason="it joins the first job as a spare")
 @pytest.mark.parametrize(
-    ("script_name", "arguments"), [("train.py", ("--lr", "2")), ("other.py", ("--lr", "1"))], ids=["args", "script"]
+    ("script_name", "arguments"),
+    [("train.py", ("--lr", "2")), ("other.py", ("--lr", "1"))],
+    ids=["args", "script"],
 )
 def test_another_job_at_the_same_endpoint_is_refused_with_both_named(
     bootrun: support.Programs, script: Script, free_port: int, script_name: str, arguments: tuple[str, ...]
@@ -48,7 +49,6 @@ def test_another_job_at_the_same_endpoint_is_refused_with_both_named(
     end(first)
 
 
-@pytest.mark.xfail(strict=True, reason="its signal ends the job")
 def test_a_spare_that_is_stopped_only_leaves(bootrun: support.Programs, script: Script, free_port: int) -> None:
     first = begin(bootrun, free_port, script(WAITS))
     support.wait_until(lambda: os.path.exists(os.path.join(first.dir, "up-0")))

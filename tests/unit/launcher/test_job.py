@@ -1188,3 +1188,31 @@ def test_missing_nodes_are_told_with_why_they_left() -> None:
     finish = sim.finish(1)
     assert finish is not None
     assert "cannot start rank 1: /nonexist" in finish.reason
+
+
+@pytest.mark.parametrize("when", ["as a spare", "before it is known whether there is room"])
+def test_a_signal_to_a_node_without_ranks_ends_that_node_alone(when: str) -> None:
+    sim = elastic(1, 1 if when == "as a spare" else 2)
+    sim.join(1)
+    sim.advance(30.0)
+    sim.join(2)
+    sim.say(2, Signalled(signal.SIGTERM))
+    refusal = sim.refusal(2)
+    assert refusal is not None
+    assert refusal.status == 143 and "the job goes on without this node" in refusal.reason
+    sim.advance(10.0)
+    assert [world.attempt for world in sim.worlds(1)] == [0]
+    sim.succeed(1)
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 0
+
+
+def test_a_signal_before_the_first_attempt_ends_the_job() -> None:
+    sim = fixed(3)
+    sim.join(1)
+    sim.join(2)
+    sim.say(2, Signalled(signal.SIGTERM))
+    finish = sim.finish(1)
+    assert finish is not None
+    assert finish.status == 143
