@@ -16,7 +16,7 @@ BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile repo
 # Tests see what a fresh shell has, whatever this one sets.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONWARNINGS
 
-.PHONY: setup demo demo-setup test check lint rewritten bench man record-parity clean
+.PHONY: setup demo demo-setup test check lint rewritten bench bench-guard man record-parity clean
 
 setup: $(READY)  ## make .venv with all that tests and benches need
 
@@ -55,6 +55,11 @@ bench: setup  ## all benches, each with its JSON in out/, then checked against i
 	    $(BIN)/python -m bench $$name --json out/$$name.json && $(BIN)/python -m bench check out/$$name.json \
 	        || failed="$$failed $$name"; \
 	done; if [ -n "$$failed" ]; then echo "not as they should be:$$failed"; exit 1; fi
+
+# Ten minutes, with nothing beside it: is this code as fast as the last tag's, or that of AGAINST=COMMIT?
+bench-guard: setup  ## this code against that of the last tag: launch, restart, environment, rendezvous
+	$(BIN)/python -m bench guard $(if $(AGAINST),--against $(AGAINST)) --json out/guard.json
+	$(BIN)/python -m bench check out/guard.json
 
 man: setup  ## man pages, in out/man
 	@$(BIN)/python -m launcher.manual out/man

@@ -1,4 +1,4 @@
-"""`python -m bench NAME [args] [--rounds N] [--json FILE]` and `python -m bench check FILE`.
+"""`python -m bench NAME [args] [--rounds N] [--json FILE]` and `python -m bench check [FILE]`.
 
 A bench is a module with `add_arguments(parser)` and `run(args) -> Figures`, and if it likes `ROUNDS` (default
 of --rounds) and `TARGETS` (figure name -> Target, what `check` holds the figures against).
@@ -16,6 +16,7 @@ from bench.check import check_file
 from bench.numbers import format_documents
 from bench.picture import draw_documents
 from bench.record import BenchError, Figures, Target, make_document, write_document
+from bench.stale import check_recorded
 
 BENCHES = {
     "launch": "start and restart of a job: torchrun, bootrun and a five-line stdlib launcher",
@@ -28,6 +29,7 @@ BENCHES = {
     "fork": "forked ranks: start, restart and memory against torchrun, exec and the floor (best as root)",
     "fork_fallbacks": "ranks that were to be forked and are exec'd: each cause, what is printed, that the job ran",
     "gpu": "a machine with a GPU: start, restart, first compiled step, checkpoint, checks, hangs (bench/gpu.sh)",
+    "guard": "this code against an earlier commit's: launch, restart, environment, rendezvous (best as root)",
     "restarts": "hundreds of restarts of a job with forked ranks: what grows",
     "ckpt": "loading of checkpoints: disk, HTTP, HDFS and DCP, against other loaders (best as root)",
     "image": "starts of images: disk, layers, our packs in full, lazy, with a recording (root)",
@@ -66,7 +68,9 @@ def main(argv: list[str]) -> int:
     lines = [f"  {name:12} {text}" for name, text in BENCHES.items()]
     lines.append(f"  {'numbers':12} the JSON of benches as the page docs/numbers.md")
     lines.append(f"  {'picture':12} the JSON of bench start as a picture of bars (SVG)")
-    lines.append(f"  {'check':12} recompute the values of a bench's JSON and compare them with the targets")
+    lines.append(
+        f"  {'check':12} a bench's JSON against its samples and targets; without FILE: what is of older code"
+    )
     usage = "usage: python -m bench NAME [--rounds N] [--json FILE] ...\n" + "\n".join(lines)
     if not argv or argv[0] in ("-h", "--help"):
         print(usage)
@@ -89,9 +93,12 @@ def main(argv: list[str]) -> int:
             return 1
         return 0
     if name == "check":
-        parser.add_argument("file")
-        path = parser.parse_args(rest).file
-        return check_file(path, lambda bench: targets_of(load(bench)) if bench in BENCHES else None)
+        parser.add_argument("file", nargs="?", help="without it: which figures of docs/numbers are of older code")
+        parser.add_argument("--figures", action="store_true", help="without FILE: name each figure of older code")
+        args = parser.parse_args(rest)
+        if args.file is None:
+            return check_recorded(args.figures)
+        return check_file(args.file, lambda bench: targets_of(load(bench)) if bench in BENCHES else None)
     if name not in BENCHES:
         print(f"no bench is called {name!r}\n{usage}", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -55,3 +56,21 @@ def test_links_in_documents_lead_somewhere() -> None:
     for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *documents):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", read(name)):
             assert os.path.exists(os.path.join(TOP, os.path.dirname(name), target)), f"{name}: {target}"
+
+
+def test_each_measured_row_of_the_readme_names_its_bench_and_commit() -> None:
+    """A figure must not outlive the record that it is from: whoever measures anew writes both."""
+    folder = os.path.join(TOP, "docs", "numbers")
+    recorded = {
+        name.removesuffix(".json"): json.loads(read(os.path.join(folder, name)))["commit"]
+        for name in os.listdir(folder)
+        if name.endswith(".json")
+    }
+    table = read("README.md").partition("| measured | result | of |")[2].partition("\n\n")[0]
+    rows = [line for line in table.splitlines()[2:] if line.startswith("|")]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"(\w+) `([0-9a-f]+)`", row.rstrip(" |").rpartition("|")[2])
+        assert named, row
+        for stem, commit in named:
+            assert recorded[stem].startswith(commit), f"{stem} was recorded at {recorded[stem][:7]}: {row[:80]}"
