@@ -175,6 +175,34 @@ def test_a_server_that_is_down_for_a_while_is_waited_for(server: FaultyHttpServe
     asyncio.run(main())
 
 
+@pytest.mark.xfail(strict=True, reason="wrong bytes and refusals are errors at once")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        HttpFault(HttpKind.WRONG, keep_bytes=5),
+        HttpFault(HttpKind.STATUS, status=403),
+        HttpFault(HttpKind.STATUS, status=404),
+    ],
+    ids=lambda fault: f"{fault.kind.value}-{fault.status}",
+)
+def test_what_no_try_mends_is_waited_for_until_the_deadline(
+    server: FaultyHttpServer, tmp_path: Path, fault: HttpFault
+) -> None:
+    """Somebody may mend the store meanwhile, or another source may have the block by then."""
+    server.plan = [fault]
+
+    async def main() -> None:
+        async with fetching(tmp_path, server) as fetcher:
+            read = asyncio.ensure_future(fetcher.read_now([7]))
+            async with asyncio.timeout(DEADLINE_S):
+                while server.count() < 7 and not read.done():
+                    await asyncio.sleep(0.01)
+            server.plan = []
+            assert_right(await read, TREE)
+
+    asyncio.run(main())
+
+
 def test_another_server_stands_in(server: FaultyHttpServer, tmp_path: Path) -> None:
     with FaultyHttpServer(TREE.packs) as other:
         server.plan = [HttpFault(HttpKind.STATUS, status=404)]
