@@ -24,7 +24,7 @@ from bootseer.events import read_events
 from bootseer.mounts import enter
 from bootseer.mounts.tree_mount import unmount_tree
 from bootseer.storage.local import LocalStore
-from bootseer.testing.faulty_http import FaultyHttpServer
+from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from bootseer.tree.building import Contents, Progress, build
 from bootseer.tree.from_folder import Folder
 from bootseer.tree.index import Config
@@ -746,6 +746,93 @@ def test_an_image_that_is_lost_fails_ranks_and_is_opened_anew(
     assert run.status == 0, run.stderr
     assert "the image is opened anew: it cannot be read any more" in run.stderr
     assert "restart 1 of 1" in run.stderr
+
+
+# Imports, when the test says so, what it has not read yet.
+LATE = """
+import os, time
+open("up", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+import decimal, sqlite3, xml.dom.minidom, asyncio, email.mime.text, http.client
+"""
+WRONG = HttpFault(HttpKind.WRONG, "packs/*", keep_bytes=7)
+
+
+def start_late(
+    bootrun: support.Programs, tree: Published, tmp_path: Path, fault: HttpFault, *flags: str
+) -> support.Program:
+    """A job in the image, whose store fails once its rank runs."""
+    write(bootrun.dir, "late.py", LATE)
+    program = bootrun.start(
+        *("--standalone", "--image", tree.url, "--max-restarts", "3", "--restart-backoff", "0", *flags, "late.py"),
+        env={
+            "BOOTSEER_CACHE": f"{tmp_path}/cache",
+            "BOOTSEER_RUNTIME": f"{tmp_path}/run",
+            "BOOTSEER_MOUNT_DEADLINE": "1",
+        },
+    )
+    support.wait_until(lambda: os.path.exists(f"{bootrun.dir}/up"))
+    tree.server.plan[:] = [fault]
+    write(bootrun.dir, "go", "")
+    return program
+
+
+@pytest.mark.xfail(strict=True, reason="a disk is blamed, and all restarts are used")
+def test_a_damaged_image_is_named_and_the_job_given_up(
+    bootrun: support.Programs, tree: Published, tmp_path: Path
+) -> None:
+    """It is nobody's code, no disk's fault, and comes again in each attempt."""
+    program = start_late(bootrun, tree, tmp_path, WRONG, "--log-dir", f"{tmp_path}/logs")
+    run = program.wait(60.0)
+    assert run.status == 1
+    said = rf"warning: reads of the image fail: {tree.server.url}/packs/\w+: block \d+, .* not the digest"
+    assert re.search(said, run.stderr), run.stderr
+    assert "restart 1 of 3" in run.stderr and "restart 2 of 3" not in run.stderr
+    assert "class     : mount (the image could not be read)" in run.stderr
+    assert "the same as in the attempt before, so another would fail there too" in run.stderr
+    tree.server.plan[:] = []
+    run = bootrun(
+        *("--standalone", "--image", tree.url, "late.py"),
+        env={"BOOTSEER_CACHE": f"{tmp_path}/cache", "BOOTSEER_RUNTIME": f"{tmp_path}/run"},
+    )
+    assert run.status == 0, run.stderr  # the store has been mended
+
+
+@pytest.mark.xfail(strict=True, reason="a disk is blamed")
+def test_an_image_whose_store_fails_is_unpacked_by_the_next_attempt(
+    bootrun: support.Programs, tree: Published, tmp_path: Path
+) -> None:
+    fault = HttpFault(HttpKind.STATUS, "packs/*", status=500)
+    program = start_late(bootrun, tree, tmp_path, fault)
+    support.wait_until(lambda: "restart 1 of 3" in program.stderr, 30)
+    tree.server.plan[:] = []
+    run = program.wait(60.0)
+    assert run.status == 0, run.stderr
+    assert "class mount (the image could not be read)" in run.stderr
+    assert "the image is unpacked, as reads of its mount have failed: " in run.stderr
+
+
+@pytest.mark.xfail(strict=True, reason="the code of the user is blamed")
+def test_an_interpreter_that_cannot_be_read_is_the_images_matter(
+    bootrun: support.Programs, tree: Published, tmp_path: Path
+) -> None:
+    """Ranks cannot even start."""
+    write(bootrun.dir, "late.py", LATE)
+    tree.server.plan[:] = [WRONG]
+    run = bootrun(
+        *("--standalone", "--image", tree.url, "--max-restarts", "3", "--restart-backoff", "0", "late.py"),
+        env={
+            "BOOTSEER_CACHE": f"{tmp_path}/cache",
+            "BOOTSEER_RUNTIME": f"{tmp_path}/run",
+            "BOOTSEER_MOUNT_DEADLINE": "0.5",
+        },
+        deadline_s=60,
+    )
+    assert run.status == 1
+    assert "cannot start /usr/local/bin/python3 inside the image: input/output error" in run.stderr
+    assert "class     : mount, likely (the image could not be read)" in run.stderr
+    assert "class user" not in run.stderr and "restart 3" not in run.stderr
 
 
 # ---- another user --------------------------------------------------------------------------------------------
