@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bootseer.mounts.binds import OWN_FOLDER
 from launcher.image_options import ImageOptions
 from launcher.loop import Alarm, EventLoop
+from launcher.mounts import Mount
 from launcher.ranks.command import INSIDE
 from launcher.ranks.environ import RANK_VARIABLES
 from launcher.ranks.program import PRELOADED, TRACER, RankProgram
@@ -51,6 +52,10 @@ class State(Enum):
     FAILED = "failed"
 
 
+def _ignore(_: object) -> None:
+    pass
+
+
 class ImageEvents(NamedTuple):
     """What the node is told; each a callback."""
 
@@ -63,6 +68,7 @@ class ImageEvents(NamedTuple):
     started: Callable[[Mapping[str, float]], object]  # figures, after the first step
     fell_back: Callable[[str], object]  # why it is opened in another way than it could be
     said: Callable[[str], object]  # a line for people
+    mounted: Callable[[Mount | None], object]  # through what it is read from now on; None: it is unpacked
 
 
 class NodeImage:
@@ -104,6 +110,9 @@ class NodeImage:
         self._resolved_s: float | None = None  # from the opening's begin until it was known what the image is
         self._digest = ""  # of the tree that ranks of this job have seen
         self._watchdog = Alarm(loop)
+        self._is_mounted = False
+        self._avoid_mount = ""  # why it is unpacked, if it can be, when it is opened next
+        self._has_avoided = False
         self._locks: dict[str, int] = {}  # path -> descriptor, held until the job ends or the next keeper has it
 
     # ---- opening ---------------------------------------------------------------------------------------------
@@ -153,7 +162,9 @@ class NodeImage:
                 LISTING: _LISTING_FILE,
             },
             peers="" if self._peers is None else self._peers.path,
+            avoid_mount=self._avoid_mount,
         )
+        self._has_avoided |= self._avoid_mount != ""
         self._timer.set(SAY_AFTER_S, self._say_waiting)
         self._watch()
 
@@ -251,6 +262,9 @@ class NodeImage:
             self._lock(answer["lock"], is_shared=True)
         self._state = State.OPEN
         self._opened_s = self._loop.time()
+        mount = answer.get("mount")
+        self._is_mounted, self._avoid_mount = bool(mount), ""
+        self._events.mounted(Mount(*mount) if mount else None)
         for note in answer["notes"]:
             self._events.said(note)
         program = RankProgram(
@@ -280,6 +294,9 @@ class NodeImage:
             return
         if self._state is State.OPEN and self._loop.time() - self._opened_s > STABLE_S:
             self._keepers = 0
+        if self._keepers >= MOST_KEEPERS and self._is_mounted and not self._has_avoided:
+            self._keepers -= 1
+            self._avoid_mount = f"it was lost again and again: {self._why or why}"
         if self._keepers >= MOST_KEEPERS:
             self._fail(f"opened {self._keepers} times, and lost again and again: {self._why or why}")
             return
@@ -308,6 +325,14 @@ class NodeImage:
         """No rank runs, and something else needs it: one that was lost does not wait for their next start."""
         if self._state is State.LOST:
             self._reopen()
+
+    def unreadable(self, why: str, *, is_damage: bool) -> None:
+        """It could not be read while the last attempt ran, in which nothing runs any more.
+
+        What is damaged cannot be unpacked either: then it stays as it is, for ranks that do without.
+        """
+        if self._is_mounted and not is_damage and not self._has_avoided:
+            self._avoid_mount = why
 
     def _hold_folder(self) -> None:
         """No other job may have it while ranks still write to it; the keeper's end gives it free in a moment."""
@@ -354,7 +379,10 @@ class NodeImage:
         """
         self._asked += 1
         self._showing[self._asked] = paths, then
-        if self._state is State.LOST:
+        if self._avoid_mount and self._state is State.OPEN:
+            self._why = "reads of it have failed"
+            self._end_keeper(self._why)
+        elif self._state is State.LOST:
             self._reopen()
         elif self._state is State.OPEN:
             self._ask_to_show(self._asked, paths)
@@ -433,10 +461,6 @@ class NodeImage:
         for fd in self._locks.values():
             os.close(fd)
         self._locks.clear()
-
-
-def _ignore(_: str) -> None:
-    pass
 
 
 # ---- what ranks are told -------------------------------------------------------------------------------------

@@ -632,7 +632,7 @@ class Job:
             self._regather, self._last_call_at_s = True, None
         if now_s < self._not_before_s or (self._unidentified and self._attempt < 0):
             return
-        if self._pairs is not None:
+        if self._pairs is not None or (self._setup is not None and self._setup.mending & self._nodes.keys()):
             return
         if self._environments_agree():
             self._start(now_s)
@@ -664,6 +664,8 @@ class Job:
             rules = self._rules
             self._setup = JobSetup(rules.min_nodes, rules.setup_wait_s, rules.join_s * USE_SHARE)
         self._tell_setup(self._setup.receive(number, node.join.host, news, now_s))
+        if news.what == "ready" and self._phase is Phase.GATHERING:
+            self._try_start(now_s)
 
     def _tell_setup(self, orders: Iterable[SetupSend]) -> None:
         for order in orders:
@@ -1300,9 +1302,9 @@ class Job:
         """Why another attempt would fail too; "" where it may not. By those that may have failed first."""
         first = self._first_failures()
         if self._rules.stops_on_same_error:
-            from launcher.ranks.failure_class import certain_user_error
+            from launcher.ranks.failure_class import repeated_errors
 
-            errors = (error for failure in first if (error := certain_user_error(failure)))
+            errors = (error for failure in first for error in repeated_errors(failure))
             if again := self._same_error.after_failure(errors):
                 return (
                     f"{again}: the same as in the attempt before, so another would fail there too "
@@ -1465,6 +1467,8 @@ class Job:
             return
         self._phase = Phase.GATHERING
         self._regather = True
+        if self._setup is not None:
+            self._tell_setup(self._setup.between_attempts(now_s))
         self._gather_since_s = max(now_s, self._not_before_s)  # nobody is late while the job itself waits
         self._try_start(now_s)
         self._tell_waiting(now_s)
@@ -1509,6 +1513,9 @@ class Job:
                 f"only {len(heard)} of {self._rules.min_nodes} nodes joined within {waited_s:.0f} s "
                 f"(join_timeout): {here or 'none'}{self._describe_lost()}"
             )
+        mending = self._setup.mending if self._setup is not None else ()
+        if unready := [self._nodes[number].join.host for number in mending if number in self._nodes]:
+            return f"the environment was not had anew on {', '.join(sorted(unready)[:16])} within {waited_s:.0f} s"
         silent = [n.join.host for n in self._nodes.values() if n.digest is None] or [
             self._nodes[number].join.host
             for number in self._comparing

@@ -31,6 +31,7 @@ class Step(Enum):
 
 DEAR = (Step.CHECKS, Step.ROLLBACK, Step.REPLAY)  # in this order
 TRANSIENT = frozenset({"network", "platform"})  # classes of what often passes by itself
+OF_OURS = "mount"  # class of what is no machine's and no code's matter: the next attempt has it in another way
 # Classes of what machines do without a word of theirs: checked at the first time, where checks were asked for.
 SILENT = frozenset({"numeric", "accelerator", "hang", "crash"})
 
@@ -39,7 +40,7 @@ class Fault(NamedTuple):
     """A failure that ended an attempt."""
 
     kind: str  # of FailureClass; hang; crash: a signal in native code
-    is_code: bool = False  # certainly the code's matter, no machine's
+    is_code: bool = False  # certainly no machine's matter: the code's, or bootrun's own
     is_evicted: bool = False  # a node is left out for it
     hopeless: str = ""  # why another attempt alone would fail too
     is_last: bool = False  # no restart is left
@@ -82,7 +83,7 @@ class Ladder:
             self._in_a_row, self._has_evicted = 0, False
         self._is_code = fault.is_code
         is_killed = fault.kind == "killed" and not fault.hopeless
-        self._in_a_row += not is_killed
+        self._in_a_row += not is_killed and fault.kind != OF_OURS
         if fault.is_last:
             return Decision(Step.GIVE_UP, fault.hopeless or "no restart is left")
         if fault.is_evicted:
@@ -91,6 +92,8 @@ class Ladder:
         if is_killed:
             return Decision(Step.REATTEMPT, "somebody has ended it from outside")
         if not fault.hopeless:
+            if fault.kind == OF_OURS:
+                return Decision(Step.REATTEMPT, "what could not be read is had in another way")
             if fault.kind in TRANSIENT and fault.kind not in self._passed:
                 self._passed.add(fault.kind)
                 return Decision(Step.REATTEMPT, f"what is of class {fault.kind} often passes by itself")

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from launcher.head_start import HeadStart
     from launcher.health import NodeHealth
     from launcher.health_watch import HealthWatch
+    from launcher.mounts import Mount, NodeMounts
     from launcher.node_steps import NodeSteps
     from launcher.peers import NodePeers
     from launcher.ranks.kernel_facts import KernelFacts
@@ -73,6 +74,7 @@ WATCH_AFTER_S = 1.5  # no hang is seen sooner
 BEATS_AFTER_S = 0.9  # the first ones are events of the ranks' own; before the rules, which read what it brings
 RULES_AFTER_S = 1.0  # what ranks have printed before is read then
 STATUS_AFTER_S = 2.0  # nobody asks sooner
+MOUNTS_EVERY_S = 1.0  # looks at what of mounts could not be read
 CHECKS_AFTER_S = 3.0  # what was looked at beside the start is looked at again
 MOST_CHECKS_SHOWN = 64  # lines of a job on what was found between nodes
 MOST_STEPS = 2**60  # a rank may have written anything
@@ -138,6 +140,7 @@ class Node:
         self._standstill: Told | None = None
         self._first_step_s: float | None = None  # of the attempt's ranks here, after they had started
         self._kernel: KernelFacts | None = None  # from the moment on when ranks run
+        self._mounts: NodeMounts | None = None  # of ours, once there is one
 
     def _workplace_events(self) -> WorkplaceEvents:
         return WorkplaceEvents(
@@ -156,6 +159,7 @@ class Node:
             said=self.say,
             setup_line=self._show_setup,
             complained=self.complain,
+            mounted=self._on_mounted,
         )
 
     def say(self, text: str) -> None:
@@ -184,6 +188,53 @@ class Node:
     def complain(self, text: str) -> None:
         """An error, in one line."""
         self._console.say(f"error: {text}")
+
+    def warn(self, text: str) -> None:
+        """A line of something that costs the user something; --quiet leaves it out."""
+        self.say(f"warning: {text}")
+
+    # ---- mounts of ours ----------------------------------------------------------------------------------------
+
+    def _on_mounted(self, what: str, mount: Mount | None) -> None:
+        """From now on files of an image, an environment or a checkpoint are read through it; None: no longer."""
+        if self._mounts is None:
+            if mount is None:
+                return
+            from launcher.mounts import NodeMounts
+
+            self._mounts = NodeMounts()
+        self._mounts.put(what, mount)
+
+    def _look_at_mounts(self) -> None:
+        """Tells what of them cannot be read, as soon as that is known."""
+        group = self.agent.group
+        if self._mounts is None or group is None:
+            return
+        for fault in self._mounts.news(group.prepared_ns):
+            from launcher.ranks.failure_class import mount_line
+
+            self.warn(mount_line(fault))
+            if self._events_dir:
+                from bootseer.events import Stage
+
+                writer = self._events()
+                writer.attempt = self._attempt
+                attrs: dict[str, Any] = {"damaged": fault.is_damage}
+                writer.instant(Stage(fault.what), "mount_fault", error=mount_line(fault), **attrs)
+
+    def _watch_mounts(self, group: RankGroup) -> None:
+        if self._mounts is not None and self._has_ranks and group is self.agent.group:
+            self._look_at_mounts()
+            self._loop.call_later(MOUNTS_EVERY_S, self._watch_mounts, group)
+
+    def _give_up_mounts(self) -> None:
+        """An attempt is over: what could not be read of them is had in another way by the next one."""
+        group = self.agent.group
+        if self._mounts is None or group is None:
+            return
+        self._look_at_mounts()
+        for fault in self._mounts.find(group.prepared_ns):
+            self.workplace.unreadable(fault)
 
     # ---- files -----------------------------------------------------------------------------------------------
 
@@ -373,6 +424,8 @@ class Node:
         """Makes the attempt's folders and the group of its ranks; nothing runs yet."""
         spec = self._spec
         self._attempt, self._group_rank = world.attempt, world.group_rank
+        if self._mounts is not None:
+            self._mounts.begin()
         self._end_began = False
         if self._health is not None and world.attempt:
             self._health.begin()
@@ -406,6 +459,7 @@ class Node:
             ranks,
             lambda pid: self._kernel.of(pid) if self._kernel is not None else None,
             lambda: self.checks,
+            lambda since_ns: () if self._mounts is None else self._mounts.find(since_ns),
         )
 
     def spawn(self, group: RankGroup) -> None:
@@ -617,6 +671,8 @@ class Node:
         self._loop.call_later(TIDY_AFTER_S, self._tidy)
         if self._health is not None:
             self._loop.call_later(CHECKS_AFTER_S, self._watch_checks)
+        if self._mounts is not None:
+            self._loop.call_later(MOUNTS_EVERY_S, self._watch_mounts, group)
         if self._spec.on_hang != "off":
             self._loop.call_later(WATCH_AFTER_S, self._begin_watch, group)
         if self._spec.has_rules:
@@ -913,6 +969,8 @@ class Node:
     def note_exit(self, group: RankGroup, rank: Rank, exited: Exited) -> None:
         """A rank has ended."""
         self._make_record()
+        if exited.status and not group.is_stopping:
+            self._look_at_mounts()
         if self._events_dir:
             if self._pages.have_notes:
                 self._begin_beats(group)  # if it has not lived long enough for that
@@ -971,6 +1029,7 @@ class Node:
             self.head_start.over()
         if self.checkpoint is not None:
             self.checkpoint.cancel()
+        self._give_up_mounts()
         self.workplace.attempt_over()
         self._make_record()
         if self._record is not None:

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.loop import Alarm, EventLoop
+from launcher.mounts import Mount
 from launcher.ranks.program import RankProgram, inside_of
 from launcher.rendezvous.messages import SetupNews, SetupOrder
 from launcher.service import ServiceProcess
@@ -32,6 +33,7 @@ SAY_AFTER_S = 10.0
 SAY_EVERY_S = 30.0
 SILENT_FOR_S = 60.0  # a store that did not answer is asked again after it
 MOST_KEEPERS = 2
+MOST_FAULTS = 2  # attempts of a job whose mount could not be read: then it is not mounted any more
 LOST_KNOWN_S = 3.0  # until it is known that an image was lost: its keeper looks each second
 STABLE_S = 60.0  # a mount that held for so long does not count
 SILENCE_S = 300.0  # without a word, on top of what it was given for set-up or for others
@@ -71,6 +73,7 @@ class SetupEvents(NamedTuple):
     said: Callable[[str], object]  # a line for people
     line: Callable[[str], object]  # of the commands' output
     complained: Callable[[str], object]  # an error, said in any case
+    mounted: Callable[[Mount | None], object]  # through what ranks read it from now on; None: it lies there
 
 
 class NodeSetup:
@@ -106,6 +109,10 @@ class NodeSetup:
         self._tree = ""  # that is mounted, or was
         self._is_mounted = False
         self._is_reopening = False  # a mount that was lost: no order of the coordinator is waited for
+        self._mended_by: SetupOrder | None = None  # carried out as soon as the new keeper has looked
+        self._is_mending = False  # between two attempts, as the mount could not be read
+        self._damaged = ""  # a tree that is not what it should be
+        self._faults = 0  # attempts in which the mount could not be read
         self._has_waited = False
         self._is_publishing = False
         self._has_built = False  # what other nodes will mount
@@ -181,6 +188,7 @@ class NodeSetup:
             "is_bare": is_bare,
             "why_plain": self._why,
             "peers": "" if self._peers is None else self._peers.path,
+            "damaged": self._damaged,
         }
         if not self._timer.is_set:
             self._timer.set(SAY_AFTER_S, self._say_waiting)
@@ -280,7 +288,12 @@ class NodeSetup:
             self._events.fell_back(order.text)
         elif order.text and order.do != "build":
             self._events.said(order.text)
-        if self._keeper is None or self._state is State.FAILED:
+        if self._state is State.FAILED:
+            return
+        if order.do == "renew" or (self._state is State.READY and order.do in ("use", "own")):
+            self._mend(order)
+            return
+        if self._keeper is None:
             return
         if order.do == "again":
             self._state = State.WORKING
@@ -295,6 +308,28 @@ class NodeSetup:
             self._keeper.ask(order.do, tree=order.tree)
         # What runs set-up may have to wait for others first.
         self._give(0.0 if order.do in ("use", "show") else self._options.most_s)
+
+    # ---- between attempts ------------------------------------------------------------------------------------
+
+    def unreadable(self, why: str) -> None:
+        """The mount could not be read while the last attempt ran: the coordinator says what comes of it."""
+        if self._state is State.READY and self._is_mounted:
+            self._tell("unreadable", tree=self._tree, text=why)
+
+    def _mend(self, order: SetupOrder) -> None:
+        """What ranks had is given up, and had anew as the order says. Renew: as at the start of the job."""
+        if order.do == "use":
+            self._faults += 1
+            self._may_mount = self._may_mount and self._faults < MOST_FAULTS
+        elif order.do == "renew":
+            self._damaged = order.tree
+        self._drop_keeper()
+        self._is_mending, self._is_reopening = True, False
+        self._mended_by = None if order.do == "renew" else order
+        self._has_waited = False
+        self._keepers = 0
+        self._began_ns = time.monotonic_ns()
+        self._start(is_plain=False)
 
     # ---- what the keeper says --------------------------------------------------------------------------------
 
@@ -366,7 +401,10 @@ class NodeSetup:
 
     def _on_looked(self, key: str, tree: str, why: str) -> None:
         self._key = key
-        if self._is_reopening:
+        mended_by, self._mended_by = self._mended_by, None
+        if mended_by is not None:
+            self.obey(mended_by._replace(text=""))
+        elif self._is_reopening:
             self._ask("use", self._tree)
         else:
             self._tell("looked", tree=tree, text=why)
@@ -391,6 +429,8 @@ class NodeSetup:
         self._state = State.READY
         self._tree = answer["tree"]
         self._is_mounted = bool(answer["prefix"])
+        mount = answer.get("mount")
+        self._events.mounted(Mount(*mount) if mount else None)
         self._is_publishing = self._has_built = bool(answer["is_publishing"])
         how = answer["how"]
         self._ready_ns = ended_ns = time.monotonic_ns()
@@ -406,6 +446,9 @@ class NodeSetup:
         self._events.noted(StageSpan(self._began_ns, ended_ns, facts, ""))
         self._events.said(ready_line(how, (ended_ns - self._began_ns) / 1e9, facts))
         self._is_reopening = False
+        if self._is_mending:
+            self._is_mending = False
+            self._tell("ready", tree=self._tree)
         self._events.ready(
             Environment(
                 tuple(answer["prefix"]), tuple(answer["targets"]), answer["python"], tuple(answer["imports"])
@@ -493,6 +536,9 @@ class NodeSetup:
 
     def _restart(self, why: str, *, is_plain: bool, is_bare: bool = False) -> None:
         self._why = f"the process that sees to the environment has failed: {why}"
+        if self._keepers >= MOST_KEEPERS and self._is_reopening and self._may_mount:
+            self.without_mount(why)  # it is lost again and again
+            return
         if self._keepers >= MOST_KEEPERS:
             self._fail(f"{self._why}, {self._keepers} times", [])
             return

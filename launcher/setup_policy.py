@@ -8,8 +8,9 @@
 
 Nodes fetch before anything of theirs is changed, and show what they fetched only when all can: a node that cannot
 have it makes all run set-up for themselves, from the same beginning, so that no two environments come of it. What
-is damaged in the store is built anew, once. In: SetupNews of nodes, lost nodes, the time. Out: SetupOrders. Which
-ranks run, and whether environments are the same in the end, is the Job's business.
+is damaged in the store is built anew, once. Between attempts a node that could not read its mount has that tree
+again; where that is damaged all nodes begin as at the start, without it. In: SetupNews of nodes, lost nodes, the
+time. Out: SetupOrders. Which ranks run, and whether environments are the same in the end, is the Job's business.
 """
 
 from __future__ import annotations
@@ -82,11 +83,18 @@ class JobSetup:
         self._use_until_s: float | None = None
         self._has_tried_again = False
         self._damaged = ""  # a tree of the store, which the builder is to replace
+        self._unreadable: dict[int, str] = {}  # nodes whose mount could not be read in this attempt, and why
+        self._mending: set[int] = set()  # nodes that have to have theirs anew before the next attempt
         self._orders: list[Order] = []
 
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def mending(self) -> frozenset[int]:
+        """Nodes without which the next attempt does not begin."""
+        return frozenset(self._mending)
 
     def deadline_s(self) -> float | None:
         """The next moment at which `tick` may have something to do."""
@@ -118,10 +126,41 @@ class JobSetup:
                     self._on_built(number, node, news)
                 case "unpublished":
                     self._on_unpublished(node, news.text)
+                case "unreadable":
+                    if node.part is Part.SHOWN and news.tree == node.tree:
+                        self._unreadable[number] = news.text
+                case "ready":
+                    self._mending.discard(number)
         return self._take()
+
+    def between_attempts(self, now_s: float) -> list[Order]:
+        """Nothing runs on any node: what could not be read is had anew."""
+        unreadable, self._unreadable = self._unreadable, {}
+        for number in unreadable:
+            node = self._nodes.get(number)
+            if node is not None and node.part is Part.SHOWN and self._phase is Phase.SHOWN:
+                self._mending.add(number)
+        if self._mending and self._phase is Phase.SHOWN:
+            self._phase = Phase.USING
+            self._use_until_s = self._until(now_s + self._wait_s)
+            for number in self._mending:
+                self._use(number, self._nodes[number], self._tree)
+        return self._take()
+
+    def _begin_again(self, damaged: str) -> None:
+        """As at the start of the job, but for one tree that is not what it should be: nothing runs meanwhile."""
+        self._damaged, self._tree = damaged, ""
+        self._phase, self._decide_at_s, self._use_until_s, self._wait_until_s = Phase.LOOKING, None, None, None
+        numbers = list(self._nodes)
+        self._nodes.clear()
+        self._mending, self._least = set(numbers), len(numbers)
+        for number in numbers:
+            self._tell(number, SetupOrder("renew", damaged, ""))
 
     def lost(self, number: int, now_s: float) -> list[Order]:
         """A node has gone."""
+        self._mending.discard(number)
+        self._unreadable.pop(number, None)
         node = self._nodes.pop(number, None)
         if node is None:
             return []
@@ -256,6 +295,10 @@ class JobSetup:
 
     def _on_damaged(self, number: int, node: _Node, news: SetupNews, now_s: float) -> None:
         """What the store has is damaged: if no node replaced it, every start would find it so, and install."""
+        is_again = number in self._mending and self._phase is Phase.USING and news.tree == self._tree
+        if is_again and node.part is Part.FETCHING and news.tree != self._damaged:
+            self._begin_again(news.tree)
+            return
         if self._damaged or node.part is not Part.FETCHING or news.tree != node.tree:
             self._on_unfetched(number, node, news.text)
             return

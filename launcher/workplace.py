@@ -22,8 +22,9 @@ from launcher.spec import LaunchSpec
 if TYPE_CHECKING:
     from launcher.caches import CachesSpan, NodeCaches
     from launcher.image import NodeImage
+    from launcher.mounts import Mount
     from launcher.peers import NodePeers
-    from launcher.rendezvous.messages import SetupNews, SetupOrder
+    from launcher.rendezvous.messages import MountFault, SetupNews, SetupOrder
     from launcher.setup import Environment, NodeSetup
     from launcher.stage_span import StageSpan
 
@@ -51,6 +52,7 @@ class WorkplaceEvents(NamedTuple):
     said: Callable[[str], object]
     setup_line: Callable[[str], object]
     complained: Callable[[str], object]
+    mounted: Callable[[str, Mount | None], object]  # of what; what ranks read through it from now on
 
 
 class Workplace:
@@ -101,6 +103,7 @@ class Workplace:
             started=self._events.image_figures,
             fell_back=partial(self._events.fell_back, "image"),
             said=self._events.said,
+            mounted=partial(self._events.mounted, "image"),
         )
         self._image = NodeImage(self._loop, self._spec, self._unset, events, self._peers)
         self._image.begin(own)
@@ -117,6 +120,7 @@ class Workplace:
             said=self._events.said,
             line=self._events.setup_line,
             complained=self._events.complained,
+            mounted=partial(self._events.mounted, "env"),
         )
         self._setup = NodeSetup(self._loop, self._spec, self._unset, events, self._peers)
         self._setup.begin(run_dir)
@@ -327,6 +331,13 @@ class Workplace:
         """What the start has read, as NodeSetup.touched."""
         if self._setup is not None:
             self._setup.touched(files, imports)
+
+    def unreadable(self, fault: MountFault) -> None:
+        """What is mounted could not be read while the attempt ran that is over now."""
+        if fault.what == "env" and self._setup is not None:
+            self._setup.unreadable(fault.why)
+        elif fault.what == "image" and self._image is not None:
+            self._image.unreadable(fault.why, is_damage=fault.is_damage)
 
     def attempt_over(self) -> None:
         """No rank runs any more."""

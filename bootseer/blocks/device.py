@@ -24,12 +24,13 @@ WINDOW_BLOCKS = 32  # of a BlockSource, asked for together
 WINDOWS = 8  # on their way at once
 
 Done = Callable[[memoryview | bytes | None], None]
+Failed = Callable[[range, BootseerError], object]
 
 
 class CachedDevice:
     """The device of a tree, `size` bytes, for a thread that serves it. Made by `open_device`.
 
-    `log` gets a line for each read that fails, from the event loop.
+    `log` gets a line for each read that fails, from the event loop; before it `failed` is told of its blocks.
     """
 
     def __init__(
@@ -38,11 +39,12 @@ class CachedDevice:
         recorder: Recorder | None,
         log: Callable[[str], None],
         group: asyncio.TaskGroup,
+        failed: Failed,
     ) -> None:
         self.size = fetcher.cache.size
         self._fetcher, self._cache = fetcher, fetcher.cache
         self._recorder = Recorder(0) if recorder is None else recorder
-        self._log = log
+        self._log, self._failed = log, failed
         self._group = group
         self._loop = asyncio.get_running_loop()
         self._is_open = True
@@ -82,6 +84,7 @@ class CachedDevice:
             data = await self._fetch(offset, length, since_s)
         except BootseerError as error:
             self._log(f"a read fails: {error}")
+            self._failed(range(offset >> BLOCK_SHIFT, ((offset + length - 1) >> BLOCK_SHIFT) + 1), error)
         except Exception as error:  # a bug: it must not take the mount, and all that run on it, away
             self._log(f"a read fails by a mistake of ours: {error!r}")
         finally:
@@ -116,11 +119,18 @@ class CachedDevice:
 
 @asynccontextmanager
 async def open_device(
-    fetcher: BlockFetcher, *, recorder: Recorder | None = None, log: Callable[[str], None] = lambda _: None
+    fetcher: BlockFetcher,
+    *,
+    recorder: Recorder | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    failed: Failed = lambda _numbers, _error: None,
 ) -> AsyncIterator[CachedDevice]:
-    """The device of a tree, on this event loop. At the end reads that wait fail, and all later ones."""
+    """The device of a tree, on this event loop. At the end reads that wait fail, and all later ones.
+
+    `failed` is told of blocks whose reader is about to get an error.
+    """
     async with asyncio.TaskGroup() as group:
-        device = CachedDevice(fetcher, recorder, log, group)
+        device = CachedDevice(fetcher, recorder, log, group, failed)
         preparing = group.create_task(fetcher.prepare())
         try:
             yield device

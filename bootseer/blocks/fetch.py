@@ -29,6 +29,8 @@ from bootseer.storage.bounce import BouncePool
 from bootseer.tree.index import Index
 
 DEADLINE_S = 30.0  # of a read that somebody waits for
+AGAIN_S = 2.0  # of one whose block, or store, has failed for longer than that already
+MOST_FAILING = 4096  # blocks of which it is remembered
 PATIENCE_S = 5.0  # with another one that is fetching a block
 POLL_S, MOST_POLL_S = 0.002, 0.05
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # of a reader who stands still, after a store has failed
@@ -42,8 +44,8 @@ _COUNTS = ("donated_blocks", "joined", "waited_for_others")
 class BlockFetcher:
     """Fills `cache` with blocks of `index` from `stores`, in this order; their root is the folder of the tree.
 
-    `deadline_s`: a read that somebody waits for ends within it. `waits`: what readers lost by blocks not yet
-    there.
+    `deadline_s`: a read that somebody waits for ends within it, and within `again_s` where its block or the store
+    has failed for that long already. `waits`: what readers lost by blocks not yet there.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class BlockFetcher:
         *,
         donors: Donors | None = None,
         deadline_s: float = DEADLINE_S,
+        again_s: float = AGAIN_S,
         max_gap_bytes: int = MAX_GAP_BYTES,
     ) -> None:
         if cache.block_count != index.block_count:
@@ -64,6 +67,7 @@ class BlockFetcher:
         self._donors = donors
         self._is_building = asyncio.Lock()
         self._deadline_s = deadline_s
+        self._again_s = min(again_s, deadline_s)
         self._patience_s = min(PATIENCE_S, deadline_s / 4)
         self._max_gap_bytes = max_gap_bytes
         self._flights: dict[int, Flight] = {}
@@ -72,6 +76,8 @@ class BlockFetcher:
         self._prefetch_memory = BouncePool(COLD_SPAN_BYTES, PREFETCH_SPANS)
         self._carrier = Carrier(index, cache, self._sources, self._land)
         self._counts = dict.fromkeys(_COUNTS, 0)
+        self._failing_s: dict[int, float] = {}  # since when a block cannot be had
+        self._down_s: float | None = None  # since when nothing that somebody waits for can be had
 
     async def prepare(self) -> None:
         """Finds out what other trees can give. All but readers who stand still wait for it; done once."""
@@ -98,30 +104,56 @@ class BlockFetcher:
     async def read_now(self, numbers: Iterable[int], *, since_s: float | None = None) -> dict[int, memoryview]:
         """The same for a reader who stands still, since `since_s` (`time.monotonic`).
 
-        Errors that may pass are waited out until the deadline: an error would end the program that reads.
+        Errors are waited out until the deadline, wrong bytes and refusals too: an error would end the program that
+        reads, and by then a store may be mended or another one have the block. What has failed for so long is not
+        waited for again: a program that goes on after an error would stand still at each of its reads.
 
-        Raises: StorageTimeout at the deadline; StorageError, IntegrityError.
+        Raises: StorageTimeout at the deadline, or the StorageError or IntegrityError that waiting does not mend.
         """
         wanted = list(numbers)
         begin_s = time.monotonic() if since_s is None else since_s
+        end_s = self._end_s(wanted, begin_s)
         failure: BootseerError | None = None
         with self.waits.one(since_s):
             for pause_s in _pauses_s():
-                left_s = begin_s + self._deadline_s - time.monotonic()
                 try:
                     # A scope for each try: Python 3.11 lets none expire that was open when a TaskGroup failed.
-                    async with asyncio.timeout(max(0.0, left_s)):
+                    async with asyncio.timeout(max(0.0, end_s - time.monotonic())):
                         want = Want(is_demand=True, raws={}, try_s=self._deadline_s / (TRIES + 1))
-                        return await self._read(wanted, want)
-                except TimeoutError as error:
-                    raise self._late(wanted[0], failure) from error
+                        found = await self._read(wanted, want)
+                    self._down_s = None
+                    for number in wanted:
+                        self._failing_s.pop(number, None)
+                    return found
+                except TimeoutError:
+                    pass  # of the last try
                 except BootseerError as error:
-                    if not error.retryable:
-                        raise
                     failure = error
-                left_s = begin_s + self._deadline_s - time.monotonic()
-                await asyncio.sleep(max(0.0, min(pause_s, left_s)))
+                self._note_failing(wanted, begin_s, is_wrong=isinstance(failure, IntegrityError))
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    try:
+                        raise self._late(wanted[0], failure, time.monotonic() - begin_s)
+                    finally:
+                        del failure  # it holds this frame
+                await asyncio.sleep(min(pause_s, left_s))
         raise AssertionError("pauses do not end")
+
+    def _end_s(self, wanted: Iterable[int], begin_s: float) -> float:
+        """Until when a read that has begun then is tried."""
+        since_s = [self._failing_s[number] for number in wanted if number in self._failing_s]
+        if self._down_s is not None:
+            since_s.append(self._down_s)
+        return max(begin_s + self._again_s, min(since_s, default=begin_s) + self._deadline_s)
+
+    def _note_failing(self, wanted: Iterable[int], begin_s: float, *, is_wrong: bool) -> None:
+        """`is_wrong`: bytes came, so the store is there."""
+        if len(self._failing_s) > MOST_FAILING:
+            self._failing_s.clear()
+        for number in wanted:
+            self._failing_s.setdefault(number, begin_s)
+        if self._down_s is None and not is_wrong:
+            self._down_s = time.monotonic()
 
     def release_donors(self) -> None:
         """Takes no more blocks from other trees, so that they can be evicted."""
@@ -148,12 +180,15 @@ class BlockFetcher:
         """When nothing is on its way any more: frees what it holds. The stores are their owner's."""
         await aio.run_io(self.release_donors)
 
-    def _late(self, number: int, failure: BootseerError | None) -> StorageTimeout:
+    def _late(self, number: int, failure: BootseerError | None, waited_s: float) -> BootseerError:
+        """What a read ends with that was tried for so long."""
+        if failure is not None and not failure.retryable:
+            return failure
         if failure is not None:
-            return StorageTimeout(f"block {number} did not come within {self._deadline_s:g} s: {failure}")
+            return StorageTimeout(f"block {number} did not come within {waited_s:.3g} s: {failure}")
         where = f"{self._sources.ordered()[0].store.url}/{self.index.pack_path(self.index.block(number).pack)}"
         return StorageTimeout(
-            f"{where}: block {number} did not come within {self._deadline_s:g} s:"
+            f"{where}: block {number} did not come within {waited_s:.3g} s:"
             " is the store, or the network to it, down?"
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.env.admission import Admission
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, IntegrityError, StorageError
 from bootseer.mounts.holder import Holder
 from bootseer.mounts.image_root import enter_path
 from bootseer.mounts.layers import Layer, LayersSpec
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 WHOLE_BYTES = 4 << 30  # stored; reads of a start that nobody has recorded are small and many
 OPTIONS = TreeOptions(whole_bytes=WHOLE_BYTES, shares=True)
+
+
+class DamagedError(IntegrityError):
+    """Blocks of the tree were asked for at all that may have them: no other way to unpack it would have them."""
 
 
 class MountedEnv:
@@ -57,6 +61,16 @@ class MountedEnv:
     @property
     def digest(self) -> str:
         return self._tree.digest
+
+    @property
+    def faults_path(self) -> str:
+        """The file that tells what of it could not be read (bootseer.mounts.faults)."""
+        return self._tree.faults_path
+
+    @property
+    def control(self) -> str:
+        """The socket of the process that serves it."""
+        return self._tree.control
 
     def is_lost(self) -> bool:
         """Whether the tree's daemon has ended: what is read of it fails."""
@@ -92,8 +106,8 @@ def mount_env(
     Args: url: of the tree's folder in its store; digest: of the tree, which is all that is believed; workload: by
         bootseer.blocks.trace.workload_key: which recording is prefetched; without one everything is; holder:
         closed with the result, or by the caller after an error.
-    Raises: ConfigError when this user or machine cannot have it, with the reason; StorageError; IntegrityError,
-        also for a tree that has what no environment may.
+    Raises: ConfigError when this user or machine cannot have it, with the reason; StorageError, also where blocks
+        of it could not be read and still cannot; IntegrityError, also for a tree that has what no environment may.
     """
     if not may_mount():
         raise ConfigError("mounts need root (CAP_SYS_ADMIN)")
@@ -109,6 +123,11 @@ def mount_env(
         environ=environ,
         vetting=admission,
     )
+    if tree.unreadable:
+        why = "; ".join(tree.unreadable)
+        if tree.is_damaged:
+            raise DamagedError(why)
+        raise StorageError(f"reads of it failed a moment ago, or in an earlier start: {why}")
     seconds = {"tree": time.monotonic() - began_s}
     admission.check()
     seconds["admission"] = time.monotonic() - began_s - seconds["tree"]

@@ -162,7 +162,16 @@ def _first_that_works(
         except BootseerError as error:
             last = error
             call.failures.append(f"the environment is not restored by {way}: {error}")
+            if way == MOUNT and _is_damaged(error):
+                raise
     raise last or ConfigError(f"no way to restore the environment is left: {', '.join(ways) or 'none was given'}")
+
+
+def _is_damaged(error: BootseerError) -> bool:
+    """Of a mount that has failed: whether to unpack the tree would fail by the same block, after a while."""
+    from bootseer.env.mounted import DamagedError
+
+    return isinstance(error, DamagedError)
 
 
 def _done(call: Call, how: str, mounted: MountedEnv | None = None) -> Restored:

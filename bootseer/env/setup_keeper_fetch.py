@@ -194,8 +194,15 @@ class Fetcher:
         if done.how == restore.UNPACK:
             self._date(snapshot.created_s)
         aio.run_sync(store.touch(found, time.time()))
-        seen_by = 0 if self._mounted is None else self._mounted.pid
-        self._job.ready(done.how, snapshot.tree, prefix=done.prefix, seen_by=seen_by, imports=imports())
+        held = self._mounted
+        self._job.ready(
+            done.how,
+            snapshot.tree,
+            prefix=done.prefix,
+            seen_by=0 if held is None else held.pid,
+            mount=() if held is None else (held.faults_path, held.control),
+            imports=imports(),
+        )
 
     def _ask_imports(self, store: EnvStore, tree: StoredTree, workload: str) -> Callable[[], list[str]]:
         """Reads hot imports meanwhile; what is returned waits for them, not for long."""

@@ -157,12 +157,14 @@ class Job:
         prefix: tuple[str, ...] = (),
         imports: Sequence[str] = (),
         seen_by: int = 0,
+        mount: Sequence[str] = (),
         setup_s: float = 0.0,
         capture_s: float = 0.0,
     ) -> None:
         """The environment is in its place.
 
         Args: imports: hot ones, as the store knows them; seen_by: pid of a process that sees it; 0: this one does.
+            mount: where it is told what of it cannot be read, and the socket of who serves it; () where it lies.
         """
         end_spares()
         targets = list(self.spec.targets if self.looked is None else self.looked.keyed.targets)
@@ -174,6 +176,7 @@ class Job:
             key="" if self.looked is None else self.looked.keyed.key,
             tree=tree,
             prefix=list(prefix),
+            mount=list(mount),
             imports=list(imports),
             targets=targets,
             python=python_of(targets, seen_by) if self.spec.in_image else "",

@@ -72,9 +72,11 @@ def look(
     on_wait: OnWait = lambda _: None,
     fell_back: Say | None = None,
     used: UsedFolder | None = None,
+    damaged: str = "",
 ) -> Looked:
     """Args: wait_s: for another process that is at the targets. on_wait: told when that begins (True) and ends.
     fell_back: told why what is kept cannot be used; by default `say` is. used: a folder of ours that the job has.
+    damaged: a tree of the store that is not what it should be; who has it in its place cannot make it anew.
 
     Raises: KeyUnknown, LaunchError, StorageError when it cannot be told what there is; StorageTimeout when another
         process is at the targets; ConfigError: there can be no environment; NoSuchPlace: no such store.
@@ -117,7 +119,7 @@ def look(
             )
         found = None
     cannot = ""
-    if there is not None and found is None:
+    if there is not None and (found is None or (damaged and found.snapshot.tree == damaged)):
         cannot = "it is in its place already, so it cannot be told what set-up did"
         if not has_other:
             say(not_in_store_line(keyed, store))

@@ -77,7 +77,14 @@ class Work:
             return
         try:
             job.looked = found = look(
-                spec, job.environ, job.say, job.most_wait_s, job.on_wait, job.fell_back, job.use_folder()
+                spec,
+                job.environ,
+                job.say,
+                job.most_wait_s,
+                job.on_wait,
+                job.fell_back,
+                job.use_folder(),
+                job.order.get("damaged", ""),
             )
         except (BootseerError, OSError) as error:
             if ends_job(error):

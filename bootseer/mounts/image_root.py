@@ -43,6 +43,7 @@ class ImageRequest(NamedTuple):
     files: Mapping[str, str] = {}  # of ours, by their place inside
     reads_ahead: bool = True  # not if what the start reads is to be recorded in any case
     peers: str = ""  # path of the file of the job's peers, who are asked before the store
+    avoid_mount: str = ""  # why it is better unpacked than mounted, if it can be
     on_origin: OnOrigin = lambda _url, _folders: None
     on_digest: Callable[[str], object] = lambda _: None
     on_fall_back: Callable[[str], object] | None = None
@@ -139,6 +140,7 @@ def open_image(request: ImageRequest, holder: Holder, say: Callable[[str], objec
         digest=request.digest,
         reads_ahead=request.reads_ahead,
         peers=request.peers,
+        avoid_mount=request.avoid_mount,
         on_origin=request.on_origin,
         on_digest=request.on_digest,
         on_fall_back=request.on_fall_back,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bootseer.errors import ConfigError, NotFound, StorageError
+from bootseer.errors import ConfigError, IntegrityError, NotFound, StorageError
 from bootseer.mounts.privileges import may_mount
 from bootseer.storage.near import near_folder_of
 from bootseer.tree.index import PACKS
@@ -51,6 +52,10 @@ class Source(Protocol):
     @property
     def notes(self) -> Sequence[str]: ...  # lines for people
     @property
+    def mount(
+        self,
+    ) -> Sequence[str]: ...  # where it says what cannot be read, socket of who serves it; () for none
+    @property
     def lock_path(self) -> str: ...  # as long as somebody has it locked (shared), the files stay; "" for none
 
     def first_step(self) -> Mapping[str, float]:
@@ -75,6 +80,7 @@ def open_source(
     digest: str = "",
     reads_ahead: bool = True,
     peers: str = "",
+    avoid_mount: str = "",
     on_origin: OnOrigin = lambda _url, _folders: None,
     on_digest: Callable[[str], object] = lambda _: None,
     on_fall_back: Callable[[str], object] | None = None,
@@ -86,6 +92,7 @@ def open_source(
         digest: of the tree, if it has to be this one, whatever the URL means by now.
         reads_ahead: not if what the start reads is to be recorded in any case.
         peers: path of the file of the job's peers (bootseer.peers), who are asked before a store that is far.
+        avoid_mount: why it is better unpacked than mounted; if it cannot be, it is mounted all the same.
         on_origin: is told which folders of which store are read through them.
         on_digest: is told the tree's, before it can be used.
         on_fall_back: is told why it is unpacked; by default `say` is.
@@ -106,7 +113,8 @@ def open_source(
             if peers:
                 on_origin(store_url, [PACKS])
         return _open_tree(
-            url, workload, say, name, digest, reads_ahead, peers, on_digest, on_fall_back or say, began_s
+            *(url, workload, say, name, digest, reads_ahead, peers, avoid_mount, on_digest, on_fall_back or say),
+            began_s,
         )
     finally:
         end_spare()
@@ -129,6 +137,7 @@ def _open_tree(
     digest: str,
     reads_ahead: bool,
     peers: str,
+    avoid_mount: str,
     on_digest: Callable[[str], object],
     on_fall_back: Callable[[str], object],
     began_s: float,
@@ -141,25 +150,37 @@ def _open_tree(
     trust, key = Trust.load(), workload_key(*workload)
     digest = resolve_tree(url, trust, name, digest, TreeOptions(), _runtime())[1]
     on_digest(digest)
-    why = "" if may_mount() else "mounts need root (CAP_SYS_ADMIN)"
-    if not why:
+    why = "" if may_mount() else "it cannot be mounted here: mounts need root (CAP_SYS_ADMIN)"
+    unpack = partial(UnpackedSource, url, trust, name, digest, key, say, began_s, peers)
+    options = TreeOptions(peers=peers)
+    if not reads_ahead:
+        options = options._replace(read_ahead_share=0.0)
+    for is_last in (False, True):
+        if not why and not avoid_mount:
+            try:
+                tree = mount_tree(url, trust=trust, name=name, digest=digest, workload=key, options=options)
+            except NotFound:
+                raise
+            except NotAnsweringError as error:
+                why = f"it cannot be mounted here: {error}"
+            except (ConfigError, StorageError):
+                reason = probe_mount()
+                if not reason:
+                    raise  # it is this tree, this URL or its store
+                why = f"it cannot be mounted here: {reason}"
+            else:
+                if is_last or tree.is_damaged or not tree.unreadable:
+                    return MountedSource(tree, began_s)
+                avoid_mount = "; ".join(tree.unreadable)
+        on_fall_back(f"the image is unpacked, as {why or f'reads of its mount have failed: {avoid_mount}'}")
         try:
-            options = TreeOptions(peers=peers)
-            if not reads_ahead:
-                options = options._replace(read_ahead_share=0.0)
-            tree = mount_tree(url, trust=trust, name=name, digest=digest, workload=key, options=options)
-        except NotFound:
-            raise
-        except NotAnsweringError as error:
-            why = str(error)
-        except (ConfigError, StorageError):
-            why = probe_mount()
-            if not why:
-                raise  # it is this tree, this URL or its store
-        else:
-            return MountedSource(tree, began_s)
-    on_fall_back(f"the image is unpacked, as it cannot be mounted here: {why}")
-    return UnpackedSource(url, trust, name, digest, key, say, began_s, peers)
+            return unpack()
+        except (StorageError, IntegrityError) as error:
+            if why or is_last:
+                raise
+            on_fall_back(f"the image is mounted all the same, as it cannot be unpacked: {error}")
+            avoid_mount = ""
+    raise AssertionError("one of them ends it")
 
 
 class FolderSource:
@@ -168,6 +189,7 @@ class FolderSource:
     how = "folder"
     digest = ""
     lock_path = ""
+    mount: Sequence[str] = ()
     env: Sequence[str] = ()
     notes: Sequence[str] = ()
 
@@ -193,10 +215,11 @@ class MountedSource:
 
     how = "mounted"
     lock_path = ""
-    notes: Sequence[str] = ()
 
     def __init__(self, tree: MountedTree, began_s: float) -> None:
         self._tree = tree
+        self.mount = tree.faults_path, tree.control
+        self.notes = [_damaged_line(tree)] if tree.unreadable else []
         self._lease = tree.hold()
         try:
             self.folder, self.digest = tree.folder, tree.digest
@@ -221,10 +244,19 @@ class MountedSource:
         self._lease.close()
 
 
+def _damaged_line(tree: MountedTree) -> str:
+    what = "is damaged where it is kept" if tree.is_damaged else "cannot be had"
+    mend = "mend its store, or build it again (bootseer image build)"
+    return (
+        f"warning: some of the image {what}, and who reads that gets errors: {'; '.join(tree.unreadable)}: {mend}"
+    )
+
+
 class UnpackedSource:
     """A tree whose files were all written to this node's disk. Implements Source."""
 
     how = "unpacked"
+    mount: Sequence[str] = ()
     notes: Sequence[str] = ()
 
     def __init__(

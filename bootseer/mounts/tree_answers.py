@@ -77,6 +77,8 @@ class Answers:
             if daemon.hot is not None and daemon.state.value == "ready":
                 daemon.note_use()
                 daemon.idle_s = _idle_s(request, daemon.idle_s)
+                if daemon.faults is not None and daemon.parts is not None:
+                    await daemon.faults.recheck(daemon.parts.fetcher)
                 if peers:
                     daemon.follow_peers(peers)
                 if workload != daemon.settings.workload:
@@ -151,6 +153,8 @@ class Answers:
                 f"{daemon.place.root}: is held by process {', '.join(map(str, pids[:8]))}: end it first, or use"
                 " --force, which gives errors to whoever reads there"
             )
+        if pids:
+            daemon.note_end("it was unmounted by force")
         daemon.want_end()
         await daemon.is_unmounted.wait()
         return {}

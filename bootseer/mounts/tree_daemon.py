@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from bootseer.errors import BootseerError
 from bootseer.mounts import cgroup
+from bootseer.mounts.faults import Journal
 from bootseer.mounts.tree_orders import ACCEPTED, MOST_FOLDER_BYTES, Order, receive
 from bootseer.mounts.tree_places import Place
 
@@ -174,6 +175,9 @@ def _mind(orders: socket.socket, daemon: int, why: str) -> NoReturn:
 def _tidy(place: Place, lock: int, status: int) -> None:
     if not place.is_lock(lock):
         return  # the daemon has left in order, and somebody else may be there already
+    if status:
+        how = f"was killed by signal {-status}" if status < 0 else f"has failed (status {status})"
+        Journal(place.faults_path).note(f"the process that serves its files {how}")
     count = place.clear()
     if status < 0:
         _say(f"{place.folder}: the daemon was killed by signal {-status}; {count} mounts were ended")

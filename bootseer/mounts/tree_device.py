@@ -7,6 +7,7 @@ come right after one that failed so late: they fail without another wait, or who
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 from bootseer.mounts.flat_file import Device, Done
@@ -20,10 +21,13 @@ MOST_BLOCKS = 4096  # remembered
 class ImpatientDevice:
     """Thread-safe."""
 
-    def __init__(self, device: Device, deadline_s: float) -> None:
+    def __init__(
+        self, device: Device, deadline_s: float, failed_again: Callable[[range], object] = lambda _: None
+    ) -> None:
+        """Args: failed_again: told of blocks whose reader is about to get an error without having waited."""
         self.size = device.size
         self.try_read = device.try_read  # as it is: it is called for each read
-        self._device = device
+        self._device, self._failed_again = device, failed_again
         self._late_s = deadline_s * LATE_SHARE
         self._failed_s: dict[int, float] = {}  # when the last read of a block failed
 
@@ -32,6 +36,7 @@ class ImpatientDevice:
         now_s = time.monotonic()
         failed_s = self._failed_s
         if failed_s and any(now_s - failed_s.get(each, -AGAIN_S) < AGAIN_S for each in _blocks(offset, length)):
+            self._failed_again(_blocks(offset, length))
             done(None)
             return
         self._device.read_later(offset, length, partial(self._finish, offset, length, now_s, done))

@@ -70,6 +70,13 @@ class MountedTree(NamedTuple):
     folder: str  # where its root is seen; read-only
     digest: str
     control: str  # path of its daemon's socket
+    unreadable: tuple[str, ...] = ()  # why blocks of it could not be had a moment ago; () where all can be
+    is_damaged: bool = False  # what the store has of these is wrong, or gone
+
+    @property
+    def faults_path(self) -> str:
+        """The file that tells what of it could not be read (faults.py)."""
+        return Place.of_folder(os.path.dirname(self.control)).faults_path
 
     def hold(self) -> Lease:
         """Keeps it mounted. Raises: StorageError when it has ended meanwhile: mount it again."""
@@ -137,18 +144,19 @@ def mount_tree(
         name: of the tree, where it was published under another one than this URL.
         digest: the tree digest, if it is known; then nothing is read here.
         workload: `bootseer.blocks.trace.workload_key` of what is started.
-        environ: says where the runtime folder is.
+        environ: says where the runtime folder is, and how long reads wait.
         vetting: who looks at the index, if a new daemon is needed; it only gives time.
     Raises: ConfigError when this user or machine cannot mount it, with the reason; Untrusted; NotFound;
         NotAnsweringError when a daemon that hangs is in the way and cannot be ended; StorageError; IntegrityError.
     """
     options = options or TreeOptions()
     end_s = time.monotonic() + options.ready_s
-    runtime = locate(os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    runtime = locate(environ)
     try:
         place_url, digest, trust = resolve_tree(url, trust, name, digest, options, runtime)
         place = Place(prepare(runtime), digest)
-        return _find_or_start(place, place_url, trust, cache, workload, options, end_s, vetting)
+        return _find_or_start(place, place_url, trust, cache, workload, options, environ, end_s, vetting)
     finally:
         end_spare()  # if it was not needed
 
@@ -163,6 +171,7 @@ def _find_or_start(
     cache: Cache | None,
     workload: str,
     options: TreeOptions,
+    environ: Mapping[str, str],
     end_s: float,
     vetting: Vetting | None,
 ) -> MountedTree:
@@ -174,7 +183,7 @@ def _find_or_start(
         if lock >= 0:
             try:
                 place.clear()
-                settings = settings_of(url, trust, cache, workload, options)
+                settings = settings_of(url, trust, cache, workload, options, environ)
                 found = _mounted(place, start(place, lock, settings, end_s, vetting))
             finally:
                 os.close(lock)  # the daemon has it
@@ -279,7 +288,8 @@ def _mounted(place: Place, said: Mapping[str, Any]) -> MountedTree | None:
         )
     if not is_shown(place):
         return None  # it was unmounted by somebody else: its daemon finds out
-    return MountedTree(place.root, place.digest, place.control_path)
+    unreadable = tuple(map(str, said.get("unreadable", ())))
+    return MountedTree(place.root, place.digest, place.control_path, unreadable, said.get("is_damaged") is True)
 
 
 def _connect(path: str) -> Control:

@@ -67,6 +67,11 @@ class Parts:
         self._is_made = asyncio.Event()  # all of the metadata is there
 
     @property
+    def folder(self) -> str:
+        """Of the tree in the cache; there may be none."""
+        return _folder(self.cache, self.tree_cache.tree)
+
+    @property
     def peers_path(self) -> str:
         """Of the file that says who is asked before the store; "" for nobody."""
         return "" if self._peers is None else self._peers.path

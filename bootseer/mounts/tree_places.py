@@ -100,6 +100,11 @@ class Place:
         """What its daemon says; outlives it."""
         return os.path.join(self.runtime, LOGS, f"{self.digest[:16]}.log")
 
+    @property
+    def faults_path(self) -> str:
+        """What of it could not be read (faults.py); outlives its daemon."""
+        return os.path.join(self.runtime, LOGS, f"{self.digest[:16]}.faults")
+
     # ---- whose it is -----------------------------------------------------------------------------------------
 
     def try_claim(self) -> int:

@@ -28,6 +28,7 @@ from bootseer.errors import BootseerError, StorageError
 from bootseer.mounts.log import Log
 from bootseer.mounts.tree_answers import Answers
 from bootseer.mounts.tree_control import from_error
+from bootseer.mounts.tree_faults import TreeFaults
 from bootseer.mounts.tree_hot import HotBlocks
 from bootseer.mounts.tree_listener import Listener
 from bootseer.mounts.tree_parts import Parts, open_parts
@@ -108,6 +109,7 @@ class Daemon:
         self.idle_s = settings.idle_s
         self.parts: Parts | None = None
         self.hot: HotBlocks | None = None
+        self.faults: TreeFaults | None = None
         self.stack = Stack(place, self._log)
         self.listener: Listener
         self.is_decided = asyncio.Event()  # no longer STARTING
@@ -162,6 +164,11 @@ class Daemon:
         if self.parts is not None:
             self.parts.follow_peers(path)
 
+    def note_end(self, why: str) -> None:
+        """Whoever still reads there gets errors from now on."""
+        if self.faults is not None:
+            self.faults.journal.note(why)
+
     def note_use(self) -> None:
         """Somebody has come or gone."""
         self._used_s = time.monotonic()
@@ -211,6 +218,8 @@ class Daemon:
             "pid": os.getpid(),
             "namespace": os.readlink("/proc/self/ns/mnt"),
             "log": self.place.log_path,
+            "unreadable": [] if self.faults is None else self.faults.lines,
+            "is_damaged": self.faults is not None and self.faults.is_damaged,
         }
 
     async def _open_unless_ended(self, stack: AsyncExitStack) -> None:
@@ -232,11 +241,18 @@ class Daemon:
             parts, hot = await self._open_device(stack, mounting)
             begun.pop_all()
         await parts.check()
+        await self._recheck(parts)
         hot.keep_later(parts.finish())
         await aio.run_io(self.stack.show)
         hot.begin()  # what brings blocks would have the processor that shows the tree
         hot.note_shown()
         hot.keep_later(parts.keep())
+
+    async def _recheck(self, parts: Parts) -> None:
+        """What could not be read before it was mounted here is asked for once more."""
+        if self.faults is not None:
+            await aio.run_io(self.faults.load)
+            await self.faults.recheck(parts.fetcher)
 
     async def _open_device(self, stack: AsyncExitStack, mounting: asyncio.Task[None]) -> tuple[Parts, HotBlocks]:
         """All that the tree is shown from. `mounting`: the folder in which device and metadata are seen."""
@@ -247,10 +263,12 @@ class Daemon:
         stack.push_async_callback(hot.end)
         metadata = await parts.metadata()
         hot.begin_recording()
-        device = await stack.enter_async_context(open_device(parts.fetcher, recorder=hot.recorder, log=self._log))
+        faults = self.faults = TreeFaults(self.place.faults_path, parts.folder, parts.index.block_count, self._log)
+        opened = open_device(parts.fetcher, recorder=hot.recorder, log=self._log, failed=faults.failed)
+        device = await stack.enter_async_context(opened)
         await mounting
         stack.push_async_callback(self._unmount)
-        await aio.run_io(self.stack.serve, device, metadata, self.settings.deadline_s)
+        await aio.run_io(self.stack.serve, device, metadata, self.settings.deadline_s, faults.failed_again)
         return parts, hot
 
     async def _unmount(self) -> None:
@@ -282,6 +300,7 @@ class Daemon:
         """Then it is unmounted already: that nothing is above it is found out by trying."""
         if not await aio.run_io(self.stack.is_shown):
             self._log(f"{self.place.folder}: was unmounted by somebody else")
+            self.note_end("it was unmounted by somebody else")
             return True
         reads = self.stack.statistics().requests
         if reads != self._reads or self.listener.leases:

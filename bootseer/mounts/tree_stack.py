@@ -38,14 +38,17 @@ class Stack:
         self._flat = FlatFile(self._place.device, log=self._log)
         self._flat.mount()
 
-    def serve(self, device: Device, metadata: Device, deadline_s: float) -> None:
+    def serve(
+        self, device: Device, metadata: Device, deadline_s: float, failed_again: Callable[[range], object]
+    ) -> None:
         """Device and metadata, which nobody looks at yet.
 
-        Args: metadata: what a mount reads of it is there; deadline_s: of the device's reads.
+        Args: metadata: what a mount reads of it is there; deadline_s: of the device's reads; failed_again: as
+            ImpatientDevice.
         Raises: StorageError; what is mounted then is left.
         """
         assert self._flat is not None
-        self._flat.serve(ImpatientDevice(device, deadline_s), metadata)
+        self._flat.serve(ImpatientDevice(device, deadline_s, failed_again), metadata)
 
     def show(self) -> None:
         """The tree, if its metadata is right. Raises: ConfigError, StorageError; what is mounted then is left."""

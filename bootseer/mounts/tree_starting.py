@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bootseer.errors import StorageError, StorageTimeout
+from bootseer.errors import ConfigError, StorageError, StorageTimeout
 from bootseer.mounts.tree_control import (
     ANY_WORKLOAD,
     DEADLINE_S,
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 READY_S = 120.0  # a store may be slow to answer
 MOST_LOG_BYTES = 1 << 20
+DEADLINE_VARIABLE = "BOOTSEER_MOUNT_DEADLINE"
+MOST_DEADLINE_S = 3600.0
 
 
 class TreeOptions(NamedTuple):
     """How a tree is served. What was started already goes on as it is, but for `peers`; and `idle_s` grows."""
 
     idle_s: float = IDLE_S  # it ends so long after the last use; 0: never
-    deadline_s: float = DEADLINE_S  # a read that waits longer fails
+    deadline_s: float | None = None  # a read that waits longer fails; None: as the environment says
     store: Mapping[str, object] = {}  # options of the store
     store_timeout_s: float = STORE_TIMEOUT_S
     records: bool = True  # what the start touches, for the next one
@@ -53,10 +55,27 @@ class TreeOptions(NamedTuple):
     ready_s: float = READY_S
 
 
+def deadline_of(environ: Mapping[str, str]) -> float:
+    """How long a read of a mounted tree waits before it fails, as this environment says. Raises: ConfigError."""
+    text = environ.get(DEADLINE_VARIABLE, "")
+    try:
+        deadline_s = float(text or DEADLINE_S)
+    except ValueError:
+        deadline_s = 0.0
+    if not 0 < deadline_s <= MOST_DEADLINE_S:
+        raise ConfigError(f"{DEADLINE_VARIABLE}={text[:80]}: seconds, more than 0 and at most {MOST_DEADLINE_S:g}")
+    return deadline_s
+
+
 def settings_of(
-    url: str, trust: Trust | None, cache: Cache | None, workload: str, options: TreeOptions
+    url: str,
+    trust: Trust | None,
+    cache: Cache | None,
+    workload: str,
+    options: TreeOptions,
+    environ: Mapping[str, str],
 ) -> dict[str, object]:
-    """What tree_settings.Settings has."""
+    """What tree_settings.Settings has. Raises: ConfigError."""
     from bootseer.trust import Trust
 
     settings: dict[str, object] = {
@@ -67,11 +86,12 @@ def settings_of(
         **{
             each: getattr(options, each)
             for each in (
-                *("store_timeout_s", "idle_s", "deadline_s", "records", "prefetches", "streams"),
+                *("store_timeout_s", "idle_s", "records", "prefetches", "streams"),
                 *("read_ahead_share", "whole_bytes", "stream_after_s", "cold_bytes_per_s"),
                 *("publishes", "shares", "peers"),
             )
         },
+        "deadline_s": deadline_of(environ) if options.deadline_s is None else options.deadline_s,
     }
     if cache is not None:
         from bootseer.storage.page_cache import is_remote

@@ -151,6 +151,13 @@ _HINTS = {
 }
 
 
+def describe_end(failure: Failure) -> str:
+    """How a rank ended, in words."""
+    if failure.mounts and signal_name(failure.status) == "SIGBUS":
+        return "ended by SIGBUS (a mapped file could not be read)"
+    return describe_status(failure.status)
+
+
 def describe_status(status: int) -> str:
     """How a process ended, in words; what is only likely is said to be so."""
     if status >= 0:

@@ -9,6 +9,7 @@ made coarser (ours).
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from launcher.exclusion import MachineFault
 from launcher.ladder import Fault
 from launcher.ranks.exits import Kind, classify, find_sign, first_exception, signal_name
 from launcher.ranks.kernel_facts import has_device_fault
-from launcher.rendezvous.messages import Failure
+from launcher.rendezvous.messages import Failure, MountFault
 
 
 class FailureClass(Enum):
@@ -31,6 +32,7 @@ class FailureClass(Enum):
     NUMERIC = "numeric"  # not a number
     KILLED = "killed"  # by somebody else's signal
     STOPPED = "stopped"  # by bootrun
+    MOUNT = "mount"  # files that bootrun shows: an environment, image or checkpoint that it has mounted
 
 
 class Verdict(NamedTuple):
@@ -124,6 +126,15 @@ USER_EXCEPTIONS = frozenset(
     }
 )
 
+# What a read of a mount that fails looks like to who reads, or maps.
+_UNREADABLE = re.compile(
+    r"[Ii]nput/output error|Errno 5\]|Transport endpoint is not connected|Errno 107\]|Stale file handle|"
+    r"[Ss]oftware caused connection abort|Bus error|cannot read file data"
+)
+# Of code that imports: a module that could not be read is found missing, or half there, later.
+_OF_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "SyntaxError"})
+MOUNTED = {"env": "the environment", "image": "the image", "checkpoint": "the mounted checkpoint"}
+
 MOST_WHERE_CHARACTERS = 300
 _FRAME = re.compile(r'^\s*File "([^"\n]{1,500})", line (\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::|$)", re.MULTILINE)
@@ -150,6 +161,8 @@ def classify_failure(failure: Failure) -> Verdict:
         assert sign is not None
         return Verdict(_N, f"another rank was not there any more ({sign.what})", False)
     text = first_exception(failure.message, failure.traceback, failure.stderr_tail)
+    if failure.mounts and (verdict := _of_mounts(failure, text)) is not None:
+        return verdict
     words = _find_words(text)
     if words is not None:
         return Verdict(words.kind, words.why, words.is_sure)
@@ -157,10 +170,36 @@ def classify_failure(failure: Failure) -> Verdict:
     if failure.status < 0 and not (raised and failure.traceback):  # with it, the signal came after the exception
         return _by_signal(failure)
     if raised in USER_EXCEPTIONS:
-        return Verdict(_U, raised, True)
+        return Verdict(_U, raised, not failure.mounts)
     if raised:
         return Verdict(_U, raised, False)
     return Verdict(_U, f"exit status {failure.status}", False)
+
+
+def _of_mounts(failure: Failure, text: str) -> Verdict | None:
+    """Of a rank whose node could not read what bootrun has mounted; None: it failed by something else."""
+    what = " and ".join(dict.fromkeys(MOUNTED.get(each.what, each.what) for each in failure.mounts))
+    why = f"{what} could not be read"
+    if _UNREADABLE.search(text) or failure.status in (-signal.SIGBUS, 128 + signal.SIGBUS):
+        return Verdict(FailureClass.MOUNT, why, True)
+    raised = _raised(text)
+    if _find_words(text) is not None or (raised in USER_EXCEPTIONS and raised not in _OF_IMPORTS):
+        return None
+    return Verdict(FailureClass.MOUNT, why, False)
+
+
+def mount_line(fault: MountFault) -> str:
+    """For people: which mount, and why."""
+    return f"reads of {MOUNTED.get(fault.what, fault.what)} fail: {fault.why}"
+
+
+def repeated_errors(failure: Failure) -> list[str]:
+    """What would come again in another attempt, if it was in the one before, too."""
+    damages = [mount_line(each) for each in failure.mounts if each.is_damage]
+    if damages and classify_failure(failure).kind is FailureClass.MOUNT:
+        return damages
+    found = certain_user_error(failure)
+    return [found] if found else []
 
 
 def where(failure: Failure) -> str:
@@ -202,7 +241,7 @@ def judge(first: Sequence[Failure]) -> Fault:
         return Fault("")
     verdict = classify_failure(first[0])
     is_crash = first[0].status < 0 and verdict.kind is _U and not verdict.is_sure
-    is_code = all(certain_user_error(failure) for failure in first)
+    is_code = verdict.kind is FailureClass.MOUNT or all(certain_user_error(failure) for failure in first)
     return Fault("crash" if is_crash else verdict.kind.value, is_code=is_code)
 
 

@@ -18,7 +18,7 @@ from launcher.ranks.command import rank_command
 from launcher.ranks.environ import rank_environ
 from launcher.ranks.logs import RankLogs
 from launcher.ranks.program import RankProgram
-from launcher.rendezvous.messages import Failure, World
+from launcher.rendezvous.messages import Failure, MountFault, World
 from launcher.spec import LaunchSpec
 from launcher.supervise.page import NO_PAGE, PageFile, read_end
 
@@ -93,7 +93,9 @@ class RankGroup:
         ranks: list[Rank],
         kernel_word: Callable[[int], KernelWord | None] = lambda _pid: None,
         checks: Callable[[], tuple[str, ...]] = tuple,
+        mounts: Callable[[int], tuple[MountFault, ...]] = lambda _since_ns: (),
     ) -> None:
+        """Args: mounts: what could not be read of mounts of ours since then."""
         self._spec = spec
         self.world = world
         self._node = node
@@ -101,7 +103,7 @@ class RankGroup:
         self._to_job_clock = to_job_clock
         self._events = events
         self._kernel_word = kernel_word
-        self._checks = checks
+        self._checks, self._mounts = checks, mounts
         self.ranks = ranks
         self._by_key = {world.attempt << 20 | rank.local_rank: rank for rank in ranks}
         self.failures: list[Failure] = []
@@ -285,4 +287,5 @@ class RankGroup:
             oom=word.oom if word is not None else "",
             kernel=word.lines if word is not None else (),
             checks=() if by_us else self._checks(),
+            mounts=() if by_us else self._mounts(self.prepared_ns),
         )

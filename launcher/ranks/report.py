@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from launcher.ranks.exits import Kind, classify, describe_status, find_sign, signal_name
-from launcher.ranks.failure_class import FailureClass, classify_failure, where
+from launcher.ranks.exits import Kind, classify, describe_end, find_sign, signal_name
+from launcher.ranks.failure_class import FailureClass, classify_failure, mount_line, where
 from launcher.rendezvous.messages import Failure
 
 MOST_WIDTH = 60
@@ -163,10 +163,11 @@ def _as_dict(failure: Failure) -> dict[str, Any]:
         "kind": classify(failure).name.lower(),
         "consequence_of": sign.what if sign is not None else "",
         "signal": signal_name(failure.status),
-        "how": describe_status(failure.status),
+        "how": describe_end(failure),
         **failure._asdict(),
         "stderr_tail": list(failure.stderr_tail),
         "kernel": list(failure.kernel),
+        "mounts": [mount_line(fault) for fault in failure.mounts],
     }
 
 
@@ -191,6 +192,7 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int,
     else:
         lines.append(f"  class     : {_describe_class(failure)}")
     lines += [f"  kernel    : {clean(line)}" for line in failure.kernel]
+    lines += [f"  mount     : {clean(mount_line(fault))}" for fault in failure.mounts]
     if page:  # the traceback comes last, for those that read torchrun's report
         lines.append(f"  page      : {clean(page)}")
     said = failure.traceback or failure.message
@@ -211,7 +213,7 @@ def _describe_class(failure: Failure) -> str:
 def _describe_silence(failure: Failure) -> str:
     name = signal_name(failure.status)
     if name:
-        hint = describe_status(failure.status).partition(" (")[2].removesuffix(")")
+        hint = describe_end(failure).partition(" (")[2].removesuffix(")")
         text = f"Signal {-failure.status} ({name}) received by PID {failure.pid}"
         return f"{text}; {hint}" if hint else text
     return "<N/A>" if failure.stderr_tail else _NO_TRACEBACK

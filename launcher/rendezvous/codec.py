@@ -126,6 +126,7 @@ _ITEMS = {
     "stderr_tail": 64,
     "kernel": 16,
     "checks": 16,
+    "mounts": 16,
     "measured": 64,
     "failures": 4096,
     "unsure": 4096,

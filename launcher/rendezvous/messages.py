@@ -13,6 +13,14 @@ from launcher.supervise.facts import RankFacts
 # ---- records -----------------------------------------------------------------------------------------------
 
 
+class MountFault(NamedTuple):
+    """A mount of bootrun's own, below the ranks of a node, could not be read."""
+
+    what: str  # env, image, checkpoint
+    why: str  # one line: block, pack, store, cause
+    is_damage: bool  # to ask again later does not mend it
+
+
 class Failure(NamedTuple):
     """A rank that ended in any other way than exit status 0."""
 
@@ -33,6 +41,7 @@ class Failure(NamedTuple):
     oom: str = ""  # killed for want of memory: yes, maybe, no, "" where that cannot be known
     kernel: tuple[str, ...] = ()  # lines of the kernel's log about it, or about accelerators
     checks: tuple[str, ...] = ()  # what health checks have found wrong with its node by then
+    mounts: tuple[MountFault, ...] = ()  # in this attempt, on its node
 
 
 class Distributions(NamedTuple):

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from launcher.ranks.exits import Kind, classify, describe_status, find_sign
-from launcher.ranks.failure_class import Verdict, classify_failure, where
+from launcher.ranks.exits import Kind, classify, describe_end, find_sign
+from launcher.ranks.failure_class import FailureClass, Verdict, classify_failure, mount_line, where
 from launcher.ranks.kernel_facts import has_device_fault
 from launcher.ranks.report import clean, format_ranks
 
@@ -70,7 +70,7 @@ def describe_failures(ordered: Ordered) -> dict[str, Any]:
         "why": verdict.why,
         "where": where(first),
         "message": _last_words(first),
-        "how": describe_status(first.status),
+        "how": describe_end(first),
         "status": first.status,
         "class_sure": sure,
         "class_sure_why": why,
@@ -87,6 +87,7 @@ def describe_failures(ordered: Ordered) -> dict[str, Any]:
         "oom": first.oom,
         "kernel": list(first.kernel),
         "checks": list(first.checks),
+        "mounts": [mount_line(fault) for fault in first.mounts],
         "traceback": first.traceback,
         "stderr": list(first.stderr_tail),
         **_describe_rest(ordered, told[1:]),
@@ -165,6 +166,8 @@ def unpack(data: bytes) -> dict[str, Any] | None:
 def _how_sure(failure: Failure, verdict: Verdict) -> tuple[str, str]:
     if failure.oom == "yes" or has_device_fault(failure.kernel):
         return CERTAIN, "the kernel's log says so"
+    if verdict.kind is FailureClass.MOUNT and verdict.is_sure:
+        return CERTAIN, "whoever serves the mount says that reads of it have failed, and the rank says so"
     says_words = bool(failure.message or failure.traceback or failure.stderr_tail)
     by = "its signal" if failure.status < 0 else "its own words" if says_words else "its exit status"
     if verdict.is_sure:
@@ -220,7 +223,7 @@ def _describe_other(failure: Failure) -> dict[str, Any]:
         "rank": failure.rank,
         "node": failure.node,
         "pid": failure.pid,
-        "how": describe_status(failure.status),
+        "how": describe_end(failure),
         "consequence_of": sign.what if sign is not None else "",
         "message": _last_words(failure)[:300],
     }
@@ -277,6 +280,7 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
         lines.append(f"how        {text('how')}")
     lines += [f"kernel     {clean(str(line))}" for line in _list(record, "kernel")]
     lines += [f"check      {clean(str(line))}" for line in _list(record, "checks")]
+    lines += [f"mount      {clean(str(line))}" for line in _list(record, "mounts")]
     rule = f" ({text('rule')})" if text("rule") else ""
     lines.append(f"done       {text('action') or NOT_OBSERVED}{rule}")
     if text("step"):

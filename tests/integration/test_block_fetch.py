@@ -137,7 +137,7 @@ def test_a_server_that_lies_is_found_out_by_the_digest(server: FaultyHttpServer,
     server.plan = [HttpFault(HttpKind.WRONG, keep_bytes=5)]
 
     async def main() -> None:
-        async with fetching(tmp_path, server) as fetcher:
+        async with fetching(tmp_path, server, deadline_s=SHORT_S) as fetcher:
             with pytest.raises(IntegrityError, match=r"block 7, bytes \d+ to \d+, has not the digest"):
                 await fetcher.read_now([7])
             assert fetcher.cache.missing([7]) == [7]
@@ -175,7 +175,6 @@ def test_a_server_that_is_down_for_a_while_is_waited_for(server: FaultyHttpServe
     asyncio.run(main())
 
 
-@pytest.mark.xfail(strict=True, reason="wrong bytes and refusals are errors at once")
 @pytest.mark.parametrize(
     "fault",
     [

@@ -778,7 +778,6 @@ def start_late(
     return program
 
 
-@pytest.mark.xfail(strict=True, reason="a disk is blamed, and all restarts are used")
 def test_a_damaged_image_is_named_and_the_job_given_up(
     bootrun: support.Programs, tree: Published, tmp_path: Path
 ) -> None:
@@ -799,7 +798,6 @@ def test_a_damaged_image_is_named_and_the_job_given_up(
     assert run.status == 0, run.stderr  # the store has been mended
 
 
-@pytest.mark.xfail(strict=True, reason="a disk is blamed")
 def test_an_image_whose_store_fails_is_unpacked_by_the_next_attempt(
     bootrun: support.Programs, tree: Published, tmp_path: Path
 ) -> None:
@@ -813,7 +811,6 @@ def test_an_image_whose_store_fails_is_unpacked_by_the_next_attempt(
     assert "the image is unpacked, as reads of its mount have failed: " in run.stderr
 
 
-@pytest.mark.xfail(strict=True, reason="the code of the user is blamed")
 def test_an_interpreter_that_cannot_be_read_is_the_images_matter(
     bootrun: support.Programs, tree: Published, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from bootseer.blocks.cache import TREES
 from bootseer.mounts import kernel, tree_ending, tree_mount
+from bootseer.mounts.faults import read_faults
 from bootseer.mounts.image_source import open_source
 from bootseer.mounts.overlay import mount_overlay
 from bootseer.mounts.tree_control import NotAnsweringError
@@ -405,3 +406,47 @@ def test_disk_is_full(trees: Trees, room: str) -> None:
     assert tree.unmount()
     wait_until(lambda: not any(map(is_running, pids)), 10)
     assert kernel.unmount(os.fspath(trees.cache))
+
+
+# ---- what is known of it -------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_read_is_told_and_remembered(trees: Trees) -> None:
+    """Before the reader has its error; and by the next mount, until it can be read again."""
+    tree = trees.mount(deadline_s=0.3)
+    assert tree.unreadable == ()
+    trees.server.plan[:] = [HttpFault(HttpKind.WRONG, "packs/*", keep_bytes=7)]
+    before_ns = time.monotonic_ns()
+    with pytest.raises(OSError, match="Input/output error"):
+        Path(tree.folder, "0/file0").read_bytes()
+    (fault, *_) = read_faults(tree.faults_path, before_ns)
+    assert fault.is_damage and fault.blocks
+    assert (
+        trees.server.url in fault.why
+        and trees.built.pack in fault.why
+        and f"block {fault.blocks[0]}," in fault.why
+    )
+    again = trees.mount()  # by the same daemon
+    assert again.is_damaged and again.unreadable
+    again.unmount()
+    wait_until(lambda: not list_trees(), 5)
+    other = trees.mount(deadline_s=0.3)  # by another one
+    assert other.is_damaged and trees.built.pack in other.unreadable[0]
+    trees.server.plan[:] = []
+    assert trees.mount().unreadable == (), "somebody has mended the store"
+    assert not check(trees.read(tree.folder).end()).errors
+    trees.server.plan[:] = [HttpFault(HttpKind.STATUS, "packs/*", status=500)]
+
+
+def test_the_end_of_a_daemon_is_told(trees: Trees) -> None:
+    tree = trees.mount()
+    kill(trees.daemon(tree))
+    trees.wait_gone()
+    assert [each.why for each in read_faults(tree.faults_path, 0)] == [
+        "the process that serves its files was killed by signal 9"
+    ]
+    again = trees.mount()
+    lease = again.hold()
+    assert again.unmount(force=True)
+    lease.close()
+    assert read_faults(tree.faults_path, 0)[-1].why == "it was unmounted by force"

@@ -41,7 +41,8 @@ for line in connection.makefile():
         if plan["silent"] != "start":
             tell("resolved", digest=plan["digest"])
             tell("ready", prefix=[str(number)], program="/p", set={}, unset=[], digest=plan["digest"],
-                 lock=plan["lock"], how="mounted", source_s=0.0, root_s=0.0, has_user_namespace=False, notes=[])
+                 lock=plan["lock"], how="mounted", mount=["/journal", "/control"], source_s=0.0, root_s=0.0,
+                 has_user_namespace=False, notes=[])
     elif order["do"] == "show-from":
         with open(f"TOP/shown{number}", "w") as file:
             json.dump(order, file)
@@ -78,6 +79,7 @@ class Bed(KeeperBed):
             lambda _: None,
             self.said.append,
             self.said.append,
+            lambda _: None,
         )
         spec = build_spec(parse(["--image", "/trees/x", *words, __file__], OMP), OMP)
         self.image = NodeImage(self.loop, spec, (), events)
@@ -331,3 +333,35 @@ def test_one_that_is_opened_anew_does_not_wait_for_what_is_hidden(make_bed: Call
     bed.image.hide(lambda: done.append(len(bed.opened)))
     bed.until(lambda: done)
     assert done == [2] and bed.image.is_open
+
+
+def test_an_image_that_could_not_be_read_is_opened_in_another_way_before_the_next_attempt(
+    make_bed: Callable[..., Bed],
+) -> None:
+    bed = make_bed()
+    bed.begin({}, {})
+    bed.until(lambda: bed.opened)
+    bed.image.unreadable("block 7 has the wrong bytes", is_damage=True)
+    answers: list[list[str]] = []
+    bed.image.show([], answers.append)
+    bed.until(lambda: answers)
+    assert len(bed.opened) == 1, "what is damaged cannot be unpacked either"
+    bed.image.unreadable("block 7 did not come", is_damage=False)
+    bed.image.show([], answers.append)
+    assert bed.order(1)["avoid_mount"] == "block 7 did not come"
+    bed.until(lambda: len(answers) == 2)
+    assert len(bed.opened) == 2
+    bed.image.unreadable("block 7 did not come", is_damage=False)  # it was mounted all the same
+    bed.image.show([], answers.append)
+    bed.until(lambda: len(answers) == 3)
+    assert len(bed.opened) == 2 and bed.failed == []
+
+
+def test_an_image_that_is_lost_again_and_again_is_opened_in_another_way(make_bed: Callable[..., Bed]) -> None:
+    bed = make_bed()
+    bed.begin(*[{}] * (image.MOST_KEEPERS + 1))
+    for number in range(image.MOST_KEEPERS):
+        bed.until(lambda: len(bed.opened) == number + 1)  # noqa: B023
+        bed.kill(number)
+    bed.until(lambda: len(bed.opened) == image.MOST_KEEPERS + 1)
+    assert "lost again and again" in bed.order(image.MOST_KEEPERS)["avoid_mount"] and bed.failed == []

@@ -18,9 +18,24 @@ from launcher.ladder import (
     advise_replay,
     group_size,
 )
+from launcher.ranks.failure_class import judge
+from launcher.rendezvous.messages import MountFault
+from tests.unit.launcher.jobsim import make_failure
 
 ALL = frozenset(DEAR)
-KINDS = ("user", "resource", "platform", "accelerator", "network", "numeric", "killed", "hang", "crash", "rule")
+KINDS = (
+    "user",
+    "resource",
+    "platform",
+    "accelerator",
+    "network",
+    "numeric",
+    "killed",
+    "hang",
+    "crash",
+    "rule",
+    "mount",
+)
 FAULTS = st.builds(
     Fault,
     st.sampled_from(KINDS),
@@ -162,3 +177,13 @@ def test_groups_of_the_size_that_is_advised_find_each_machine(count: int) -> Non
         while groups := replay.next_round():
             replay.ran({group.number: bad in group.machines for group in groups})
         assert replay.verdict() == (Found.ONE, (bad,))
+
+
+def test_what_bootrun_shows_is_no_machines_matter() -> None:
+    """It is had in another way; nothing is measured, rolled back or replayed for it."""
+    ladder = Ladder(ALL - {Step.ROLLBACK})
+    fault = judge([make_failure(0, status=-7, mounts=(MountFault("image", "block 7", True),))])
+    assert steps(ladder, *[fault] * 3) == [Step.REATTEMPT] * 3
+    assert not ladder.may_be_a_machine
+    assert steps(ladder, fault._replace(hopeless="it comes again")) == [Step.GIVE_UP]
+    assert steps(Ladder(ALL), "mount", "user") == [Step.REATTEMPT, Step.IN_PLACE], "it begins no row"

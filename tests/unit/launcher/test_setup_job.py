@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.rendezvous.messages import Finish, Identity, SetupNews, SetupOrder, WantEnvironment, World
+from launcher.rendezvous.messages import (
+    FailurePage,
+    Finish,
+    Identity,
+    MountFault,
+    SetupNews,
+    SetupOrder,
+    Started,
+    WantEnvironment,
+    World,
+)
+from launcher.supervise.failure_page import unpack
 from tests.unit.launcher.jobsim import Sim, make_rules
 
 RULES = make_rules(min_nodes=2, max_nodes=2, join_s=100.0, setup_s=1000.0, setup_wait_s=50.0)
@@ -135,3 +146,44 @@ def test_a_node_that_never_has_it_leaves_time_for_set_up() -> None:
     sim.advance(RULES.setup_wait_s + RULES.join_s)
     assert not sim.job.finished
     assert orders(sim, 0) == orders(sim, 1) == ["use", "own"]
+
+
+def test_the_next_attempt_waits_for_an_environment_that_is_had_anew() -> None:
+    """No machine is left out for it, however often it comes."""
+    sim = Sim(RULES._replace(max_restarts=3, backoff_s=0.0))
+    two(sim)
+    for node in range(2):
+        sim.say(node, looked(tree="t"))
+        sim.say(node, SetupNews("fetched", "k", "t", ""))
+    for node in range(2):
+        sim.say(node, Identity("same", ""))
+    fault = (MountFault("env", "block 7", False),)
+    for attempt in range(3):
+        assert sim.world(0).attempt == attempt
+        for node in range(2):
+            sim.say(node, Started(attempt, 0.1))
+        sim.say(1, SetupNews("unreadable", "k", "t", "block 7"))
+        sim.fail(1, status=-7, mounts=fault)
+        assert orders(sim, 1)[-1] == "use" and sim.world(0).attempt == attempt, "it is waited for"
+        sim.say(1, SetupNews("fetched", "k", "t", ""))
+        assert orders(sim, 1)[-1] == "show" and sim.world(0).attempt == attempt
+        sim.say(1, SetupNews("ready", "k", "t", ""))
+    assert sim.world(1).attempt == 3
+    assert not any("left out" in str(each) for each in sim.inbox[0])
+    pages = [unpack(each.data) for each in sim.inbox[0] if isinstance(each, FailurePage)]
+    assert [page["class"] for page in pages if page] == ["mount"] * len(pages)
+
+
+def test_an_environment_that_is_not_had_anew_in_time_is_named() -> None:
+    sim = Sim(RULES._replace(max_restarts=3, backoff_s=0.0))
+    two(sim)
+    for node in range(2):
+        sim.say(node, looked(tree="t"))
+        sim.say(node, SetupNews("fetched", "k", "t", ""))
+    for node in range(2):
+        sim.say(node, Identity("same", ""))
+    sim.say(1, SetupNews("unreadable", "k", "t", "block 7"))
+    sim.fail(1, status=-7)
+    sim.run_until_idle()
+    (finish,) = [each for each in sim.inbox[0] if isinstance(each, Finish)]
+    assert "the environment was not had anew on node" in finish.reason

@@ -304,3 +304,105 @@ def test_who_cannot_publish_does_not_build_anew() -> None:
     sim.say(0, "looked", tree="t", text="this store cannot create a file exactly once")
     sim.say(0, "damaged", tree="t", text="block 0 is not what it was")
     assert sim.done(0) == ["use", "own"]
+
+
+# ---- between attempts ------------------------------------------------------------------------------------------
+
+
+def shown(count: int, tree: str = "t") -> Sim:
+    sim = Sim(count)
+    for what in ("looked", "fetched"):
+        for node in range(count):
+            sim.say(node, what, tree=tree)
+    assert all(sim.done(node)[-1] == "show" for node in range(count))
+    sim.orders.clear()
+    return sim
+
+
+def between(sim: Sim) -> None:
+    sim._keep(sim.setup.between_attempts(sim.now_s))
+
+
+def test_a_mount_that_could_not_be_read_is_had_anew_by_its_node() -> None:
+    sim = shown(2)
+    between(sim)
+    assert sim.orders == {} and not sim.setup.mending
+    sim.say(1, "unreadable", tree="t", text="block 7")
+    assert sim.orders == {}, "ranks may go on with it"
+    between(sim)
+    assert sim.orders == {1: [SetupOrder("use", "t", "")]} and sim.setup.mending == {1}
+    sim.say(1, "fetched", tree="t")
+    assert sim.done(1) == ["use", "show"]
+    sim.say(1, "ready", tree="t")
+    assert not sim.setup.mending and sim.setup.phase is Phase.SHOWN
+    between(sim)
+    assert sim.done(1) == ["use", "show"] and sim.done(0) == []
+
+
+def test_what_is_damaged_is_built_anew_and_all_nodes_take_that() -> None:
+    sim = shown(3)
+    sim.say(2, "unreadable", tree="t")
+    between(sim)
+    sim.say(2, "damaged", tree="t", text="block 7")
+    assert [sim.done(node)[-1] for node in range(3)] == ["renew"] * 3
+    assert sim.orders[0] == [SetupOrder("renew", "t", "")] and sim.setup.mending == {0, 1, 2}
+    sim.say(0, "looked", tree="t", text="it is in its place already")
+    sim.say(1, "looked", tree="t")
+    sim.say(2, "looked", tree="t")
+    assert sim.orders[1][-1] == SetupOrder("build", "t", "others"), "by one that can, and replaces it"
+    sim.say(1, "ready", tree="t2")
+    sim.say(1, "published", tree="t2")
+    for node in (0, 2):
+        assert sim.orders[node][-1] == SetupOrder("use", "t2", "")
+        sim.say(node, "fetched", tree="t2")
+    for node in (0, 2):
+        assert sim.done(node)[-1] == "show"
+        sim.say(node, "ready", tree="t2")
+    assert not sim.setup.mending and sim.setup.phase is Phase.SHOWN
+
+
+def test_what_another_job_has_replaced_meanwhile_is_taken() -> None:
+    sim = shown(1)
+    sim.say(0, "unreadable", tree="t")
+    between(sim)
+    sim.say(0, "damaged", tree="t")
+    sim.say(0, "looked", tree="t2")
+    assert sim.orders[0][-1] == SetupOrder("use", "t2", "")
+
+
+def test_a_store_that_is_gone_has_all_nodes_run_set_up() -> None:
+    """One alone would have another environment than the others, which cannot read theirs for long either."""
+    sim = shown(2)
+    sim.say(0, "unreadable", tree="t")
+    between(sim)
+    sim.say(0, "unfetched", text="the store is gone")
+    assert sim.done(0) == ["use", "own"] and sim.done(1) == ["own"]
+
+
+def test_a_tree_that_is_damaged_again_is_built_again_once_more() -> None:
+    sim = shown(1)
+    for tree in ("t", "t2"):
+        sim.say(0, "unreadable", tree=tree)
+        between(sim)
+        sim.say(0, "damaged", tree=tree)
+        sim.say(0, "looked", tree=tree)
+        assert sim.orders[0][-1] == SetupOrder("build", tree, "")
+        sim.say(0, "published", tree="t2")
+        sim.say(0, "ready", tree="t2")
+        if tree == "t":  # another start of the job
+            sim = shown(1, "t2")
+
+
+def test_a_node_that_goes_while_it_has_its_own_anew_is_not_waited_for() -> None:
+    sim = shown(2)
+    sim.say(1, "unreadable", tree="t")
+    between(sim)
+    sim.lose(1)
+    assert not sim.setup.mending and sim.setup.phase is Phase.SHOWN
+
+
+def test_what_is_not_the_tree_that_is_shown_is_no_news() -> None:
+    sim = shown(1)
+    sim.say(0, "unreadable", tree="other")
+    between(sim)
+    assert sim.orders == {}

@@ -98,6 +98,7 @@ class Bed(KeeperBed):
             said=self.said.append,
             setup_line=ignore,
             complained=ignore,
+            mounted=ignore,
         )
         words = ("--image", "/trees/x", "--setup", "true", "--no-keep-caches", *words)
         self.place = Workplace(self.loop, build_spec(parse([*words, __file__], OMP), OMP), (), events)

@@ -137,7 +137,7 @@ def test_errors_are_input_errors_and_told(root: Cache) -> None:
         store.plan.clear()
         assert reader.read(0, 4096) == DEVICE[:4096]  # an error does not stay
 
-    _, said = serve(root, store, work)
+    _, said = serve(root, store, work, deadline_s=0.3)
     assert len(said) == 3
     assert TREE.index.pack_path(0) in said[0]
 

@@ -167,7 +167,7 @@ def test_blocks_that_stay_wrong_are_never_handed_out(root: Cache) -> None:
         assert fetcher.cache.missing(range(4)) == [0, 2]  # its neighbours are right
         assert_right(await fetcher.read([1, 3]), TREE)
 
-    run(root, use, store)
+    run(root, use, store, deadline_s=0.3)
 
 
 def test_errors_that_pass_are_not_seen(root: Cache) -> None:
@@ -183,7 +183,26 @@ def test_all_who_wait_for_a_block_get_its_error(root: Cache) -> None:
         found = await asyncio.gather(*reads, return_exceptions=True)
         assert [type(error) for error in found] == [NotFound] * 5
 
-    run(root, use, store)
+    run(root, use, store, deadline_s=0.3)
+
+
+def test_what_has_failed_for_long_is_not_waited_for_again(root: Cache) -> None:
+    """Else a program that goes on after an error would stand still at each of its reads."""
+    store = make_store(TREE, Fault(Kind.ERROR, error=NotFound))
+    took: list[float] = []
+
+    async def use(fetcher: BlockFetcher) -> None:
+        for number in (1, 1, 2, 3):
+            begin_s = time.monotonic()
+            with pytest.raises(NotFound):
+                await fetcher.read_now([number])
+            took.append(time.monotonic() - begin_s)
+        store.plan.clear()
+        assert_right(await fetcher.read_now([1, 2]), TREE)
+
+    run(root, use, store, deadline_s=1.0, again_s=0.1)
+    assert took[0] >= 1.0
+    assert max(took[1:]) < 0.9
 
 
 def test_a_store_that_stalls_is_asked_another_way(root: Cache) -> None:

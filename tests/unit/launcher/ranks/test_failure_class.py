@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.ranks.cause import Ordered
 from launcher.ranks.failure_class import (
     USER_EXCEPTIONS,
     FailureClass,
     certain_user_error,
     classify_failure,
     machine_fault,
+    repeated_errors,
     where,
 )
+from launcher.ranks.report import format_report
+from launcher.rendezvous.messages import MountFault
+from launcher.supervise.failure_page import describe_failures, format_page
 from tests.unit.launcher.jobsim import make_failure
 
 HEAD = "Traceback (most recent call last):\n"
@@ -164,3 +169,53 @@ def test_anything_gives_a_class(message: str, traceback: str, status: int) -> No
     assert classify_failure(failure).kind in FailureClass
     assert len(where(failure)) <= 300
     certain_user_error(failure)
+
+
+DAMAGED = (MountFault("image", "/store/packs/ab: block 7 has not the digest that the index says", True),)
+GONE = (MountFault("env", "block 3 did not come within 30 s", False),)
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "kind", "is_sure"),
+    [
+        ("OSError: [Errno 5] Input/output error", 1, "mount", True),
+        ("ImportError: /venv/x.so: cannot read file data: Input/output error", 1, "mount", True),
+        ("OSError: [Errno 107] Transport endpoint is not connected: '/x'", 1, "mount", True),
+        ("bootseer: cannot start /usr/bin/python3 inside the image: input/output error", 127, "mount", True),
+        ("", -7, "mount", True),  # SIGBUS: a mapped file
+        ("Fatal Python error: Bus error", 135, "mount", True),
+        ("", 127, "mount", False),  # its words went to the console
+        ("", -11, "mount", False),
+        ("ModuleNotFoundError: No module named 'x'", 1, "mount", False),  # try: import ... except OSError: pass
+        ("NameError: name 'x' is not defined", 1, "mount", False),
+        ("RuntimeError: Failed to import transformers.models", 1, "mount", False),
+        ("KeyError: 'tokens'", 1, "user", False),
+        ("OSError: [Errno 28] No space left on device: '/scratch/x'", 1, "resource", True),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", 1, "resource", True),
+    ],
+)
+@pytest.mark.parametrize("mounts", [DAMAGED, GONE])
+def test_a_mount_of_ours_that_cannot_be_read(
+    last: str, status: int, kind: str, is_sure: bool, mounts: tuple[MountFault, ...]
+) -> None:
+    trace = HEAD + USERS + TORCHS + last if last.partition(":")[0].endswith("Error") else last
+    failure = make_failure(0, status=status, stderr_tail=tuple(trace.splitlines()), mounts=mounts)
+    verdict = classify_failure(failure)
+    assert (verdict.kind.value, verdict.is_sure) == (kind, is_sure), verdict
+    assert machine_fault(failure) is None and certain_user_error(failure) == ""
+    assert (repeated_errors(failure) != []) == (kind == "mount" and mounts is DAMAGED)
+    if kind == "mount":
+        assert verdict.why == ("the image" if mounts is DAMAGED else "the environment") + " could not be read"
+    report = format_report("train.py", [failure])
+    page = format_page(describe_failures(Ordered((failure,), (), ())))
+    for text in (report, page):
+        assert mounts[0].why in text
+        assert kind != "mount" or ("disk" not in text and "/dev/shm" not in text)
+
+
+def test_a_victim_of_another_rank_stays_one() -> None:
+    """Though its node could not read something, too."""
+    said = ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:9",)
+    assert classify_failure(make_failure(0, stderr_tail=said, mounts=GONE)).kind is FailureClass.NETWORK
+    assert classify_failure(make_failure(0, stopped_by_us=True, mounts=GONE)).kind is FailureClass.STOPPED
+    assert classify_failure(make_failure(0, status=-9, oom="yes", mounts=GONE)).kind is FailureClass.RESOURCE

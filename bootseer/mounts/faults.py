@@ -1,0 +1,83 @@
+"""What could not be read of a mount of ours: a line for each failure, written before the reader gets its error.
+
+In: failures, from the process that serves the mount. Out: those since a moment, for bootrun, which has to know why
+ranks have ended. A file, as it answers at once, also when the process that wrote it is stopped or gone.
+Times are those of the monotonic clock. Separate, as bootrun imports it: standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MOST_FILE_BYTES = 256 << 10  # then it begins anew
+MOST_READ_BYTES = 64 << 10  # the newest
+MOST_WHY_CHARACTERS = 600
+MOST_BLOCKS = 64  # of one line
+SAME_NS = 200_000_000  # the same words are not written again within it
+
+
+class Fault(NamedTuple):
+    """A read that failed, or the end of the mount."""
+
+    at_ns: int
+    why: str  # one line: block, pack, store, cause
+    is_damage: bool = False  # wrong bytes, or none where some should be: to ask again later does not mend it
+    blocks: tuple[int, ...] = ()  # of a tree
+
+
+class Journal:
+    """Writes them. What goes wrong with that costs only the knowledge."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._last = Fault(0, "")
+
+    def note(self, why: str, *, is_damage: bool = False, blocks: Sequence[int] = ()) -> None:
+        """Something has failed just now; readers of the file know it when this returns."""
+        now_ns = time.monotonic_ns()
+        fault = Fault(now_ns, " ".join(why.split())[:MOST_WHY_CHARACTERS], is_damage, tuple(blocks[:MOST_BLOCKS]))
+        if fault.why == self._last.why and now_ns - self._last.at_ns < SAME_NS:
+            return
+        self._last = fault
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            fd = os.open(self._path, flags, 0o600)
+            try:
+                if os.fstat(fd).st_size > MOST_FILE_BYTES:
+                    os.ftruncate(fd, 0)
+                os.write(fd, json.dumps(fault).encode("ascii") + b"\n")
+            finally:
+                os.close(fd)
+        except OSError:
+            pass
+
+
+def read_faults(path: str, since_ns: int) -> list[Fault]:
+    """Those since then, in order; none where there is no such file. Whatever else is in it is passed over."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return []
+    try:
+        data = os.pread(fd, MOST_READ_BYTES, max(0, os.fstat(fd).st_size - MOST_READ_BYTES))
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+    faults = (_decode(line) for line in data.splitlines())
+    return [fault for fault in faults if fault is not None and fault.at_ns >= since_ns]
+
+
+def _decode(line: bytes) -> Fault | None:
+    try:
+        at_ns, why, is_damage, blocks = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    is_one = isinstance(at_ns, int) and isinstance(why, str) and isinstance(is_damage, bool)
+    if not is_one or not isinstance(blocks, list):
+        return None
+    return Fault(at_ns, why, is_damage, tuple(each for each in blocks if isinstance(each, int)))
