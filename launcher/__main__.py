@@ -12,6 +12,8 @@ import sys
 
 from bootseer.light_typing import NoReturn
 
+FEW_FILES = 1024  # what most systems give; ranks with files of their own need two each
+
 
 def bootrun(argv: list[str] | None = None) -> NoReturn:
     """Entry point of `bootrun`."""
@@ -21,6 +23,8 @@ def bootrun(argv: list[str] | None = None) -> NoReturn:
     pipes = start_guard()
     _end_by_signals()
     inherited.unblock()
+    if os.sysconf("SC_OPEN_MAX") < FEW_FILES:
+        inherited.raise_limits()
     from launcher.app import main
 
     _leave(main(sys.argv[1:] if argv is None else argv, pipes))

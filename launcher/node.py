@@ -15,6 +15,7 @@ from bootseer.errors import BootseerError, LaunchError
 from bootseer.light_typing import TYPE_CHECKING, Any
 from bootseer.secret import SECRET_VARIABLES
 from launcher.guard_client import Exited, GuardClient
+from launcher.inherited import raise_limits
 from launcher.loop import EventLoop
 from launcher.ranks import logs
 from launcher.ranks.console import Console
@@ -957,6 +958,7 @@ class Node:
             self._events().instant(Stage(warmed.stage), "warmed", age_s=age_s, **attrs)
 
     def _tidy(self) -> None:
+        raise_limits()  # of CPU, mainly: a job may be long
         self._finish_record()
         self._note_warmed()
         gc.collect()  # bootrun runs without

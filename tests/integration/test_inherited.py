@@ -52,6 +52,9 @@ def test_ends_are_noticed_restarts_and_stops_work(
     run = program.start(*starter, *flags, *ways, script(JOB), program.dir)
     ups = [f"{program.dir}/up-{rank}-1" for rank in (0, 1)]
     support.wait_until(lambda: run.process.poll() is not None or all(map(os.path.exists, ups)), 10)
+    with open(f"/proc/{run.pid}/limits", encoding="ascii") as file:
+        [files] = [line.split()[3:5] for line in file if line.startswith("Max open files")]
+    assert int(files[0]) >= 1024
     run.signal(signal.SIGTERM)
     ended = run.wait(10)
     assert ended.status == 143, ended.stderr
