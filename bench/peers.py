@@ -22,7 +22,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from bench.ckpt_run import BOUND, make_environ, order, programs, python
 from bench.ckpt_server import SERVED, fetch
 from bench.peers_node import UNIT_BYTES
 from bench.record import BenchError, Figures, Target, note
+from bootseer.own_module import command_of
 from bootseer.peers import JobPeers, Node, Origin, derive_key, write_peers
 from bootseer.peers.auth import origin_id
 from bootseer.peers.health import most_added_s
@@ -188,9 +188,9 @@ def store(folder: str, host: netns.Host) -> Iterator[str]:
 
 def peer(way: str, number: int, host: netns.Host, folder: str) -> tuple[list[str], dict[str, str]]:
     """The command of a node's peer process."""
-    argv = [sys.executable, "-P", "-m", "bootseer.peers.serve"]
+    argv = command_of("bootseer.peers.serve")
     if way == "lying" and number == BAD:
-        argv = [sys.executable, "-P", "-m", "bootseer.testing.faulty_peer", "lies"]
+        argv = command_of("bootseer.testing.faulty_peer", "lies")
     argv += [os.path.join(folder, "peers.json"), "--spool", os.path.join(folder, "spool")]
     argv += ["--address", host.address, "--port", str(PORT)]
     if way == "slow" and number == BAD:

@@ -6,6 +6,11 @@ the first rank is to be started.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before anything of the user's is taken for a module of Python's
+    import _bootseer_entry
+
+    _bootseer_entry.find_own()
+
 import os
 import signal
 import sys

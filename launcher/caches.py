@@ -8,11 +8,11 @@ What fails costs a cold first step and nothing else.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bootseer.own_module import command_of
 from launcher.loop import Alarm, EventLoop
 from launcher.ranks.program import RankProgram, inside_of
 from launcher.service import ServiceProcess
@@ -95,7 +95,7 @@ class NodeCaches:
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
         # In an image our own files are not seen: only what tells the versions of its frameworks is run there.
         prefix, inside = (program.prefix, None) if not program.image else ((), inside_of(program))
-        argv = [*prefix, sys.executable, "-P", "-m", "bootseer.env.setup_keeper_caches"]
+        argv = [*prefix, *command_of("bootseer.env.setup_keeper_caches")]
         environ = environ if program.image else program.inherited(environ)
         try:
             self._keeper = ServiceProcess(self._loop, argv, environ, self._take, self._on_end)

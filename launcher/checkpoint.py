@@ -15,13 +15,13 @@ import re
 import shlex
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootseer.errors import LaunchError
+from bootseer.own_module import command_of
 from launcher.guard_client import GuardClient
 from launcher.lines import NOT_UNDERSTOOD, JsonLines
 from launcher.loop import Alarm, EventLoop
@@ -141,7 +141,7 @@ class NodeCheckpoint:
         self._listener.bind(address)
         self._listener.listen(1)
         self._loop.add_reader(self._listener.fileno(), self._accept)
-        argv = [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"]
+        argv = command_of("bootseer.checkpoint.keeper")
         self._guard.serve(self._number, argv, {}, self._unset, address)
         spec, is_last = self._spec, self._number + 1 >= MOST_KEEPERS
         self._lines.ask(

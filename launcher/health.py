@@ -8,12 +8,12 @@ own failure is told and costs nothing.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from bootseer.health.finding import BAD, OK, UNKNOWN, Finding, from_json, one_line
+from bootseer.own_module import command_of
 from launcher.loop import EventLoop
 from launcher.service import ServiceProcess
 
@@ -59,7 +59,7 @@ class NodeHealth:
         self.found.clear()
         before_s, self._began_s = self._began_s, time.monotonic()
         hours = (self._began_s - before_s) / 3600 if before_s else FIRST_LOG_HOURS
-        argv = [sys.executable, "-P", "-m", "bootseer.health.beside", "--log-hours", f"{hours:.6f}"]
+        argv = command_of("bootseer.health.beside", "--log-hours", f"{hours:.6f}")
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
         try:
             self._process = ServiceProcess(self._loop, argv + self._arguments, environ, self._take, self._on_end)

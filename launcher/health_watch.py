@@ -7,11 +7,11 @@ Its own failure is told once and costs nothing.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from bootseer.health.finding import Finding, from_json, one_line
+from bootseer.own_module import command_of
 from launcher.health import Key, key_of
 from launcher.loop import EventLoop
 from launcher.service import ServiceProcess
@@ -48,7 +48,7 @@ class HealthWatch:
 
     def begin(self) -> None:
         """Ranks run: from now on, once."""
-        argv = [sys.executable, "-P", "-m", "bootseer.health.watching"]
+        argv = command_of("bootseer.health.watching")
         if self._options is not None:
             every_s = self._options.every_s
             argv += [*([f"--every={every_s:g}"] if every_s is not None else []), *self._options.to_argv()]

@@ -10,13 +10,13 @@ for the same tree, whatever its URL means by then; ranks that run go on. Where t
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootseer.mounts.binds import OWN_FOLDER
+from bootseer.own_module import command_of
 from launcher.image_options import ImageOptions
 from launcher.loop import Alarm, EventLoop
 from launcher.mounts import Mount
@@ -127,7 +127,7 @@ class NodeImage:
         self._began_ns = time.monotonic_ns()
         self._keepers += 1
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
-        argv = [sys.executable, "-P", "-m", "bootseer.mounts.image_keeper"]
+        argv = command_of("bootseer.mounts.image_keeper")
         try:
             self._keeper = ServiceProcess(self._loop, argv, environ, self._take, self._on_end)
         except OSError as error:

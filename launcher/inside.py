@@ -7,8 +7,7 @@ Stdlib only, and almost only what every interpreter has loaded before its first 
 Needs Python 3.8; it parses in 3.4 and later, where it runs TARGET without us. Whatever is out of the ordinary (no
 such script, a syntax error) is left to the plain interpreter too. What a script can see of us is one frame below
 its own, the module _bootseer_rank, that its log files survive a full disk, where caches are kept a function of
-inductor's, and with a page (class Page) a hook of torch's optimizers, two signal handlers, a descriptor, and that
-module ctypes is loaded at the first step.
+inductor's, and with a page (class Page) a hook of torch's optimizers, two signal handlers and a descriptor.
 """
 
 _TEMPLATE = dict(globals())  # what the interpreter puts into __main__ before a script's first statement
@@ -322,7 +321,7 @@ def map_file(fd: int, length: int) -> "memoryview":
 
     Without module mmap, which keeps a descriptor of its own before Python 3.13. Raises: OSError, ImportError, ...
     """
-    ctypes = __import__("ctypes")  # torch has loaded it
+    ctypes = _import_apart("ctypes")  # torch has loaded it
     function, pointer = ctypes.CDLL(None).mmap, ctypes.c_void_p
     function.restype = pointer
     function.argtypes = [pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -350,12 +349,13 @@ def _import_apart(name: str) -> "Any":
     """A module of the standard library, not one of the script's of the same name; no trace of it is left."""
     if name in sys.modules:
         return sys.modules[name]
-    path = sys.path[:]
+    path, before, library = sys.path[:], set(sys.modules), os.path.dirname(os.__file__)
     try:
-        sys.path[:] = [folder for folder in path if folder.endswith("/lib-dynload")]
+        sys.path[:] = [folder for folder in path if folder == library or folder.endswith("/lib-dynload")]
         return __import__(name)
     finally:
-        sys.modules.pop(name, None)
+        for added in set(sys.modules) - before:
+            del sys.modules[added]
         sys.path[:] = path
 
 

@@ -7,12 +7,12 @@ the job's traffic is in its way; what fails is told to the coordinator, which go
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from bootseer.errors import LaunchError
 from bootseer.health.pairs import MOST_ROUNDS
+from bootseer.own_module import command_of
 from bootseer.peers import derive_key
 from launcher.loop import EventLoop
 from launcher.ranks.port import hold_any
@@ -56,7 +56,7 @@ class NodePairs:
         """Others are about to measure."""
         self.close()
         self._number = message.number
-        argv = [sys.executable, "-P", "-m", "bootseer.health.pair_node", self._listen_at]
+        argv = command_of("bootseer.health.pair_node", self._listen_at)
         try:
             # It listens there itself, at once: nobody else has had the port of late.
             held = hold_any(self._port_range) if self._port_range is not None else None

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bootseer.own_module import command_of
 from launcher.loop import EventLoop
 from launcher.rendezvous.messages import PeerNodes
 from launcher.rendezvous.serving import is_ip
@@ -63,7 +63,7 @@ class NodePeers:
         above = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  a folder of our own, with a name nobody knows
         folder = os.path.join(os.path.abspath(above), f"bootseer-peers-{os.urandom(8).hex()}")
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
-        argv = [sys.executable, "-P", "-m", "bootseer.peers.serve", os.path.join(folder, _FILE)]
+        argv = command_of("bootseer.peers.serve", os.path.join(folder, _FILE))
         argv += ["--spool", os.path.join(folder, _SPOOL), "--remove-folder"]
         if is_ip(self._spec.local_addr):
             argv += ["--address", self._spec.local_addr]

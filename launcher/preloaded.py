@@ -1004,11 +1004,14 @@ def _load_libc(ctypes: "Any") -> "Any":
 
 def _import_apart(name: str) -> "Any":
     """A module of which, and of what it imports, no trace is left: scripts find only what was preloaded."""
-    before = set(sys.modules)
-    module = __import__(name)
-    for added in set(sys.modules) - before:
-        del sys.modules[added]
-    return module
+    before, path, library = set(sys.modules), sys.path[:], os.path.dirname(os.__file__)
+    sys.path[:] = [folder for folder in path if folder == library or folder.endswith("/lib-dynload")]
+    try:
+        return __import__(name)
+    finally:
+        sys.path[:] = path
+        for added in set(sys.modules) - before:
+            del sys.modules[added]
 
 
 def _open_fds() -> "Dict[int, str]":

@@ -11,12 +11,12 @@ image was lost meanwhile, another keeper runs it in the next one, once.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bootseer.own_module import command_of
 from launcher.loop import Alarm, EventLoop
 from launcher.mounts import Mount
 from launcher.ranks.program import RankProgram, inside_of
@@ -153,7 +153,7 @@ class NodeSetup:
         self._keepers += 1
         self._later.clear()  # orders for the last keeper: this one looks anew, and gets its own
         environ = {name: value for name, value in os.environ.items() if name not in self._unset}
-        argv = [sys.executable, "-P", "-m", "bootseer.env.setup_keeper"]
+        argv = command_of("bootseer.env.setup_keeper")
         if self._spec.image is not None:
             argv.append(EARLY)
         try:

@@ -6,11 +6,11 @@ is a finding, and so is a look that does not end; one that was cut off says noth
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bootseer.health.finding import HUNG, MOST_FINDINGS, OK, UNKNOWN, Finding, from_json, one_line
+from bootseer.own_module import command_of
 from launcher.loop import Alarm, EventLoop
 from launcher.service import ServiceProcess
 
@@ -40,7 +40,7 @@ class StopChecks:
         self._limit_s = limit_s
         self._found: list[Finding] = []
         self._is_done = False
-        argv = [sys.executable, "-P", "-m", "bootseer.health.beside", "--log-hours", f"{log_hours:.6f}"]
+        argv = command_of("bootseer.health.beside", "--log-hours", f"{log_hours:.6f}")
         argv += options.to_argv() if options is not None else []
         argv += ["--timeout", f"{limit_s * OF_A_CHECK:.3f}", "--", *folders]
         self._process = ServiceProcess(loop, argv, environ, self._take, self._on_end)

@@ -34,6 +34,7 @@ from bootseer.errors import (
 from bootseer.mounts import MountedFile, MountedFiles, Options, SavedFile, mount
 from bootseer.mounts.fuse import check_folder, check_system
 from bootseer.mounts.mounting import SETTLE_S, SPOOL_BYTES, WINDOW_BYTES
+from bootseer.own_module import command_of
 from bootseer.storage import open_store, redact
 from bootseer.storage.memory_limits import read_memory
 from bootseer.storage.paths import scheme_of
@@ -264,7 +265,7 @@ def _start(settings: Mapping[str, Any], log_path: str) -> str:
     try:
         # Settings by stdin: a URL may hold a password, and everybody sees command lines.
         subprocess.run(
-            [sys.executable, "-P", "-m", "bootseer.checkpoint.mounting", str(theirs)],
+            command_of("bootseer.checkpoint.mounting", str(theirs)),
             input=json.dumps(settings).encode(),
             stdout=log,
             stderr=log,

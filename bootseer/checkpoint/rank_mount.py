@@ -28,6 +28,7 @@ from typing import Any
 from bootseer.checkpoint.lines import LineSocket
 from bootseer.checkpoint.source import Source
 from bootseer.errors import BootseerError
+from bootseer.own_module import command_of
 
 READY_S = 60.0  # a store may be slow to answer
 ALIVE_S = 10.0
@@ -71,7 +72,7 @@ class RankMount:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         environ = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-        command = [sys.executable, "-P", "-m", "bootseer.checkpoint.rank_mount"]
+        command = command_of("bootseer.checkpoint.rank_mount")
         try:
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, env=environ)
         except OSError:

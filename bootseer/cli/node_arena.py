@@ -20,6 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from bootseer.errors import CheckpointError, ConfigError, NotFound
+from bootseer.own_module import command_of
 from bootseer.storage.paths import redact, scheme_of
 
 END_S = 10.0  # for the keeper to end by itself
@@ -50,7 +51,7 @@ class NodeArena:
         self._found: tuple[str, str] | None = None
         self._url = url = url if scheme_of(url) else os.path.abspath(url)  # programs may stand elsewhere
         self._keeper = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"],
+            command_of("bootseer.checkpoint.keeper"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,  # `is_taken` waits for what can be read

@@ -8,14 +8,18 @@ which lists the sum of each of its files. importlib.metadata would take ten time
 
 from __future__ import annotations
 
+import os
 import sys
 
-if sys.path and sys.path[0] == __file__.rpartition("/")[0]:
-    del sys.path[0]  # it is not on a rank's path, and its files must not hide modules
+if sys.path[:1] == [__file__.rpartition("/")[0]]:
+    del sys.path[0]  # it is not on a rank's path
+# What the user has called as Python's modules are is looked at, not imported.
+_PATH, _LIBRARY = sys.path[:], os.path.dirname(os.__file__)
+sys.path[:] = [each for each in _PATH if each == _LIBRARY or each.endswith("/lib-dynload")] or _PATH
 
 import hashlib
 import json
-import os
+import sysconfig
 
 MARK = "bootseer-base"
 _SUMMED = ("RECORD", "METADATA", "PKG-INFO", "installed-files.txt")
@@ -92,11 +96,9 @@ def find_libc() -> str:
 
 def describe() -> dict[str, object]:
     """Everything, as JSON has it."""
-    import sysconfig
-
     folders = []
     seen = set()
-    for entry in sys.path:
+    for entry in _PATH:
         folder = os.path.realpath(entry or ".")
         if folder not in seen:
             seen.add(folder)

@@ -7,12 +7,13 @@ lay where Python looks for it. What cannot be compiled (templates, other version
 
 from __future__ import annotations
 
+import os
 import sys
 
-if sys.path and sys.path[0] == globals().get("__file__", "").rpartition("/")[0]:
-    del sys.path[0]  # its files must not hide modules; "" where it is run by its text, in an image
+# Neither files beside this one nor the user's must hide modules of Python's.
+_LIBRARY = os.path.dirname(os.__file__)
+sys.path[:] = [each for each in sys.path if each == _LIBRARY or each.endswith("/lib-dynload")] or sys.path
 
-import os
 import py_compile
 import warnings
 

@@ -17,6 +17,7 @@ from bootseer.env.on_disk import sync_file_system
 from bootseer.env.scratch import sweep
 from bootseer.env.target_lock import id_of
 from bootseer.errors import BootseerError
+from bootseer.own_module import command_of
 from bootseer.tree.safe_folders import FOLDER
 
 _SHELL = 'exec </dev/null >/dev/null 2>&1; "$@" &'
@@ -24,7 +25,7 @@ _SHELL = 'exec </dev/null >/dev/null 2>&1; "$@" &'
 
 def settle_later(targets: Sequence[str], environ: Mapping[str, str]) -> None:
     """By a process of low priority that nobody waits for."""
-    command = [sys.executable, "-P", "-m", "bootseer.env.settling", *targets]
+    command = command_of("bootseer.env.settling", *targets)
     try:
         subprocess.run(
             ["/bin/sh", "-c", _SHELL, "sh", *command],

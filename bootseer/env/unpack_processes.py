@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from bootseer.errors import BootseerError
+from bootseer.own_module import command_of
 from bootseer.storage.cpu_limits import usable_cores
 from bootseer.storage.near import folder_of
 from bootseer.tree.materialise_helpers import HelperFailedError
@@ -31,7 +31,7 @@ class HelperProcess:
         self._line = b""
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bootseer.env.unpack_helper", str(memory_fd)],
+                command_of("bootseer.env.unpack_helper", str(memory_fd)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

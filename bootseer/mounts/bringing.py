@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +17,7 @@ from bootseer import aio
 from bootseer.mounts import tree_bringer
 from bootseer.mounts.forked import Helper, fork_helper
 from bootseer.mounts.tree_bringer import Brought, Order, encode
+from bootseer.own_module import command_of
 
 SILENCE_S = 5.0  # it says something several times a second; a stopped one holds blocks that others wait for
 MODULE = "bootseer.mounts.tree_bringer"
@@ -124,7 +124,7 @@ def _start() -> Helper:
     with theirs:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE], stdin=theirs.fileno(), stdout=subprocess.DEVNULL, cwd="/"
+                command_of(MODULE), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, cwd="/"
             )
         except BaseException:
             ours.close()

@@ -10,11 +10,11 @@ import hashlib
 import os
 import stat
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError
 from bootseer.mounts import kernel
+from bootseer.own_module import command_of
 
 if TYPE_CHECKING:
     from bootseer.mounts.flat_file import Done
@@ -28,7 +28,7 @@ _FOLDERS = ("device", "root")
 
 def probe_mount() -> str:
     """Why this user cannot mount trees on this machine, "" if he can. Takes about a quarter of a second."""
-    command = [sys.executable, "-P", "-m", "bootseer.mounts.tree_probe"]
+    command = command_of("bootseer.mounts.tree_probe")
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=PROBE_S, cwd="/", check=False

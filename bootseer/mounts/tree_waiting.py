@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 
@@ -19,6 +18,7 @@ from bootseer.mounts import tree_orders
 from bootseer.mounts.privileges import may_mount
 from bootseer.mounts.tree_orders import Order
 from bootseer.mounts.tree_places import TREES
+from bootseer.own_module import command_of
 from bootseer.storage.paths import scheme_of
 
 _FUSE = "/dev/fuse"
@@ -49,7 +49,7 @@ class WaitingDaemon:
         numbers = [str(theirs.fileno()), *filter(None, [scheme_of(url)])]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bootseer.mounts.tree_daemon", *numbers],
+                command_of("bootseer.mounts.tree_daemon", *numbers),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

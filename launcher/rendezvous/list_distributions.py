@@ -7,24 +7,28 @@ and without importlib.metadata, which would take ten times as long. Ends when it
 
 from __future__ import annotations
 
+import os
 import sys
 
-if sys.path and sys.path[0] == __file__.rpartition("/")[0]:
-    del sys.path[0]  # it is not on a rank's path, and its files must not hide modules
+if __name__ == "__main__":
+    if sys.path and sys.path[0] == __file__.rpartition("/")[0]:
+        del sys.path[0]  # it is not on a rank's path
+    # What the user has called as Python's modules are is looked at, not imported.
+    _PATH = sys.path[:]
+    sys.path[:] = [each for each in _PATH if each.endswith("/lib-dynload")] or _PATH
 
 import fcntl
-import os
-import signal
 
 MARK = "bootseer-distributions"
 _F_SETSIG = 10  # the fcntl module does not name it
+_SIGTERM = 15
 
 
 def end_with_parent() -> None:
     """The parent holds the other end of standard input: when it is gone, a signal ends this process."""
     try:
         fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(0, _F_SETSIG, int(signal.SIGTERM))
+        fcntl.fcntl(0, _F_SETSIG, _SIGTERM)
         fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_NONBLOCK | os.O_ASYNC)
         if not os.read(0, 1):
             sys.exit(1)  # it had gone before
@@ -68,14 +72,14 @@ def describe_interpreter() -> str:
     return f"{sys.version.split()[0]} {tag}-{multiarch}"
 
 
-def main() -> None:
+def main(path: list[str]) -> None:
     """Writes the line."""
     end_with_parent()
-    fields = [MARK, describe_interpreter(), *list_names(sys.path)]
+    fields = [MARK, describe_interpreter(), *list_names(path)]
     line = "\0".join(field.replace("\n", "?") for field in fields)
     sys.stdout.flush()  # what the user's start-up code printed comes before our line
     os.write(1, f"\n{line}\n".encode("utf-8", "backslashreplace"))
 
 
 if __name__ == "__main__":
-    main()
+    main(_PATH)

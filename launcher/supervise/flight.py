@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from bootseer.diagnose.layout import MOST_LINE
+from bootseer.own_module import command_of
 from bootseer.secret import SECRET_VARIABLES
 from launcher.loop import Alarm, EventLoop
 from launcher.service import ServiceProcess
@@ -62,7 +62,7 @@ class _Reader(Generic[T]):
     def _begin(self, then: Callable[[T], object], **order: object) -> None:
         self.close()
         self._then = then
-        argv = [sys.executable, "-P", "-m", self._module]
+        argv = command_of(self._module)
         environ = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
         try:
             self._process = ServiceProcess(

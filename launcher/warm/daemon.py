@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any
 
 from bootseer.errors import ConfigError, StorageError
 from bootseer.mounts.tree_places import locate, prepare
+from bootseer.own_module import command_of
 from bootseer.trust.owned_files import NotOwnedError, read_owned
 from launcher.warm.jobs import JobFile, Refused, read_folder
 from launcher.warm.options import Options
@@ -122,7 +122,7 @@ class Daemon:
             "most_bytes_per_s": self._options.most_bytes_per_s,
             "hold_s": self._options.hold_s,
         }
-        argv = [sys.executable, "-P", "-m", "launcher.warm.worker"]
+        argv = command_of("launcher.warm.worker")
         worker = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, cwd="/"
         )

@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -18,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootseer.errors import BootseerError, NotFound, StorageError
+from bootseer.own_module import command_of
 from launcher.spec import LaunchSpec
 from launcher.warm.options import is_named
 from launcher.warm.results import (
@@ -421,7 +421,7 @@ def _holder(spec: LaunchSpec) -> Holder | None:
 def _ask_caches(prefix: tuple[str, ...], order: Mapping[str, object]) -> dict[str, Any]:
     """One order to a process of bootseer.env.setup_keeper_caches; its answer. Raises: StorageError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    argv = [*prefix, sys.executable, "-P", "-m", "bootseer.env.setup_keeper_caches"]
+    argv = [*prefix, *command_of("bootseer.env.setup_keeper_caches")]
     with ours:
         with theirs:
             keeper = subprocess.Popen(argv, stdin=theirs.fileno(), stdout=theirs.fileno())

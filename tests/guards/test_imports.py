@@ -101,7 +101,7 @@ def program_modules(path: str, output) -> set[str]:
 def test_commands_are_installed() -> None:
     found = metadata.distribution("bootseer").entry_points
     entries = {entry.name: entry.value for entry in found.select(group="console_scripts")}
-    assert entries == {"bootrun": "launcher.__main__:bootrun", "bootseer": "launcher.__main__:bootseer"}
+    assert entries == {"bootrun": "_bootseer_entry:bootrun", "bootseer": "_bootseer_entry:bootseer"}
     for name in entries:
         assert os.access(os.path.join(support.SCRIPTS, name), os.X_OK)
 

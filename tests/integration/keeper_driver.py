@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bootseer import aio
+from bootseer.own_module import command_of
 
 LIMIT_S = 60.0
 Start = Callable[..., "KeeperProcess"]
@@ -28,7 +28,7 @@ class KeeperProcess:
         environ = {**os.environ, "TMPDIR": str(self.temporary), **caches}
         self._errors = (folder / "keeper.err").open("ab+")
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bootseer.checkpoint.keeper"],
+            command_of("bootseer.checkpoint.keeper"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environ,
         )  # fmt: skip
         self.url = url

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from bootseer.own_module import command_of
 from bootseer.peers import JobPeers, Node, Origin, derive_key, write_peers
 from bootseer.peers.membership import read_peers
 from bootseer.testing.faulty_http import FaultyHttpServer
@@ -39,7 +39,7 @@ def peer_processes(
 
 @contextmanager
 def _serving(file: Path, port: int, words: tuple[str, ...]) -> Iterator[None]:
-    argv = [sys.executable, "-P", "-m", *words, str(file), "--spool", str(file.with_suffix(".spool"))]
+    argv = command_of(*words, str(file), "--spool", str(file.with_suffix(".spool")))
     process = subprocess.Popen(
         [*argv, "--port", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

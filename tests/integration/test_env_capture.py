@@ -20,6 +20,7 @@ from bootseer.env import capture as capturing
 from bootseer.env.capture import Capture
 from bootseer.errors import CaptureRefused, ConfigError, EditableRefused, SourceChanged
 from bootseer.mounts.image_shared import SCRATCH
+from bootseer.own_module import command_of
 from tests import support_trees
 from tests.integration.captured_envs import (
     Captured,
@@ -381,7 +382,7 @@ def test_what_a_killed_build_left_goes_with_the_next_one(target: Target, next_on
     if next_one == "capture":
         target.capture(lambda: (target.path / "file").write_text("x"))
     else:
-        subprocess.run([sys.executable, "-P", "-m", "bootseer.env.settling"], env=target.environ, check=True)
+        subprocess.run(command_of("bootseer.env.settling"), env=target.environ, check=True)
     left = list(folder.iterdir())
     assert sorted(each.is_dir() for each in left) == [False, True]
     lives.communicate(b"go on")

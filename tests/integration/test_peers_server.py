@@ -9,7 +9,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from bootseer import aio
+from bootseer.own_module import command_of
 from bootseer.peers import wire, write_peers
 from bootseer.peers.auth import Greeting, Session
 from bootseer.peers.spans import SPAN_BYTES, ObjectName
@@ -308,7 +308,7 @@ def test_a_client_that_goes_away_does_not_stop_what_it_began(nodes: PeerNodes, s
 
 
 def start(node: PeerNode, folder: Path, *more: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-P", "-m", "bootseer.peers.serve", node.path, "--spool", str(folder / "spool")]
+    argv = command_of("bootseer.peers.serve", node.path, "--spool", str(folder / "spool"))
     return subprocess.Popen(
         [*argv, "--address", "127.0.0.1", *more],
         stdin=subprocess.PIPE,

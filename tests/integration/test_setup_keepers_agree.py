@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from bootseer.own_module import command_of
 from tests.integration.setup_jobs import Machine, keepers_end
 from tests.made_wheels import make_wheel
 from tests.support import MARK, clean_environ, wait_until
@@ -35,7 +36,7 @@ class Keeper:
     def __init__(self, machine: Machine, command: str, *, target: Path | None = None, **more: Any) -> None:
         ours, theirs = socket.socketpair()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "bootseer.env.setup_keeper"],
+            command_of("bootseer.env.setup_keeper"),
             stdin=theirs.fileno(),
             env=environ_of(machine),
             cwd=machine.folder,

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from bootseer.mounts.tree_mount import unmount_tree
+from bootseer.own_module import command_of
 from bootseer.testing.faulty_http import FaultyHttpServer
 from tests import support
 from tests.integration.mounted_trees import need_mounts
@@ -203,7 +204,7 @@ def test_a_worker_whose_daemon_is_gone_ends_without_a_word() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     order = {"name": "a.toml", "text": "[nonsense]\n", "owner": None}
-    command = [sys.executable, "-P", "-m", "launcher.warm.worker"]
+    command = command_of("launcher.warm.worker")
     done = subprocess.run(command, input=json.dumps(order), stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")

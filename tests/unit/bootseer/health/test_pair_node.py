@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from bootseer.health import pair_node, pair_probe
 from bootseer.health.limits import Limits
 from bootseer.health.pair_node import Order, PairNode, listen, read_order
 from bootseer.health.pairs import Measured, judge_pairs
+from bootseer.own_module import command_of
 
 KEY = bytes(range(32))
 
@@ -162,7 +162,7 @@ class Process:
     """The process of a node."""
 
     def __init__(self) -> None:
-        argv = [sys.executable, "-P", "-m", "bootseer.health.pair_node", "127.0.0.1", "0"]
+        argv = command_of("bootseer.health.pair_node", "127.0.0.1", "0")
         self.popen = subprocess.Popen(argv, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def line(self) -> dict:

@@ -6,13 +6,13 @@ import json
 import os
 import select
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bootseer.health.finding import FAIL
+from bootseer.own_module import command_of
 
 pytestmark = pytest.mark.leaks
 
@@ -22,7 +22,7 @@ def start(tmp_path: Path) -> Iterator[object]:
     made: list[subprocess.Popen[bytes]] = []
 
     def start(*argv: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "bootseer.health.watching", "--every", "0.1", *argv]
+        command = command_of("bootseer.health.watching", "--every", "0.1", *argv)
         # Not buffered: select has to see all that was not read.
         made.append(subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return made[-1]
