@@ -16,6 +16,7 @@ import torch
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.metadata import Metadata
 
+from bootseer.checkpoint import dcp_versions
 from bootseer.errors import CheckpointError, IntegrityError
 
 NAME = ".metadata"
@@ -27,10 +28,10 @@ _RECORDS = (
     "Metadata",
     "MetadataIndex",
     "StorageMeta",
-    "TensorProperties",
     "TensorStorageMetadata",
     "_MEM_FORMAT_ENCODING",
 )
+_PROPERTIES = ("torch.distributed.checkpoint.metadata", "TensorProperties")
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
 _BUILTINS = {"set": set, "frozenset": frozenset, "bytearray": bytearray, "complex": complex}
@@ -42,14 +43,18 @@ def name_of(rank: int | None) -> str:
 
 
 def load(data: bytes | memoryview, where: str, *, trusted: bool = False) -> Metadata:
-    """Raises: IntegrityError for what is no DCP metadata; CheckpointError for classes that are not torch's own.
+    """Raises: IntegrityError for what is no DCP metadata; CheckpointError for classes that are not torch's own;
+    FormatVersion for what only another torch has.
 
     Args:
         trusted: the user vouches for the file; it is loaded as torch does, which can run any code.
     """
     try:
-        found = (pickle.Unpickler if trusted else _Unpickler)(io.BytesIO(data)).load()
+        found = (_Trusting if trusted else _Unpickler)(io.BytesIO(data)).load()
     except _RefusedError as error:
+        newer = dcp_versions.newer_name(error.module, error.name, where)
+        if newer is not None:
+            raise newer from error
         raise CheckpointError(
             f"{where}: names {error}, which metadata of torch.distributed.checkpoint does not need; if you trust"
             " whoever wrote it, open it with weights_only=False"
@@ -58,23 +63,42 @@ def load(data: bytes | memoryview, where: str, *, trusted: bool = False) -> Meta
         raise IntegrityError(f"{where}: is no metadata of torch.distributed.checkpoint, or damaged") from error
     if not isinstance(found, Metadata) or not isinstance(found.state_dict_metadata, dict):
         raise IntegrityError(f"{where}: is no metadata of torch.distributed.checkpoint")
+    dcp_versions.complete(found)
     return found
 
 
 class _RefusedError(Exception):
     """A name that is not on the list."""
 
+    def __init__(self, module: str, name: str) -> None:
+        super().__init__(f"{module}.{name}")
+        self.module, self.name = module, name
+
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         found = _find(module, name)
         if found is None:
-            raise _RefusedError(f"{module}.{name}")
+            raise _RefusedError(module, name)
         return found
+
+
+class _Trusting(pickle.Unpickler):
+    """All that torch loads, also of another version of it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == _PROPERTIES:
+            return dcp_versions.Properties
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError) as error:
+            raise _RefusedError(module, name) from error
 
 
 def _find(module: str, name: str) -> Any:
     match module:
+        case "torch.distributed.checkpoint.metadata" if name == "TensorProperties":
+            return dcp_versions.Properties
         case "torch.distributed.checkpoint.metadata" if name in _RECORDS:
             return getattr(metadata, name)
         case "torch.distributed.checkpoint.filesystem" if name == "_StorageInfo":
@@ -102,5 +126,5 @@ def _layout(name: str) -> torch.layout:
 
 def _member(kind: Any, name: str) -> Any:
     if kind is not metadata._MEM_FORMAT_ENCODING:
-        raise _RefusedError("builtins.getattr")
+        raise _RefusedError("builtins", "getattr")
     return kind[name]

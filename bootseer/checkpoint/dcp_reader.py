@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import _StorageReaderTransforms
 from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
@@ -31,6 +30,7 @@ from torch.futures import Future
 
 from bootseer.checkpoint import dcp_metadata
 from bootseer.checkpoint.dcp_items import Item, copy_bytes, join, rows_of, shift
+from bootseer.checkpoint.dcp_versions import Transforms
 from bootseer.checkpoint.direct import DirectSource
 from bootseer.checkpoint.fetching import fetch
 from bootseer.checkpoint.local_source import LocalSource
@@ -73,7 +73,7 @@ class BootseerReader(StorageReader):  # type: ignore[misc]  # torch is not typed
         self._is_shared = False
         self._storage_data: dict[Any, Any] = {}
         self._entries: dict[str, Any] = {}
-        self._transforms = _StorageReaderTransforms()
+        self._transforms = Transforms()
         self.load_id = str(uuid.uuid4())
 
     @classmethod
@@ -260,7 +260,7 @@ class BootseerReader(StorageReader):  # type: ignore[misc]  # torch is not typed
         saved: SavedTensor | None = None
         whole: torch.Tensor | None = None
         if item.transforms:
-            stream = self._transforms.transform_load_stream(item.reads[0], item.transforms, io.BytesIO(view))
+            stream = self._transforms.undo(item.reads[0], item.transforms, io.BytesIO(view), where)
             view = memoryview(bytearray(stream.read(-1)))
         for read in item.reads:
             if read.type == LoadItemType.BYTE_IO:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -29,6 +29,7 @@ from torch.futures import Future
 from bootseer import aio
 from bootseer.checkpoint import dcp_metadata
 from bootseer.checkpoint.committing import collect_garbage, commit, new_version
+from bootseer.checkpoint.dcp_versions import DCP_VERSION
 from bootseer.checkpoint.inputs import MemoryInput
 from bootseer.checkpoint.manifest import StripedFile
 from bootseer.checkpoint.opening import is_checkpoint_url
@@ -145,7 +146,8 @@ class BootseerWriter(StorageWriter):  # type: ignore[misc]  # torch is not typed
                 files += msgspec.json.decode(result.storage_data, type=list[StripedFile])
             else:
                 where[result.index] = result.storage_data
-        metadata.version = CURRENT_DCP_VERSION
+        if DCP_VERSION is not None:
+            metadata.version = DCP_VERSION
         metadata.storage_data = where
         metadata.storage_meta = self.storage_meta()
         aio.run_sync(self._commit(pickle.dumps(metadata), files))

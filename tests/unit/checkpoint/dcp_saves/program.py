@@ -1,7 +1,7 @@
 """Makes a DCP save by this torch, or loads one: run by record.sh under each version of torch, and by the tests.
 
 python program.py save FOLDER       one process: FOLDER/.metadata and its file
-python program.py load FOLDER ...   by BootseerReader; prints a line for each, ends with 1 if one is not as it was
+python program.py load FOLDER ...   by BootseerReader; a line for each, status 1 if one is not as it was
 """
 
 from __future__ import annotations
