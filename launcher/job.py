@@ -357,6 +357,12 @@ class Job:
             self._on_message(self._nodes[node], node, message, now_s)
         return self._take_orders()
 
+    def reached(self, node: int, address: str) -> None:
+        """Where a node is reached by others is known better than by its Join; holds from the next attempt on."""
+        known = self._nodes.get(node)
+        if known is not None:
+            known.join = known.join._replace(address=address)
+
     def not_begun(self, node: int, attempt: int, now_s: float) -> list[Order]:
         """The node never got its World of this attempt: it has nothing to stop and keeps its port."""
         known = self._nodes.get(node)

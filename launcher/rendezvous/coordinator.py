@@ -91,6 +91,9 @@ class Coordinator:
         self._members: dict[int, Peer] = {}  # by number at the JobHost; also those without a connection
         self._given_up: dict[Peer, None] = {}  # by the Job; they learn of it when they read
         self._tokens: dict[str, Peer] = {}  # of the members
+        self.on_reached: Callable[[str], object] | None = (
+            None  # told, once, at which address others reach this node
+        )
         self._run = os.urandom(8).hex()  # tells this coordinator from the one of another job at the same place
         self._ending: dict[Peer, None] = {}
         self._last_encoded: tuple[FromCoordinator | None, tuple[int, bytes]] = (None, (0, b""))
@@ -110,6 +113,11 @@ class Coordinator:
     @property
     def port(self) -> int:
         return self._acceptor.port
+
+    @property
+    def has_members(self) -> bool:
+        """Whether a node has come, beside this one."""
+        return bool(self._members)
 
     def statistics(self) -> dict[str, int]:
         """Counters for the bench, the status command and the tests."""
@@ -263,6 +271,9 @@ class Coordinator:
             return
         if not join.address:
             join = join._replace(address=peer.name())
+        if self.on_reached is not None and (own := peer.own_name()):
+            self.on_reached(own)
+            self.on_reached = None
         del self._pending[peer]
         peer.node = self._host.attach(peer.deliver)
         peer.token = self._run + os.urandom(8).hex()

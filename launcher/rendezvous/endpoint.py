@@ -25,6 +25,9 @@ BACKLOG = 4096
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 WILDCARD_6 = Address(socket.AF_INET6, "::")
 WILDCARD_4 = Address(socket.AF_INET, "0.0.0.0")  # noqa: S104
+# For documentation only: the way there is the one to anywhere.
+_ANYWHERE_4 = Address(socket.AF_INET, "192.0.2.1")
+_ANYWHERE_6 = Address(socket.AF_INET6, "2001:db8::1")
 
 
 class Verdict(Enum):
@@ -137,6 +140,36 @@ def owns(address: Address) -> bool:
             return is_loopback(address.host) or sock.getsockname()[0] == address.host
     except OSError:
         return False
+
+
+def find_own_address(host: str, addresses: Sequence[Address]) -> tuple[str, bool]:
+    """Where ranks of other nodes reach this node, which hosts at an endpoint of these addresses.
+
+    The endpoint may be a service's address, or a name that others know by one, which forwards its own port only:
+    so what counts is an address of this node. Returns: it, and whether it is certain: else the one at which other
+    nodes have reached the coordinator is better.
+    """
+    if address_literal(host) is not None and any(is_loopback(address.host) for address in addresses):
+        return host.strip("[]"), True  # all nodes are on this host
+    for address in addresses:
+        if owns(address) and not is_loopback(address.host):
+            return (host if address.scope else address.host), True
+    elsewhere = (address for address in addresses if not is_loopback(address.host))
+    for address in (*elsewhere, _ANYWHERE_4, _ANYWHERE_6):
+        found = _source_towards(address)
+        if found and not is_loopback(found):
+            return found, False
+    return host.strip("[]"), False
+
+
+def _source_towards(address: Address) -> str:
+    """The address of this node that it would use towards another one; nothing is sent."""
+    try:
+        with socket.socket(address.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.connect(address.sockaddr(9))
+            return plain_address(str(sock.getsockname()[0]))
+    except OSError:
+        return ""
 
 
 def is_loopback(host: str) -> bool:

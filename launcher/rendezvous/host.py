@@ -124,6 +124,10 @@ class JobHost:
             self._held.pop(node, None)
             self._carry_out(self.job.lost(node, reason, self._loop.time(), heard_s))
 
+    def reached(self, node: int, address: str) -> None:
+        """Other nodes have reached the machine of this one at that address."""
+        self.job.reached(node, address)
+
     def unheard(self, node: int, how: Silence, reason: str, heard_s: float, limit_s: float) -> None:
         """Nothing is heard of an attached node, since `heard_s`; it may be back, or gets a GaveUp. See Job."""
         if node in self._deliver:
@@ -244,6 +248,10 @@ class LocalLink:
 
     def send(self, message: FromMember) -> None:
         self._loop.call_soon(self._host.receive, self._node, message)
+
+    def reached(self, address: str) -> None:
+        """Other nodes have reached this one at that address."""
+        self._host.reached(self._node, address)
 
     def ship(self, batch: EventBatch) -> None:
         """Events of this node. At once: nothing comes back, and the loop may have ended."""

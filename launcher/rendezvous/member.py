@@ -19,7 +19,7 @@ from launcher.rendezvous.clock import JobClock
 from launcher.rendezvous.codec import MOST_NAME_CHARS
 from launcher.rendezvous.connection import Callbacks, Connection, Ended, Timing
 from launcher.rendezvous.coordinator import Coordinator, Limits
-from launcher.rendezvous.endpoint import Listener, Verdict, is_loopback, try_to_host
+from launcher.rendezvous.endpoint import Listener, Verdict, find_own_address, is_loopback, try_to_host
 from launcher.rendezvous.host import JobHost, LocalLink
 from launcher.rendezvous.messages import (
     EventBatch,
@@ -34,6 +34,7 @@ from launcher.rendezvous.messages import (
     Welcome,
 )
 from launcher.rendezvous.resolve import Address, Question, address_literal, resolve
+from launcher.rendezvous.serving import is_ip
 from launcher.rendezvous.session import Session
 from launcher.rendezvous.wire import Trouble
 
@@ -45,6 +46,7 @@ FOREIGN_PATIENCE_S = 3.0
 SILENT_PATIENCE_S = 60.0  # rank 0 of a static job has the port while ranks run
 OWN_PORT_PATIENCE_S = 10.0  # ... but not of a job that finds its host by binding, on this node
 TAKEN_PATIENCE_S = 2.0  # for a node that must host
+ALONE_S = 1.0  # for another node on this host to come, where the endpoint is a loopback address
 # Of a node that had joined: where nobody listens any more the coordinator has ended.
 GONE_PATIENCE_S = 1.0
 # So many times the silence that heartbeats allow, a coordinator is tried that cannot be reached.
@@ -127,6 +129,8 @@ class Member:
         self._give_up_s = 0.0
         self._pause_s = FIRST_PAUSE_S
         self._reasons: list[str] = []  # why attempts failed, the last ones last
+        self._is_alone_planned = False
+        self._is_foreign = False  # the endpoint is not known to be any node's
         self._since_s: dict[Trouble | Verdict, float] = {}  # first time of each obstacle
         self._attempt_s = 0.0  # when the present one began
         self._stage = _Stage.JOINING
@@ -291,9 +295,11 @@ class Member:
             if self._stage is not _Stage.JOINING:
                 self._fail_again("; ".join(self._reasons))
                 return
+            foreign = "; it is no address of this node: if it is a service's, one node needs --rdzv-conf is_host=1"
             self._fail(
                 f"no coordinator at {self._place()} within {self._settings.join_timeout_s:g} s (join_timeout): "
                 + "; ".join(self._reasons)
+                + (foreign if self._is_foreign else "")
             )
             return
         # Nodes that were started together do not come back together.
@@ -326,9 +332,9 @@ class Member:
     def _try_to_host(self, addresses: list[Address], must: bool) -> bool:
         """Whether this round is over: this node hosts now, or has to wait or give up."""
         bound = try_to_host(self._settings.host, addresses, self._settings.port, must)
+        self._is_foreign = bound.verdict is Verdict.NOT_OURS
         if bound.listener is not None:
-            self.own_ip = next((each.host for each in addresses), "")
-            self._become_host(bound.listener)
+            self._become_host(bound.listener, addresses)
             return True
         if bound.verdict is Verdict.FAILED or (
             must and bound.verdict is Verdict.TAKEN and self._lasts(Verdict.TAKEN, TAKEN_PATIENCE_S)
@@ -344,7 +350,7 @@ class Member:
             self._since_s.pop(Verdict.TAKEN, None)
         return False
 
-    def _become_host(self, listener: Listener) -> None:
+    def _become_host(self, listener: Listener, addresses: list[Address]) -> None:
         settings = self._settings
         host = self._make_host()
         silence_s = settings.keep_alive_interval_s * settings.keep_alive_max_attempt
@@ -354,9 +360,36 @@ class Member:
         if settings.port == 0:
             self._say(f"the endpoint of this job is {settings.host}:{listener.port}")
         self._local = LocalLink(self._loop, host, self._on_message)
-        self._local.send(self._join._replace(address=self._join.address or settings.host.strip("[]")))
+        own, is_certain = find_own_address(settings.host, addresses)
+        self.own_ip = own if is_ip(own) else next((each.host for each in addresses), "")
+        self._local.send(self._join._replace(address=self._join.address or own))
+        if not is_certain:
+            self._coordinator.on_reached = self._on_reached
+        if is_loopback(own) or own == "localhost":
+            self._plan_alone()
         for message in self._session.begin():
             self._local.send(cast(FromMember, message))
+
+    def _on_reached(self, address: str) -> None:
+        self.own_ip = address
+        if self._local is not None and not self._join.address:
+            self._local.reached(address)
+
+    def _plan_alone(self) -> None:
+        if not self._is_alone_planned and self._join.max_nodes > 1:
+            self._is_alone_planned = True
+            self._loop.call_later(ALONE_S, self._say_alone)
+
+    def _say_alone(self) -> None:
+        """The endpoint is a loopback address: nodes on other hosts each take themselves for its host."""
+        has_others = self._coordinator is not None and self._coordinator.has_members
+        if self._is_over or has_others or self._stage is not _Stage.JOINING:
+            return
+        flag = "--master-addr" if self._settings.backend == "static" else "--rdzv-endpoint"
+        self._say(
+            f"warning: the endpoint {self._place()} is this host alone, and no other node has come: nodes on "
+            f"other hosts cannot reach it; give all nodes the name or address of one host by {flag}"
+        )
 
     # ---- as a member -----------------------------------------------------------------------------------------
 
@@ -523,6 +556,8 @@ class Member:
         elif index + 1 < len(addresses):
             self._dial(addresses, index + 1)
         else:
+            if is_loopback(addresses[index].host) and address_literal(self._settings.host) is not None:
+                self._plan_alone()
             self._try_later()
 
     def _is_hopeless(self, trouble: Trouble) -> bool:

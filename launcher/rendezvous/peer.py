@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 
-from launcher.rendezvous.endpoint import plain_address
+from launcher.rendezvous.endpoint import is_loopback, plain_address
 from launcher.rendezvous.messages import FromCoordinator
 from launcher.rendezvous.session import Session
 from launcher.rendezvous.wire import Wire
@@ -125,6 +125,14 @@ class Peer:
             return plain_address(str(self.sock.getpeername()[0]))
         except OSError:
             return "an address that is gone"
+
+    def own_name(self) -> str:
+        """The address of this node that it has reached, "" where that says nothing to other hosts."""
+        try:
+            found = plain_address(str(self.sock.getsockname()[0]))
+        except OSError:
+            return ""
+        return "" if is_loopback(found) else found
 
     def has_unread(self) -> bool:
         """Whether something it has sent waits to be read."""

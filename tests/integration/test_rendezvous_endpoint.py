@@ -260,6 +260,32 @@ class TestNamespaces:
         )
         assert said.splitlines() == ["host 10.9.1.1", "host 10.9.2.1", "not ours"]
 
+    def test_ranks_are_told_an_address_of_this_node(self, program: support.Programs) -> None:
+        """Whatever the endpoint is: its own, a service's, the same under a name, a name that is loopback here."""
+        said = self.run(
+            program,
+            "ip link add c0 type veth peer name c1; ip link set c0 up; ip link set c1 up;"
+            "ip addr add 10.9.1.1/24 dev c0; ip addr add 10.9.2.1/24 dev c1; ip route add default via 10.9.2.2;"
+            "ip -6 addr add fd09::1/64 dev c0 nodad",
+            "for host, *found in (('10.9.1.1', '10.9.1.1'), ('10.96.0.1', '10.96.0.1'), ('svc', '10.9.1.7'),\n"
+            "    ('head', '127.0.1.1'), ('head', '10.9.1.1'), ('head', '127.0.1.1', '10.9.1.1'), ('gone',),\n"
+            "    ('localhost', '127.0.0.1'), ('::1', '::1'), ('fd09::7', 'fd09::7')):\n"
+            "    families = [socket.AF_INET6 if ':' in each else socket.AF_INET for each in found]\n"
+            "    print(*find_own_address(host, [Address(*both) for both in zip(families, found)]))",
+        )
+        assert said.splitlines() == [
+            "10.9.1.1 True",
+            "10.9.2.1 False",
+            "10.9.1.1 False",
+            "10.9.2.1 False",
+            "10.9.1.1 True",
+            "10.9.1.1 True",
+            "10.9.2.1 False",
+            "localhost True",
+            "::1 True",
+            "fd09::1 False",
+        ]
+
     def test_without_ipv6_the_wildcard_is_that_of_ipv4(self, program: support.Programs) -> None:
         said = self.run(
             program,

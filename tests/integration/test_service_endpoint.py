@@ -87,7 +87,6 @@ def check(hosts: netns.Hosts, nodes: list[subprocess.Popen[bytes]], *names: str)
         assert met_at[0] in (hosts.hosts[0].address, *names)
 
 
-@pytest.mark.xfail(strict=True, reason="the node that hosts takes the service's address for its own")
 @pytest.mark.system
 def test_ranks_meet_at_the_nodes_own_address_behind_a_service(hosts: netns.Hosts) -> None:
     first, _, service = hosts.hosts
@@ -97,7 +96,6 @@ def test_ranks_meet_at_the_nodes_own_address_behind_a_service(hosts: netns.Hosts
     check(hosts, nodes)
 
 
-@pytest.mark.xfail(strict=True, reason="the node that hosts takes the service's name for its own")
 @pytest.mark.system
 def test_a_name_that_is_the_service_for_the_others(hosts: netns.Hosts) -> None:
     """As a pod has its own name in /etc/hosts."""
@@ -116,7 +114,6 @@ def test_a_name_that_is_a_loopback_address_only_here(hosts: netns.Hosts) -> None
     check(hosts, [start(hosts, n, f"head:{PORT}", known=known[n]) for n in (0, 1)], "head")
 
 
-@pytest.mark.xfail(strict=True, reason="nothing is said before join_timeout")
 @pytest.mark.parametrize(
     "flags",
     [
