@@ -31,6 +31,8 @@ from launcher.rendezvous.messages import (
     FailurePage,
     Finish,
     Mend,
+    RuleFound,
+    RuleSeen,
     RuleTold,
     SetupOrder,
     Standstill,
@@ -75,6 +77,7 @@ WATCH_AFTER_S = 1.5  # no hang is seen sooner
 BEATS_AFTER_S = 0.9  # the first ones are events of the ranks' own; before the rules, which read what it brings
 RULES_AFTER_S = 1.0  # what ranks have printed before is read then
 STATUS_AFTER_S = 2.0  # nobody asks sooner
+OF_MOUNTS = ("disk-error", "mount-lost")  # known rules, which mounts of ours break, too
 MOUNTS_EVERY_S = 1.0  # looks at what of mounts could not be read
 CHECKS_AFTER_S = 3.0  # what was looked at beside the start is looked at again
 MOST_CHECKS_SHOWN = 64  # lines of a job on what was found between nodes
@@ -205,6 +208,23 @@ class Node:
 
             self._mounts = NodeMounts()
         self._mounts.put(what, mount)
+
+    def _note_checkpoints_mount(self, checkpoint: Mapping[str, str]) -> None:
+        """Where ranks read the checkpoint by a mount, its faults lie beside it."""
+        path = checkpoint.get("BOOTSEER_CHECKPOINT", "")
+        if path.startswith("/"):
+            from bootseer.mounts.faults import path_beside
+            from launcher.mounts import Mount
+
+            self._on_mounted("checkpoint", Mount(path_beside(path)))
+
+    def _tell_rules(self, message: RuleFound | RuleSeen) -> None:
+        """What rules have found; but what a rank prints of a mount of ours that fails is no disk's error."""
+        group = self.agent.group
+        is_known = isinstance(message, RuleFound) and message.rule in OF_MOUNTS and message.action == "report"
+        if is_known and self._mounts is not None and group is not None and self._mounts.find(group.prepared_ns):
+            return  # it is told as what it is
+        self.agent.tell_rules(message)
 
     def _look_at_mounts(self) -> None:
         """Tells what of them cannot be read, as soon as that is known."""
@@ -472,6 +492,7 @@ class Node:
         def start(checkpoint: dict[str, str], fork: bool) -> None:
             if group.is_stopping or not self._may_spawn:
                 return
+            self._note_checkpoints_mount(checkpoint)
             group.begin_spawn()
             head_start = self.head_start if fork and group.world.group_world_size > 1 else None
             if head_start is not None and group.world.first_rank:
@@ -792,7 +813,7 @@ class Node:
         names = {rule.name for rule in own}
         known = [rule for rule in KNOWN if rule.name not in names] if self._spec.known_rules else []
         self._rules = NodeRules(
-            self._loop, group, (*own, *known), Told(self.agent.tell_rules, self.say, self._note_measured)
+            self._loop, group, (*own, *known), Told(self._tell_rules, self.say, self._note_measured)
         )
 
     def _note_measured(self, measured: Measured) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 from bootseer.checkpoint.lines import LineSocket
 from bootseer.checkpoint.source import Source
 from bootseer.errors import BootseerError
+from bootseer.mounts.faults import Journal, path_beside
 from bootseer.own_module import command_of
 
 READY_S = 60.0  # a store may be slow to answer
@@ -150,6 +151,10 @@ class RankMount:
 def clean(folder: str) -> None:
     """Removes the folder of a mount, also of one whose process was killed."""
     try:
+        os.unlink(path_beside(folder))
+    except OSError:
+        pass  # nothing has failed
+    try:
         os.rmdir(folder)
         return
     except FileNotFoundError:
@@ -186,8 +191,15 @@ def _serve(connection: socket.socket) -> None:
         serving.take(source)
         files = SourceFiles(source, on_damage=serving.tell_damage)
         options = Options(name="bootseer", window_bytes=default_window_bytes())
+        journal = Journal(path_beside(settings["folder"]))
+
+        def tell(line: str) -> None:
+            """Of a read that fails: bootrun knows it before the rank has its error."""
+            journal.note(line)
+            print(f"bootseer mount: {line}", file=sys.stderr, flush=True)
+
         try:
-            mount(files, settings["folder"], options=options, on_ready=serving.tell_ready)
+            mount(files, settings["folder"], options=options, on_ready=serving.tell_ready, log=tell)
         finally:
             files.close()
     except BootseerError as error:

@@ -20,6 +20,11 @@ MOST_BLOCKS = 64  # of one line
 SAME_NS = 200_000_000  # the same words are not written again within it
 
 
+def path_beside(folder: str) -> str:
+    """The journal of a mount that has no better place for one."""
+    return f"{folder}.faults"
+
+
 class Fault(NamedTuple):
     """A read that failed, or the end of the mount."""
 

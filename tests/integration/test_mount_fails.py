@@ -79,8 +79,9 @@ def test_a_damaged_environment_is_made_anew_and_replaced(job: Job) -> None:
     assert job.start().status == 0
     machine.renew()
     job.damage()
-    run = job.start("--max-restarts", "1", "--env-way", "mount,unpack")
-    assert (run.status, run.stdout) == (0, "has 1.0\n"), run.stderr
+    run = job.start("--max-restarts", "1", "--env-way", "mount,unpack", "--tee", "3")
+    assert (run.status, run.stdout) == (0, "[default0]:has 1.0\n"), run.stderr
+    assert "disk" not in run.stderr, "no rule over what ranks print blames one either"
     assert machine.count() == 2, "set-up was run again"
     # Whose matter it is, and which block of what.
     assert "class mount (the environment" in run.stderr
