@@ -288,10 +288,8 @@ class safe_open:  # noqa: N801  named as in safetensors, whose code it may repla
 
     def metadata(self) -> dict[str, str] | None:
         """`__metadata__` of the file; of several files, what they say together."""
-        merged: dict[str, str] = {}
-        for header in self._files.headers.values():
-            merged.update(header.metadata)
-        return merged or None
+        found = [header.metadata for header in self._files.headers.values() if header.metadata is not None]
+        return {name: value for each in found for name, value in each.items()} if found else None
 
     def get_tensor(self, name: str) -> torch.Tensor:
         return self.get_tensors([name])[name]
@@ -377,6 +375,8 @@ def to_tensor(view: memoryview, dtype: str, shape: Sequence[int]) -> torch.Tenso
     kind = DTYPES.get(dtype)
     if kind is None:
         raise CheckpointError(f"this torch has no type for {dtype}")
+    if dtype == "F4" and (not shape or shape[-1] % 2):
+        raise CheckpointError(f"F4 has two numbers in a byte, so its last dimension has to be even: {list(shape)}")
     dims = (*shape[:-1], shape[-1] // 2) if dtype == "F4" else tuple(shape)
     if not len(view):
         return torch.empty(dims, dtype=kind)

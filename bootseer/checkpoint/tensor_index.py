@@ -2,19 +2,24 @@
 
 In: the first bytes of a file and its size. Out: where each tensor lies, as records, nothing of torch. A file is
 8 bytes (length of the header, little-endian), the header (JSON), then the tensors' bytes without holes.
-Source: github.com/huggingface/safetensors, README, "Format".
+Source: github.com/huggingface/safetensors, README, "Format"; what that leaves open is as its library 0.8 has it
+(tests/unit/checkpoint/test_as_safetensors.py): it takes further fields and any number of dimensions.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from bootseer.errors import IntegrityError, Truncated
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-MAX_DIMENSIONS = 64
+MAX_DEPTH = 127  # of what is nested in a header
+MOST_COUNT = 1 << 64  # sizes, offsets and products of them are below it
+FIELDS = ("dtype", "shape", "data_offsets")
 MAX_INDEX_BYTES = 256 << 20  # of the index of a sharded model
 
 # bits of one element
@@ -58,7 +63,7 @@ class Header(NamedTuple):
     """What a safetensors file says of itself."""
 
     tensors: Mapping[str, TensorEntry]  # in the order of their bytes
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, str] | None  # None: the header has none
     data_offset: int  # bytes: where the first tensor begins
 
 
@@ -82,14 +87,17 @@ def parse_header(start: bytes | memoryview, file_size: int, path: str) -> Header
     """
     data_offset = header_bytes(start, file_size, path)
     try:
-        # the loads of other readers differ on names that come twice: refuse them
-        raw = json.loads(bytes(start[8:data_offset]), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        raw = _decode(bytes(start[8:data_offset]))
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{path}: the safetensors header cannot be read: {_short(error)}") from error
-    if not isinstance(raw, dict):
+    if not isinstance(raw, _Object):
         raise IntegrityError(f"{path}: the safetensors header is no JSON object")
-    metadata = raw.pop("__metadata__", None) or {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if "__metadata__" in raw.twice:
+        raise IntegrityError(f"{path}: the safetensors header has __metadata__ twice")
+    metadata = raw.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
         raise IntegrityError(f"{path}: __metadata__ of the safetensors header is not text by name")
     entries = [_entry(name, item, data_offset, path) for name, item in raw.items()]
     entries.sort(key=lambda entry: (entry.offset, entry.size))
@@ -129,20 +137,29 @@ def is_relative(path: str) -> bool:
 
 
 def _entry(name: str, item: Any, data_offset: int, path: str) -> TensorEntry:
-    if not isinstance(item, dict) or set(item) != {"dtype", "shape", "data_offsets"}:
-        raise _wrong(path, name, "expected dtype, shape and data_offsets")
-    dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
+    if isinstance(item, list) and len(item) == len(FIELDS):
+        item = _Object(zip(FIELDS, item, strict=True))
+    if not isinstance(item, _Object) or not item.keys() >= set(FIELDS) or not item.twice.isdisjoint(FIELDS):
+        raise _wrong(path, name, "expected dtype, shape and data_offsets, each once")
+    dtype, shape, offsets = (item[field] for field in FIELDS)
+    if isinstance(dtype, dict) and list(dtype.values()) == [None]:
+        [dtype] = dtype
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _wrong(path, name, f"type {_quoted(dtype)} is not known")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
+    if not isinstance(shape, list) or not all(map(_is_count, shape)):
         raise _wrong(path, name, "its shape is not a list of sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
         raise _wrong(path, name, "its data_offsets are not two offsets")
-    bits = DTYPE_BITS[dtype]
-    for count in shape:  # no product larger than a file can be, whatever the numbers are
-        bits *= count
-        if bits > 1 << 66:
-            raise _wrong(path, name, f"shape {shape[:8]} is larger than a file can be")
+    if len(item) > len(FIELDS) and _depth(item) > MAX_DEPTH - 1:
+        raise _wrong(path, name, "its further fields are nested too deeply")
+    elements = 1
+    for count in shape:
+        elements *= count
+        if elements >= MOST_COUNT:
+            break
+    bits = DTYPE_BITS[dtype] * elements
+    if bits >= MOST_COUNT:
+        raise _wrong(path, name, f"shape {shape[:8]} is larger than a file can be")
     begin, end = offsets
     if bits % 8 or end - begin != bits // 8:
         raise _wrong(path, name, f"{end - begin} bytes, but {dtype} of shape {shape[:8]} needs {bits / 8:g}")
@@ -154,7 +171,55 @@ def _wrong(path: str, name: str, what: str) -> IntegrityError:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_COUNT
+
+
+class _Object(dict[str, Any]):
+    """Of JSON; of names that come twice the last counts."""
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        found = list(pairs)
+        super().__init__(found)
+        self.twice: set[str] = set()
+        if len(self) != len(found):
+            names = [name for name, _ in found]
+            self.twice = {name for name in self if names.count(name) > 1}
+
+
+def _decode(data: bytes) -> Any:
+    """JSON in UTF-8, strictly. Raises: ValueError, RecursionError."""
+    found = json.loads(
+        data.decode("utf-8"),
+        object_pairs_hook=_Object,
+        parse_constant=_refuse_constant,
+        parse_int=_to_number,
+        parse_float=_to_float,
+    )
+    if _HALF_ESCAPE.search(data) is not None:
+        json.dumps(found, ensure_ascii=False).encode("utf-8")  # a lone half of a surrogate pair is an error
+    return found
+
+
+_HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def _to_number(text: str) -> int | float:
+    """Whole numbers that no size can be are floats, as in the library."""
+    return int(text) if text != "-0" and len(text) <= 20 else _to_float(text)
+
+
+def _to_float(text: str) -> float:
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text[:20]}... is out of range")
+    return found
+
+
+def _depth(value: Any) -> int:
+    """How deeply it is nested; no deeper than json.loads itself goes."""
+    if isinstance(value, dict | list):
+        return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

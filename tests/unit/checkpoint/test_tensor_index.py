@@ -30,7 +30,6 @@ def tensor(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-ONE = b'{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
 shapes = st.lists(st.integers(0, 9), max_size=4)
 
 
@@ -69,7 +68,6 @@ def test_reads_what_adds_up(kinds: list[tuple[str, list[int]]], order: Any) -> N
         (b"[" * 100_000, 0),
         ({"a": 5}, 0),
         ({"a": {"dtype": "F32", "shape": [1]}}, 4),
-        ({"a": {**tensor("F32", [1], 0, 4), "more": 1}}, 4),
         ({"a": tensor("F33", [1], 0, 4)}, 4),
         ({"a": tensor(["F32"], [1], 0, 4)}, 4),  # type: ignore[arg-type]
         ({"a": tensor("F32", [2], 0, 4)}, 4),
@@ -77,7 +75,6 @@ def test_reads_what_adds_up(kinds: list[tuple[str, list[int]]], order: Any) -> N
         ({"a": tensor("F32", [True], 0, 4)}, 4),
         ({"a": tensor("F32", [1.0], 0, 4)}, 4),  # type: ignore[list-item]
         ({"a": tensor("F32", [1 << 62, 1 << 62, 4], 0, 0)}, 0),
-        ({"a": tensor("F32", [1] * 65, 0, 4)}, 4),
         ({"a": tensor("F4", [3], 0, 1)}, 1),
         ({"a": tensor("F32", [1], 4, 0)}, 4),
         ({"a": tensor("F32", [1], -4, 0)}, 4),
@@ -88,7 +85,6 @@ def test_reads_what_adds_up(kinds: list[tuple[str, list[int]]], order: Any) -> N
         ({"a": tensor("F32", [1], 0, 4)}, 5),  # bytes behind
         ({"__metadata__": {"a": 1}}, 0),
         ({"__metadata__": [1]}, 0),
-        (b'{"a":' + ONE + b',"a":' + ONE + b"}", 4),
         (b'{"a":{"dtype":"F32","shape":[NaN],"data_offsets":[0,4]}}', 4),
         (b'{"a":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,4]}}', 4),
     ],
