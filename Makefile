@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Where all is installed a demo needs nothing more.
 DEMO_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-demo)
+MAN_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-man)
 # So many tests at a time, more than cores as many of them wait; 0 for all in one process.
 WORKERS ?= 3
 PYTEST := scripts/pytest.sh $(BIN)/python $(WORKERS)
@@ -25,6 +26,9 @@ $(READY): pyproject.toml scripts/setup.sh
 
 $(VENV)/.ready-demo: pyproject.toml scripts/setup.sh
 	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh demo
+
+$(VENV)/.ready-man: pyproject.toml scripts/setup.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup.sh man
 
 demo-setup: $(DEMO_READY)  ## install an environment, then restore it: two starts, stage by stage
 	@$(BIN)/python scripts/demo_setup.py
@@ -61,8 +65,8 @@ bench-guard: setup  ## this code against that of the last tag: launch, restart, 
 	$(BIN)/python -m bench guard $(if $(AGAINST),--against $(AGAINST)) --json out/guard.json
 	$(BIN)/python -m bench check out/guard.json
 
-man: setup  ## man pages, in out/man
-	@$(BIN)/python -m launcher.manual out/man
+man: $(MAN_READY)  ## man pages and completions of shells, in share/
+	@$(BIN)/python -m launcher.manual share
 
 record-parity: setup  ## record what the pinned torchrun does, for the parity suite
 	$(BIN)/python -m tests.parity.record

@@ -140,19 +140,19 @@ TABLES: Mapping[str, Mapping[str, Setting]] = {
 }
 
 
-def read_job_file(path: str, folder: str) -> dict[str, Any] | None:
+def read_job_file(path: str, folder: str, shown: str = NAME) -> dict[str, Any] | None:
     """Values by flag; None where there is no file and none was named.
 
     Args: path: of the file, from `folder`; "" for its ./bootseer.toml, which counts only where nobody else could
-    have written it.
+    have written it; shown: how people call that one.
     Raises: ConfigError for what cannot be read, is no TOML, and for an unknown name or a wrong kind of value.
     """
     if path:
         return parse(_read_named(os.path.join(folder, path), path), path)
     from bootseer.trust.unnamed import read_unnamed
 
-    data = read_unnamed(os.path.join(folder, NAME), NAME, most_bytes=MOST_BYTES)
-    return None if data is None else parse(data, NAME)
+    data = read_unnamed(os.path.join(folder, NAME), shown, most_bytes=MOST_BYTES)
+    return None if data is None else parse(data, shown)
 
 
 def _read_named(path: str, shown: str) -> bytes:

@@ -22,6 +22,7 @@ FEW_FILES = 1024  # what most systems give; ranks with files of their own need t
 
 def bootrun(argv: list[str] | None = None) -> NoReturn:
     """Entry point of `bootrun`."""
+    _check_platform("bootrun")
     from launcher import inherited
     from launcher.guard import start_guard
 
@@ -37,12 +38,19 @@ def bootrun(argv: list[str] | None = None) -> NoReturn:
 
 def bootseer() -> NoReturn:
     """Entry point of `bootseer`: command groups; `bootseer run` is `bootrun`."""
+    _check_platform("bootseer")
     argv = sys.argv[1:]
     if argv and argv[0] == "run":
         bootrun(argv[1:])
     from launcher.commands import main
 
     _leave(main(argv))
+
+
+def _check_platform(name: str) -> None:
+    if sys.platform != "linux":
+        print(f"{name}: error: Bootseer runs on Linux only, this is {sys.platform}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _end_by_signals() -> None:

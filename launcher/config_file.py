@@ -18,15 +18,33 @@ from launcher.flags import FLAGS
 def apply_config(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
     """Fills in what neither the command line nor a variable says.
 
+    The file of --config; else bootseer.toml beside the script, else that of the working folder.
+
     Returns: a line that says which file was read; "" if there is none. Raises: ConfigError.
     """
-    settings = read_job_file(args.config or "", os.getcwd())
+    settings, shown, passed_over = None, args.config or "", ""
+    if shown:
+        settings = read_job_file(shown, os.getcwd())
+    else:
+        for folder in find_folders(args):
+            path = os.path.join(folder, NAME)
+            if settings is not None:
+                passed_over = f"; {path} is not read" if os.path.exists(path) else ""
+            elif (settings := read_job_file("", os.path.abspath(folder), path)) is not None:
+                shown = path
     if settings is None:
         return ""
-    shown = args.config or NAME
     fill(args, settings, environ)
-    args.rules = settings.get(RULES, [])
-    return f"settings of {shown}"
+    args.rules, args.rules_file = settings.get(RULES, []), shown
+    return f"settings of {shown}{passed_over}"
+
+
+def find_folders(args: argparse.Namespace) -> list[str]:
+    """Where bootseer.toml may lie, the first one first: beside the script, in the working folder ("")."""
+    script = args.training_script
+    beside = os.path.dirname(script) if script and not args.module else ""
+    is_other = beside and os.path.isfile(script) and os.path.realpath(beside) != os.path.realpath(".")
+    return [beside, ""] if is_other else [""]
 
 
 def fill(args: argparse.Namespace, settings: Mapping[str, Any], environ: Mapping[str, str]) -> None:

@@ -333,7 +333,9 @@ FLAGS: tuple[Flag, ...] = (
         metavar="NAME=DIR",
         is_repeated=True,
     )._replace(env="BOOTSEER_KEEP_CACHE_DIR"),  # BOOTSEER_CACHE_DIR is where hot imports are remembered
-    _ours("--config", "file with such settings (default: bootseer.toml here, if there is one)", metavar="FILE"),
+    _ours(
+        "--config", "file with such settings (default: bootseer.toml beside the script, else here)", metavar="FILE"
+    ),
     _ours("--allow-mixed-environments", "start although nodes have different Python environments", kind=None),
     _ours("--restart-refill", "a failure after so many seconds gives the restarts back", kind=float, metavar="S"),
     _ours(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from typing import Any
 
@@ -18,13 +19,14 @@ from launcher.commands import EXAMPLES, GROUPS
 from launcher.status.command import make_parser as status_parser
 from launcher.warm.options import make_parser
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 FILES_TOO = "complete -o bashdefault -o default -F"
 USAGE = """\
 examples:
   bootseer completion bash > ~/.local/share/bash-completion/completions/bootrun
   source <(bootseer completion bash)          in ~/.bashrc: bootrun and bootseer
   bootseer completion zsh > ~/.zfunc/_bootrun with fpath+=~/.zfunc before compinit
+  bootseer completion fish > ~/.config/fish/completions/bootrun.fish
 """
 
 
@@ -32,22 +34,25 @@ def main(argv: list[str]) -> int:
     """`bootseer completion SHELL`; the exit status."""
     args = _own_parser().parse_args(argv)
     try:
-        import shtab
+        wanted = [made for name, made in parsers().items() if args.program in (None, name)]
+        text = "".join(complete(made, args.shell) for made in wanted)
     except ModuleNotFoundError:
         print("bootseer: error: shtab is missing: pip install 'bootseer[completion]'", file=sys.stderr)
         return 1
-    texts = [
-        # Words that no parser knows, as a script's, are names of files: without -o default bash offers nothing.
-        shtab.complete(made, shell=args.shell).replace("complete -o bashdefault -F", FILES_TOO) + "\n"
-        for name, made in parsers().items()
-        if args.program in (None, name)
-    ]
     try:
-        sys.stdout.write("".join(texts))
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads it has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def complete(parser: argparse.ArgumentParser, shell: str) -> str:
+    """What this shell needs to complete a program. Raises: ModuleNotFoundError without shtab."""
+    import shtab
+
+    # Words that no parser knows, as a script's, are names of files: without -o default bash offers nothing.
+    return shtab.complete(parser, shell=shell).replace("complete -o bashdefault -F", FILES_TOO) + "\n"
 
 
 def _own_parser() -> argparse.ArgumentParser:
@@ -132,6 +137,34 @@ def _add_parameter(parser: argparse.ArgumentParser, parameter: Any) -> None:
             parser.add_argument(*names, dest=parameter.name, choices=choices, metavar=metavar, help=text)
 
 
+# Where distributions look for what completes a program, below share/.
+COMPLETIONS = {
+    "bash": "bash-completion/completions/{}",
+    "zsh": "zsh/site-functions/_{}",
+    "fish": "fish/vendor_completions.d/{}.fish",
+}
+
+
+def write_shared(folder: str) -> list[str]:
+    """Man pages and completions, as they lie below share/ of an installation; their paths.
+
+    Raises: UsageError without argparse-manpage or shtab.
+    """
+    found = write_pages(os.path.join(folder, "man", "man1"))
+    for name, parser in parsers().items():
+        for shell, place in COMPLETIONS.items():
+            path = os.path.join(folder, place.format(name))
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            try:
+                text = complete(parser, shell)
+            except ModuleNotFoundError:
+                raise UsageError("shtab is missing: pip install 'bootseer[completion]'") from None
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            found.append(path)
+    return found
+
+
 def write_pages(folder: str) -> list[str]:
     """Man pages, bootrun.1 and bootseer.1; their paths. Raises: UsageError without argparse-manpage."""
     try:
@@ -143,11 +176,17 @@ def write_pages(folder: str) -> list[str]:
     for name, parser in parsers().items():
         path = os.path.join(folder, f"{name}.1")
         with open(path, "w", encoding="utf-8") as file:
-            file.write(str(Manpage(parser)))
+            file.write(without_date(str(Manpage(parser))))
         found.append(path)
     return found
 
 
+def without_date(page: str) -> str:
+    """The page as it is on any day, so that it changes only with the program."""
+    first, newline, rest = page.partition("\n")
+    return re.sub(r'"\d{4}-\d\d-\d\d"', '""', first) + newline + rest
+
+
 if __name__ == "__main__":
-    for each in write_pages(sys.argv[1] if len(sys.argv) > 1 else "out/man"):
+    for each in write_shared(sys.argv[1] if len(sys.argv) > 1 else "share"):
         print(each)

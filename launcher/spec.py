@@ -275,7 +275,8 @@ def build_spec(
 
 
 def _config(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    if args.config is None and not os.path.exists("bootseer.toml"):
+    folders = (os.path.dirname(args.training_script or ""), "")
+    if args.config is None and not any(os.path.exists(f"{folder or '.'}/bootseer.toml") for folder in folders):
         return ""
     from launcher.config_file import apply_config
 
@@ -338,7 +339,7 @@ def _log_rules(args: argparse.Namespace) -> tuple[Rule, ...]:
         return ()
     from launcher.rules.rule import read_rules
 
-    rules = read_rules(tables, args.config or "bootseer.toml")
+    rules = read_rules(tables, args.rules_file)
     return () if args.log_rules == "off" else rules
 
 

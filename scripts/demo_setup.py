@@ -128,11 +128,19 @@ def snapshots(store: str) -> list[dict[str, object]]:
 
 
 def wait_published(store: str) -> bool:
-    end_s = time.monotonic() + PUBLISH_S
+    """Until it is there; meanwhile it is said how much is."""
+    began_s = told_s = time.monotonic()
+    print("\n== the environment is published, at low priority, so that the next start finds it", flush=True)
     while not snapshots(store):
-        if time.monotonic() > end_s:
+        now_s = time.monotonic()
+        if now_s - began_s > PUBLISH_S:
             return False
+        if now_s - told_s > 5:
+            told_s = now_s
+            mb = sum(os.path.getsize(path) for path in glob.glob(f"{glob.escape(store)}/**", recursive=True)) / 1e6
+            print(f"   {now_s - began_s:.0f} s: {mb:.0f} MB are in the store", flush=True)
         time.sleep(0.5)
+    print(f"   published after {time.monotonic() - began_s:.0f} s", flush=True)
     return True
 
 

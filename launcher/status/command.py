@@ -44,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_seconds,
         const=EVERY_S,
         metavar="S",
-        help=f"again and again, every S seconds (default {EVERY_S:g}), until no such job runs",
+        help=f"every S seconds (default {EVERY_S:g}): waits for such a job, until none runs any more",
     )
     return parser
 
@@ -78,14 +78,19 @@ def _seconds(text: str) -> float:
 
 def _watch(job: str | None, as_json: bool, every_s: float) -> int:
     clear = "\x1b[H\x1b[J" if sys.stdout.isatty() and not as_json else ""
-    status = _show(job, as_json, clear)
-    while not status:
+    has_waited = False
+    while not (found := choose(ask_all(os.environ), job)):
+        if not has_waited:
+            has_waited = True
+            which = "a job of this user" if job is None else f"job {job[:80]}"
+            print(f"{NAME}: waiting for {which} on this node (Ctrl-C ends this)", file=sys.stderr)
         time.sleep(every_s)
-        if not (found := choose(ask_all(os.environ), job)):
-            print(f"{NAME}: it has ended", file=sys.stderr)
-            return 0
+    while found:
         _print(found, as_json, clear)
-    return status
+        time.sleep(every_s)
+        found = choose(ask_all(os.environ), job)
+    print(f"{NAME}: it has ended", file=sys.stderr)
+    return 0
 
 
 def _show(job: str | None, as_json: bool, clear: str) -> int:

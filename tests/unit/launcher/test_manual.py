@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from launcher.flags import FLAGS
-from launcher.manual import main, parsers, write_pages
+from launcher.manual import main, parsers, write_pages, write_shared
 from tests.support import needs_program
 
+SHARE = Path(__file__).parents[3] / "share"
 ASK = """
 source "$1"
 shift
@@ -33,7 +34,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (("bootseer", "image", ""), {"build", "mount", "prefetch"}),
         (("bootseer", "env", "caches", ""), {"list", "gc"}),
         (("bootseer", "warm", "--ho"), {"--hold"}),
-        (("bootseer", "completion", ""), {"bash", "zsh", "tcsh"}),
+        (("bootseer", "completion", ""), {"bash", "zsh", "fish", "tcsh"}),
     ],
 )
 def test_a_shell_completes(
@@ -73,6 +74,21 @@ def test_pages_have_every_flag(tmp_path: Path) -> None:
         assert flag.names[-1] in text
     other = Path(paths[1]).read_text().replace("\\-", "-")
     assert all(f"bootseer {name}" in other for name in ("warm", "image", "env", "ckpt"))
+
+
+def test_what_an_installation_has_is_what_the_parsers_give(tmp_path: Path) -> None:
+    """`make man` makes share/ anew."""
+    made = [Path(path).relative_to(tmp_path) for path in write_shared(f"{tmp_path}")]
+    assert len(made) == 8
+    for path in made:
+        assert (SHARE / path).read_text() == (tmp_path / path).read_text(), f"share/{path} is old: make man"
+
+
+def test_pages_and_completions_are_in_the_wheel() -> None:
+    import tomllib
+
+    built = tomllib.loads((SHARE.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert built["wheel"]["shared-data"] == {"share": "share", "docs": "share/doc/bootseer"}
 
 
 def test_both_programs_have_parsers() -> None:

@@ -50,6 +50,29 @@ def test_all_of_them(here: Path) -> None:
     assert (found.salt, found.ways) == ("x", ("unpack", "there"))
 
 
+def test_the_file_beside_the_script_comes_before_that_of_the_working_folder(here: Path) -> None:
+    (here / "job").mkdir(mode=0o700)
+    (here / "job" / "train.py").write_text("")
+    (here / "job" / "bootseer.toml").write_text("[setup]\nkey = 'beside'\ncommands = ['true']\n")
+    (here / "bootseer.toml").write_text("[setup]\nkey = 'here'\ncommands = ['true']\n")
+
+    def made(*words: str) -> LaunchSpec:
+        return build_spec(parse([*words], OMP), OMP)
+
+    found = made("job/train.py")
+    assert found.setup is not None
+    assert found.setup.salt == "beside"
+    assert found.notes == ("settings of job/bootseer.toml; bootseer.toml is not read",)
+    assert made("train.py").notes == ("settings of bootseer.toml",)
+    assert made("-m", "job.train").notes == ("settings of bootseer.toml",)
+    assert made("--config", "bootseer.toml", "job/train.py").notes == ("settings of bootseer.toml",)
+    (here / "job" / "bootseer.toml").unlink()
+    assert made("job/train.py").notes == ("settings of bootseer.toml",)
+    (here / "job" / "bootseer.toml").write_text("[stup]\n")
+    with pytest.raises(ConfigError, match=r"job/bootseer\.toml:1: unknown table"):
+        made("job/train.py")
+
+
 def test_defaults() -> None:
     found = spec("--setup", "true", "--env-store", "s3://bucket/environments").setup
     assert found is not None

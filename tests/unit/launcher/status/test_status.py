@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -329,6 +329,33 @@ def test_watching_goes_on_until_the_job_ends(
         made.close()
 
 
+def test_watching_waits_for_the_job(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkdir(os.path.dirname(environ["BOOTSEER_RUNTIME"]), 0o700)
+    monkeypatch.setenv("BOOTSEER_RUNTIME", environ["BOOTSEER_RUNTIME"])
+    asked: list[Served] = []
+    ask = command.ask_all
+
+    def ask_all(environ: Mapping[str, str]) -> list[Found]:
+        found = ask(environ)
+        if not asked:  # it begins after the first question
+            asked.append(Served(environ))
+        elif found:
+            asked[0].end()
+        return found
+
+    monkeypatch.setattr(command, "ask_all", ask_all)
+    try:
+        assert command.main(["r", "--watch=0.1"]) == 0
+    finally:
+        asked[0].close()
+    said = capsys.readouterr()
+    assert "job r: -" in said.out
+    waiting = "bootseer status: waiting for job r on this node (Ctrl-C ends this)"
+    assert said.err.splitlines() == [waiting, "bootseer status: it has ended"]
+
+
 def test_the_folder_is_private_and_the_name_goes(environ: dict[str, str], served: Served) -> None:
     folder = os.path.dirname(served.server.path)
     assert os.stat(folder).st_mode & 0o777 == 0o700
@@ -354,7 +381,7 @@ def test_without_a_job_that_is_said_and_another_users_folder_is_refused(
 ) -> None:
     monkeypatch.setenv("BOOTSEER_RUNTIME", environ["BOOTSEER_RUNTIME"])
     assert command.main([]) == 1
-    assert command.main(["run7", "--watch"]) == 1
+    assert command.main(["run7"]) == 1
     assert command.main(["--json"]) == 1
     said = capsys.readouterr()
     assert json.loads(said.out) == {"jobs": []}
