@@ -17,6 +17,7 @@ from bootseer.checkpoint.arena import READY
 from bootseer.checkpoint.arena_client import connect
 from bootseer.checkpoint.inputs import MemoryInput
 from bootseer.checkpoint.writer import Geometry, write_version
+from bootseer.mounts.faults import path_beside, read_faults
 from bootseer.storage.local import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.integration.keeper_driver import (
@@ -154,6 +155,18 @@ def test_the_next_attempt_has_a_mount_of_its_own(keeper: Start, url: str, tmp_pa
     newer = [(name, MemoryInput([B])) for name in ("a/model.pt", "b/model.pt")]
     aio.run_sync(write_version(LocalStore(str(tmp_path)), "ckpt", newer, geometry=Geometry(1 << 20, 2)))
     assert read(running.load(nnodes=2), "a/model.pt") == B
+
+
+def test_what_cannot_be_read_is_told_before_the_reader_has_its_error(keeper: Start, url: str) -> None:
+    running = keeper(url, nodes=2)
+    answer = running.load(nnodes=2)
+    for path in Path(url).rglob("*"):
+        if path.is_file() and path.stat().st_size >= 1 << 20:
+            path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises(OSError, match="Input/output error"):
+        read(answer, "b/model.pt")
+    fault = read_faults(path_beside(answer["path"]), 0)[-1]
+    assert "b/model.pt" in fault.why and "ckpt" in fault.why, fault
 
 
 def test_too_little_memory(keeper: Start, url: str) -> None:
