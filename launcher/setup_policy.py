@@ -201,7 +201,7 @@ class JobSetup:
         if self._phase is not Phase.LOOKING:
             self._bring_in(number, node, now_s)
             return
-        if node.tree:
+        if node.tree and node.tree != self._damaged:
             self._use(number, node, node.tree)  # fetching changes nothing, so it need not wait for the others
         if self._decide_at_s is None:
             self._decide_at_s = now_s + SETTLE_S
@@ -316,7 +316,7 @@ class JobSetup:
         self._choose_builder(now_s)
 
     def _on_unfetched(self, number: int, node: _Node, why: str) -> None:
-        if node.part is Part.WAITING:
+        if node.part in (Part.WAITING, Part.BUILDING):
             return  # for another tree than the one that it tried
         if self._phase is Phase.SHOWN:
             self._own(number, node, "")

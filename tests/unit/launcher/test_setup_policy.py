@@ -361,6 +361,22 @@ def test_what_is_damaged_is_built_anew_and_all_nodes_take_that() -> None:
     assert not sim.setup.mending and sim.setup.phase is Phase.SHOWN
 
 
+def test_nodes_that_all_find_the_same_damage_have_one_builder() -> None:
+    sim = shown(2)
+    for node in range(2):
+        sim.say(node, "unreadable", tree="t")
+    between(sim)
+    for node in range(2):
+        sim.say(node, "damaged", tree="t")
+    assert sim.done(0) == sim.done(1) == ["use", "renew"]
+    for node in range(2):
+        sim.say(node, "looked", tree="t")
+    assert (sim.done(0)[2:], sim.done(1)[2:]) == (["build"], ["wait"]), "nobody tries once more what is damaged"
+    sim.say(0, "damaged", tree="t")  # of what it was at before
+    sim.say(0, "published", tree="t2")
+    assert sim.orders[1][-1] == SetupOrder("use", "t2", "")
+
+
 def test_what_another_job_has_replaced_meanwhile_is_taken() -> None:
     sim = shown(1)
     sim.say(0, "unreadable", tree="t")
