@@ -91,6 +91,7 @@ class Copied(NamedTuple):
     files: int
     size: int  # bytes
     version: str  # "" for plain files
+    fewer: int = 0  # files that have fewer stripes than were asked for: they have no more units
 
 
 def stripe(
@@ -123,7 +124,8 @@ def stripe(
                 keep=keep,
                 progress=summing(progress, pinned.size),
             )
-            return Copied(len(written.files), written.size, written.version)
+            fewer = sum(len(file.stripes) < (stripes or 1) for file in written.files)
+            return Copied(len(written.files), written.size, written.version, fewer)
 
     return aio.run_sync(run())
 

@@ -42,10 +42,12 @@ class Geometry(NamedTuple):
     """How files are cut."""
 
     unit_bytes: int = UNIT_BYTES
-    stripes: int = 1  # for files of UNSTRIPED_BELOW_BYTES and more
+    stripes: int = 1  # at most; a file has no more of them than units
+    least_bytes: int | None = None  # smaller files have one; None: UNSTRIPED_BELOW_BYTES
 
     def layout(self, size: int) -> Layout:
-        stripes = self.stripes if size >= UNSTRIPED_BELOW_BYTES else 1
+        least_bytes = UNSTRIPED_BELOW_BYTES if self.least_bytes is None else self.least_bytes
+        stripes = self.stripes if size >= least_bytes else 1
         units = max(1, -(-size // self.unit_bytes))
         return Layout(size, self.unit_bytes, min(stripes, units))
 
@@ -55,10 +57,11 @@ def default_geometry(store: Store, unit_bytes: int | None = None, stripes: int |
     unit_bytes = unit_bytes or UNIT_BYTES
     if not stored.is_unit(unit_bytes):
         raise ConfigError(f"a unit of {unit_bytes} bytes cannot be: a multiple of 4096, at most 1 GiB")
+    least_bytes = None if stripes is None else 0  # who asks for them gets them
     stripes = stripes or (STRIPES if store.features.has_replicas else 1)
     if not 1 <= stripes <= stored.MOST_STRIPES:
         raise ConfigError(f"{stripes} stripes cannot be: 1 to {stored.MOST_STRIPES}")
-    return Geometry(unit_bytes, stripes)
+    return Geometry(unit_bytes, stripes, least_bytes)
 
 
 class VersionWriter:

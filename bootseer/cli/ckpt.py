@@ -60,6 +60,9 @@ def stripe(
             options=_options(target, replication), progress=line,
         )  # fmt: skip
     _report(done._asdict() | {"seconds": line.elapsed_s}, as_json, f"version {done.version}: {_sum(done, line)}")
+    if done.fewer and not as_json:
+        files = "a file has" if done.fewer == 1 else f"{done.fewer} files have"
+        _print(f"{files} fewer stripes than {stripes}: a stripe has at least one unit; --unit makes them smaller")
 
 
 @app.command(epilog="bootseer ckpt unstripe hdfs://namenode/run1/ckpt /data/plain")

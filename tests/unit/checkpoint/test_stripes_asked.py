@@ -11,8 +11,6 @@ from bootseer.checkpoint import convert
 from bootseer.checkpoint.versions import resolve
 from bootseer.storage.local import LocalStore
 
-pytestmark = pytest.mark.xfail(strict=True, reason="smaller files than 64 MiB have one stripe")
-
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
