@@ -842,6 +842,25 @@
       { name: "first step", of: (row) => row.end, show: (row) => seconds(row.end) },
     ], records, -1, 25, $("more"));
   }
+  function fillAttempts() {
+    const every = report.every, ended = every.flatMap((each) => each.failed.map((rank) => [each.attempt, rank]));
+    $("attempts-section").hidden = every.length < 2 && !ended.length;
+    if ($("attempts-section").hidden) return;
+    const step = (row) => (row.first_step_s !== null ? seconds(row.first_step_s)
+      : row.first_steps ? count(row.first_steps) + " of " + count(row.ranks) : "–");
+    table($("attempts"), [
+      { name: "attempt", of: (row) => row.attempt, show: (row) => row.attempt + (row.attempt === report.attempt ? " (shown)" : "") },
+      { name: "ranks", of: (row) => row.ranks, show: (row) => count(row.ranks) },
+      { name: "nodes", of: (row) => row.nodes, show: (row) => count(row.nodes) },
+      { name: "first step", of: (row) => row.first_step_s, show: step },
+      { name: "rank seconds lost", of: (row) => row.lost_s, show: (row) => row.lost_s.toFixed(1) },
+      { name: "seen until", of: (row) => row.end_s, show: (row) => seconds(row.end_s) },
+      { name: "ranks that failed", of: (row) => row.failed.length, show: (row) => count(row.failed.length), hot: (row) => row.failed.length > 0 },
+    ], every, -1, 25, null);
+    for (const [attempt, rank] of ended.slice(0, 50))
+      make("li", "attempt " + attempt + ": " + where(rank.node, rank.rank) + (rank.status < 0 ? " was ended by signal " + -rank.status
+        : " ended with status " + rank.status) + " after " + seconds(rank.after_s), $("ended"));
+  }
   function fillRest() {
     const lines = (items, list, section) => {
       for (const each of items) make("li", each, $(list));
@@ -895,6 +914,7 @@
   fillControls();
   arrange();
   fillTables();
+  fillAttempts();
   fillRest();
   setTheme(theme);
   layOut();

@@ -85,6 +85,7 @@ def _data(found: Analysis, report: Report, title: str) -> dict[str, Any]:
             )},
             "stragglers": len(report.stragglers),
             "attempts": len(report.attempts),
+            "every": record["attempts"][:MOST_LIST],
             "path": record["path"][:MOST_LIST],
             "open": record["open"][:MOST_LIST],
             "failed": record["failed"][:MOST_LIST],

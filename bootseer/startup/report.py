@@ -18,16 +18,26 @@ from bootseer.startup.fallbacks import fallback_line, find_fallbacks, is_fallbac
 from bootseer.startup.found_checks import find_checks, is_check
 from bootseer.startup.measures import StageMeasures
 from bootseer.startup.pieces import LABELS, node_times
-from bootseer.startup.slow_words import find_unfinished, slow_lines
+from bootseer.startup.slow_words import STOPPED, find_unfinished, slow_lines
 from bootseer.startup.starts import Span, Start
 
 FORMAT = "bootseer-report/1"
 MOST_SLOWEST = 5
+MOST_ENDED = 20  # ranks of an attempt
 MOST_ROWS = 1000  # of spans that are open or failed
 
 
 class Record(msgspec.Struct):
     """Base of all parts."""
+
+
+class EndedRank(Record):
+    """A rank that did not end well by itself."""
+
+    node: str
+    rank: int
+    status: int  # or minus the signal
+    after_s: float
 
 
 class AttemptRow(Record):
@@ -38,6 +48,7 @@ class AttemptRow(Record):
     first_steps: int
     lost_s: float
     end_s: float
+    failed: list[EndedRank]  # the first ones, by time
 
 
 class Place(Record):
@@ -382,7 +393,17 @@ def _attempt_row(number: int, found: Analysis) -> AttemptRow:
         first_steps=found.lost.ranks,
         lost_s=found.lost.total_s + found.lost.unseen_s,
         end_s=found.end_s,
+        failed=_ended(found.start),
     )
+
+
+def _ended(start: Start) -> list[EndedRank]:
+    found = [
+        EndedRank(node=rank.node.name, rank=rank.rank, status=rank.status, after_s=rank.exit_ns / 1e9)
+        for rank in start.ranks
+        if rank.exit_ns is not None and rank.status is not None and rank.status not in STOPPED
+    ]
+    return sorted(found, key=lambda each: (each.after_s, each.rank))[:MOST_ENDED]
 
 
 class _Failed(NamedTuple):

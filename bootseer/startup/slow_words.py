@@ -12,7 +12,7 @@ from bootseer.startup.starts import FIRST_STEP, RankStart, Span, Start
 from bootseer.startup.stragglers import Straggler
 
 MOST_LINES = 3
-_STOPPED = (None, 0, -signal.SIGTERM)  # statuses of ranks that did not fail themselves
+STOPPED = (None, 0, -signal.SIGTERM)  # statuses of ranks that did not fail themselves
 MOST_NAMES = 3
 
 
@@ -81,7 +81,7 @@ def has_failed(rank: RankStart) -> bool:
     """It ended before its first step, or is in a stage for ever; not one that was stopped for another."""
     if rank.first_step_ns is not None:
         return False
-    return _open_of(rank) is not None or rank.status not in _STOPPED
+    return _open_of(rank) is not None or rank.status not in STOPPED
 
 
 def _stopped_lines(start: Start) -> list[str]:
@@ -89,7 +89,7 @@ def _stopped_lines(start: Start) -> list[str]:
     stopped = [rank for rank in start.ranks if rank.first_step_ns is None and (_open_of(rank) or rank.status)]
     if not stopped:
         return []
-    failed = [rank for rank in stopped if rank.exit_ns is not None and rank.status not in _STOPPED]
+    failed = [rank for rank in stopped if rank.exit_ns is not None and rank.status not in STOPPED]
     first = min(failed or stopped, key=lambda rank: (end_of(rank), rank.rank))
     others = f" ({len(stopped) - 1:,} more did not come to the first step)" if len(stopped) > 1 else ""
     span = _open_of(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
@@ -30,6 +31,7 @@ def report_text(report: Report) -> str:
         _section("Critical path", _path(report.path)),
         _section("Accelerator-seconds lost", _lost(report)),
         _section("Attempts", _attempts(report)) if len(report.attempts) > 1 else "",
+        _section("Ranks that failed", _ended(report)) if any(each.failed for each in report.attempts) else "",
         _section("Open: begun and never ended", _spans(report, is_open=True)) if report.open else "",
         _section("Failed", _spans(report, is_open=False)) if report.failed else "",
         _section("Fell back to the ordinary way", _fallbacks(report)) if report.fallbacks else "",
@@ -199,6 +201,27 @@ def _attempts(report: Report) -> list[str]:
             )
         )
     return [*align(rows), "* is the one shown; --attempt N (or last) shows another"]
+
+
+def _ended(report: Report) -> list[str]:
+    lines = [
+        f"attempt {attempt.attempt}: rank {each.rank} on {each.node}: {status_text(each.status)}"
+        f" after {seconds(each.after_s)}"
+        for attempt in report.attempts
+        for each in attempt.failed
+    ]
+    more = len(lines) - MOST_LINES
+    return [*lines[:MOST_LINES], f"and {more:,} more"] if more > 0 else lines
+
+
+def status_text(status: int) -> str:
+    """What people call an exit status, or minus a signal."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
 
 
 def _spans(report: Report, *, is_open: bool) -> list[str]:

@@ -12,9 +12,11 @@ import pytest
 from bench.report_browser import Browser, find_browser
 from bench.report_job import Plan, Planted, write_job
 from bootseer.cli import report_job
+from bootseer.events import Event
 from bootseer.startup.analysis import analyse_job
 from bootseer.startup.page import make_page
 from bootseer.startup.report import Report, make_report
+from bootseer.startup.text import report_text
 from tests.support import wait_until
 from tests.unit.bootseer.startup.made_jobs import event, in_order, span, started
 
@@ -41,6 +43,20 @@ def show(browser: Browser, folder: Path, plan: Plan) -> tuple[Report, float]:
     path = folder / "page.html"
     path.write_bytes(make_page(job.attempts[0], report))
     return report, browser.open(os.fspath(path))
+
+
+def ended_in(attempt: int, status: int) -> list[Event]:
+    """An attempt of one rank, and how that ended."""
+    later_ns = attempt * 10**11
+    events = [
+        *span("spawn", 0, 0.1),
+        *started(0, 0, 1, 2),
+        event(8, None, "instant", "rank_exited", 0, attrs={"status": status}),
+    ]
+    return [
+        each._replace(attempt=attempt, wall_ns=each.wall_ns + later_ns, mono_ns=each.mono_ns + later_ns)
+        for each in events
+    ]
 
 
 def text_of(browser: Browser, name: str) -> Any:
@@ -74,6 +90,32 @@ def test_four_ranks(browser: Browser, tmp_path: Path) -> None:
     assert [row.split("\t")[0].strip() for row in rows] == [row.stage for row in report.stages]
     assert {(0xE8, 0x62, 0x2C), (0x0E, 0x9F, 0x8E)} <= colours(browser)  # import and env are drawn
     assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_a_picture_that_is_not_shown_takes_no_room(browser: Browser, tmp_path: Path) -> None:
+    show(browser, tmp_path, Plan(nodes=1, ranks=2))
+    assert browser.evaluate("document.getElementById('area').hidden") is True
+    assert browser.evaluate("document.getElementById('area').getBoundingClientRect().height") == 0
+    hidden = "[...document.querySelectorAll('[hidden]')].filter((each) => each.getBoundingClientRect().height > 0)"
+    assert browser.evaluate(f"{hidden}.length") == 0
+
+
+def test_attempts_and_who_failed_are_shown(browser: Browser, tmp_path: Path) -> None:
+    events = [each for attempt, status in ((0, -9), (1, 3), (2, 0)) for each in ended_in(attempt, status)]
+    job = analyse_job(in_order(events))
+    report = make_report(job, 2)
+    path = tmp_path / "page.html"
+    path.write_bytes(make_page(job.attempts[2], report))
+    browser.problems.clear()
+    browser.open(os.fspath(path))
+    rows = browser.evaluate("[...document.querySelectorAll('#attempts tbody tr')].map((row) => row.innerText)")
+    assert [row.split("\t")[0] for row in rows] == ["0", "1", "2 (shown)"]
+    assert [row.split("\t")[-1] for row in rows] == ["1", "1", "0"]
+    ended = text_of(browser, "ended")
+    assert "attempt 0: rank 0 on a was ended by signal 9" in ended
+    assert "attempt 1: rank 0 on a ended with status 3" in ended
+    assert "attempt 0: rank 0 on a: SIGKILL after" in report_text(report)
+    assert browser.problems == []
 
 
 def test_light_and_dark(browser: Browser, tmp_path: Path) -> None:
