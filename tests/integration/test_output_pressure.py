@@ -316,3 +316,22 @@ def test_a_full_disk(tailing, tmp_path, small_disk, where):
             assert said == b""
             prefixed = len(b"[0]:") * shown_path.read_bytes().count(b"\n")
             assert 0 <= shown_path.stat().st_size - prefixed - count_logged(one) <= 2  # two ends of line added
+
+
+@pytest.mark.xfail(strict=True, reason="nothing is said of it")
+@pytest.mark.system
+@pytest.mark.parametrize("way", ["off", "on"])
+def test_what_a_full_log_disk_does_not_take_is_told_once_and_the_job_goes_on(bootrun, script, small_disk, way):
+    """Output of the rank and of a process that it has forked; events lie elsewhere."""
+    path = script(
+        "import os\nfor _ in range(300): print('x' * 9999)\n"
+        "if not os.fork():\n    print('y' * 999)\n    os._exit(0)\nos.wait()\n"
+    )
+    flags = ("--standalone", "--log-dir", small_disk, "--redirects", 3, "--events-dir", bootrun.dir)
+    run = bootrun(*flags, "--fork-ranks", way, "--preload", "none", path)
+    assert run.status == 0
+    [line] = [line for line in run.stderr.splitlines() if "warning:" in line]
+    [written] = [each for each in small_disk.glob("*/attempt_0/0/stdout.log")]
+    lost = 300 * 10000 + 1000 - written.stat().st_size
+    assert f"warning: {lost} bytes of output of rank 0 were lost" in line
+    assert os.path.dirname(written) in line
