@@ -37,9 +37,9 @@ MOST_ERROR_CHARS = 100000
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
 
 # Of the page; launcher/supervise/page.py reads it, and says what is where.
-PAGE_HEAD = b"BOOTRANK\3\0\0\0"
-PAGE_BYTES, END_AT, PULSE_AT = 512, 29, 32
-MOST_NOTES, TEXT_NOTE = PAGE_BYTES - PULSE_AT - 32, 0xFFFF
+PAGE_HEAD = b"BOOTRANK\4\0\0\0"
+PAGE_BYTES, END_AT, PULSE_AT, LOST_AT = 512, 29, 32, 504
+MOST_NOTES, TEXT_NOTE = LOST_AT - PULSE_AT - 32, 0xFFFF
 RING_MAGIC = b"BOOTRING"  # behind the page, where collectives are to be traced (launcher/tracer.py)
 MOST_STEP = 1 << 55
 # All signals below 32 have a meaning, C libraries keep 32 to 34 for themselves, what takes real-time signals
@@ -222,7 +222,7 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[..., bool], Cal
     levels = [int(1000 * 2 ** (place / 8)) for place in range(257)]  # ns
     last = due = level = low = run = 0
     by_beats = is_lost = False
-    now_ns, here, noted = time.monotonic_ns, slice(PULSE_AT, PULSE_AT + 32), slice(PULSE_AT, PAGE_BYTES)
+    now_ns, here, noted = time.monotonic_ns, slice(PULSE_AT, PULSE_AT + 32), slice(PULSE_AT, LOST_AT)
     found = os.fstat(fd)
     which = found.st_ino, found.st_dev
     page = None  # type: Any
@@ -244,7 +244,7 @@ def _make_pulse(fd: int) -> "Tuple[Callable[..., None], Callable[..., bool], Cal
     def beat(step: "Any", now: int, notes: bytes = b"") -> bool:
         """As pulse, and not through it: calls are what is dear here.
 
-        Args: now: the time; notes: what is written behind the pulse, to the page's end. Returns: whether all that
+        Args: now: the time; notes: what is written behind the pulse, up to LOST_AT. Returns: whether all that
         was written.
         """
         nonlocal pulses, last, said, by_beats, due, level, low, run, took
@@ -800,8 +800,12 @@ def keep_layout(line: str) -> None:
 # ---- output ------------------------------------------------------------------------------------------------
 
 
-def protect_output(events: Events) -> None:
-    """Makes sys.stdout and sys.stderr drop and count what a full disk does not take, where they are log files."""
+def protect_output(events: Events) -> "List[int]":
+    """Makes sys.stdout and sys.stderr drop and count what a full disk does not take, where they are log files.
+
+    Returns: a list; bootrun sees the count in the page whose descriptor is put into it.
+    """
+    pages = []  # type: List[int]
     io = sys.modules["_io"]  # type: Any
     file_type = None
     for name, fd in (("stdout", 1), ("stderr", 2)):
@@ -816,7 +820,7 @@ def protect_output(events: Events) -> None:
             ):
                 continue
             if file_type is None:
-                file_type = _make_file_type(io.FileIO, events)
+                file_type = _make_file_type(io.FileIO, events, pages)
             raw = file_type(fd, "wb", closefd=False)
             raw.name = old.buffer.name
             new = io.TextIOWrapper(raw, old.encoding, old.errors, "\n", old.line_buffering, old.write_through)
@@ -825,12 +829,14 @@ def protect_output(events: Events) -> None:
             continue
         setattr(sys, name, new)
         setattr(sys, "__%s__" % name, new)
+    return pages
 
 
-def _make_file_type(base: "Any", events: Events) -> "Any":
+def _make_file_type(base: "Any", events: Events, pages: "List[int]") -> "Any":
     # Everything it needs is in cells: objects are still printed when the interpreter has emptied this module.
     plain_write, full, view, errors = base.write, FULL, memoryview, OSError
     lost = [0, 0]
+    read, put, head, at = os.pread, os.pwrite, PAGE_HEAD, LOST_AT
 
     def report() -> None:
         events.write(
@@ -840,6 +846,12 @@ def _make_file_type(base: "Any", events: Events) -> "Any":
     def drop(size: int) -> None:
         lost[0] += size
         lost[1] += 1
+        for fd in pages:
+            try:
+                if read(fd, len(head), 0) == head:  # what children of the rank have lost is added
+                    put(fd, (int.from_bytes(read(fd, 8, at), "little") + size).to_bytes(8, "little"), at)
+            except errors:
+                pass  # the script has closed it
         if lost[1] == 1:
             try:
                 import atexit
@@ -1138,8 +1150,10 @@ def install(events: Events, page_file: str = "") -> None:
     rank_pid = events.pid
     known_modules = known_modules or frozenset(sys.modules)
     known_folders = tuple([folder + "/" for folder in sys.path if folder])
-    protect_output(events)
+    pages = protect_output(events)
     page = open_page(page_file) if page_file else None
+    if page is not None:
+        pages.append(page.fd)
     if events.path:
         watch_opened(events)
     if events.path.endswith(".jsonl"):

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from launcher.node_steps import NodeSteps
     from launcher.peers import NodePeers
     from launcher.ranks.kernel_facts import KernelFacts
+    from launcher.ranks.lost_output import LostOutput
     from launcher.ranks.record import AttemptRecord
     from launcher.ranks.tail import Tailer
     from launcher.rendezvous.host import Resolve, Spoiled
@@ -118,6 +119,7 @@ class Node:
         self._pages = Pages()
         self.event_file: EventFile | None = None  # this node's own, of a job of several nodes that writes events
         self._tailer: Tailer | None = None
+        self._lost: LostOutput | None = None
         self._record: AttemptRecord | None = None
         self._early_exits: list[tuple[Rank, Exited]] = []  # of ranks, before there was one
         self._over: AttemptRecord | None = None  # of the last attempt
@@ -271,7 +273,7 @@ class Node:
             try:
                 os.makedirs(self._events_dir, exist_ok=True)
             except OSError as error:
-                self.say(f"no events are written: {self._events_dir}: {error.strerror}")
+                self.say(f"warning: no events are written: {self._events_dir}: {error.strerror}")
                 self._events_dir = ""
         if self._events_dir and not self._spec.is_single:
             from bootseer.events import agent_events_path
@@ -689,6 +691,10 @@ class Node:
         """All ranks run: from now on their first steps are waited for."""
         self._has_ranks = True
         self.preloader.attempt_started()
+        if self._run_dir != logs.NO_LOG_DIR:
+            from launcher.ranks.lost_output import LostOutput
+
+            self._lost = LostOutput(self._loop, group.ranks, self.say)
         self._loop.call_later(READY_AFTER_S, self._get_ready)
         self._loop.call_later(TIDY_AFTER_S, self._tidy)
         if self._health is not None:
@@ -1038,6 +1044,9 @@ class Node:
         self._read_ended()
         self._has_ranks, self._traces = False, b""
         self._take_traces()
+        if self._lost is not None:
+            self._lost.end()
+            self._lost = None
         if self._watch is not None:
             self._numbers_fall = self._watch.numbers_fall
             self._watch.stop()
@@ -1162,6 +1171,11 @@ class Node:
         self._note_warmed()
         self._pages.close()
         if self._writer is not None:
+            if self._writer.dropped:
+                self.say(
+                    f"warning: {self._writer.dropped} events could not be written, so reports lack them: "
+                    f"is the disk of {self._events_dir} full?"
+                )
             self._writer.close()
         if self._tailer is not None:
             self._tailer.close()

@@ -282,7 +282,8 @@ class Console:
             self.out.close()
 
     def _tell_dead(self, sink: Sink) -> None:
-        self.say(f"stdout cannot be written any more ({sink.dead}): ranks' output goes on to its log files only")
+        why = f"warning: stdout cannot be written any more ({sink.dead})"
+        self.say(f"{why}: ranks' output goes on to its log files only")
 
 
 def _same_place(one_fd: int, other_fd: int) -> bool:

@@ -79,7 +79,7 @@ class Tailer:
             self._watch(source)
         except OSError as error:
             source.close()
-            self._console.say(f"cannot copy {path} to the console: {error.strerror}")
+            self._console.say(f"warning: cannot copy {path} to the console: {error.strerror}")
             return
         self._copies[source] = []
         self._attach(source, rank, self._console.stream(stream), prefix, ())
@@ -131,11 +131,11 @@ class Tailer:
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            self._console.say(f"cannot write {path}: {error.strerror}")
+            self._console.say(f"warning: cannot write {path}: {error.strerror}")
             return None
 
         def tell_dead(sink: Sink) -> None:
-            self._console.say(f"cannot write {path}: {sink.dead}")
+            self._console.say(f"warning: cannot write {path}: {sink.dead}; the log files have all lines")
 
         sink = Sink(self._loop, fd, tell_dead, owned=True)
         self._filtered[path] = sink
@@ -167,7 +167,7 @@ class Tailer:
         if self._timer is not None:
             self._timer.cancel()
         self._console.say(
-            f"no inotify for log files ({error.strerror}), so output is copied every {POLL_S:g} s: "
+            f"warning: no inotify for log files ({error.strerror}), so output is copied every {POLL_S:g} s: "
             "raise fs.inotify.max_user_instances or max_user_watches"
         )
         self._timer = self._loop.call_later(POLL_S, self._on_poll)
@@ -245,7 +245,7 @@ class Tailer:
             source.open()
             body = copy.cursor.take()
         except OSError as error:
-            self._console.say(f"cannot read {source.path}: {error.strerror}")
+            self._console.say(f"warning: cannot read {source.path}: {error.strerror}")
             self._remove(copy)
             return 0
         if not body:
@@ -315,6 +315,6 @@ class Tailer:
         files = sorted({copy.cursor.source.path for copy in self._left})
         where = files[0] if len(files) == 1 else os.path.commonpath(files)
         return (
-            f"{self._why}: {sum(self._left.values())} bytes of output of "
+            f"warning: {self._why}: {sum(self._left.values())} bytes of output of "
             f"rank{'s' if len(ranks) > 1 else ''} {names} were not shown; they are in {where}"
         )

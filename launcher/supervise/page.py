@@ -12,7 +12,7 @@ numbers are little endian; behind the page faulthandler appends the stacks of th
    16  8  ident of the main thread  40  8  monotonic ns of the last one
    24  4  descriptor for stacks     48  8  its number + 2^55, of heartbeats; 0: none was given
                                     56  8  the words at 32, 40, 48 times 1, 5, 7, added up
-   64  448  notes of heartbeats, the newest at the end, older ones before it as far as there is room; of a note:
+   64  440  notes of heartbeats, the newest at the end, older ones before it as far as there is room; of a note:
              8  its number, from 1 on
              n  names of metrics as a JSON list, their values (doubles, 8 each), the heartbeat's number (8);
                 or the fields of its event, as JSON with a comma in front
@@ -20,6 +20,7 @@ numbers are little endian; behind the page faulthandler appends the stacks of th
              2  bytes of the names, or 0xFFFF: it has fields
              2  bytes of all of the note
              8  its number once more: of a note that is read while it is written these differ
+  504    8  bytes of output that its log files did not take
 A memfd, given to the rank by its path below /proc: it has no name, so nothing is left of it whoever is killed; no
 disk that is full or does not answer can hold up a step. Ranks in images may not follow that path and get a file in
 /dev/shm, whose name they take away; else the guard does so at its end, else the next job of this user. Where the
@@ -36,10 +37,11 @@ from bootseer.light_typing import NamedTuple
 
 MAGIC = b"BOOTRANK"
 RING_MAGIC = b"BOOTRING"
-VERSION = 3
+VERSION = 4
 PAGE_BYTES = 512
 NAMED_FOLDER = "/dev/shm"  # noqa: S108
 _PULSE_END = _NOTES_AT = 64
+_LOST_AT = 504
 _END_AT = 29
 _NAME = "bootseer-page-"
 _OLD_S = 60.0  # a rank that runs has taken the name away by then
@@ -189,26 +191,38 @@ def read_page(fd: int) -> Page | None:
 
 def read_end(path: str) -> int:
     """The status of sys.exit, where a rank's script is over by it and has failed; 0: not so, or not known."""
+    data = _read_whole(path)
+    return data[_END_AT] if data else 0
+
+
+def read_lost(path: str) -> int:
+    """Bytes of the rank's output that its log files did not take."""
+    data = _read_whole(path)
+    return _number(data, _LOST_AT, 8) if data else 0
+
+
+def _read_whole(path: str) -> bytes:
+    """b"" for no page."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        return 0
+        return b""
     try:
-        data = os.pread(fd, _PULSE_END, 0)
+        data = os.pread(fd, PAGE_BYTES, 0)
     except OSError:
-        return 0
+        return b""
     finally:
         os.close(fd)
-    return data[_END_AT] if len(data) == _PULSE_END and data[:8] == MAGIC else 0
+    return data if len(data) == PAGE_BYTES and data[:8] == MAGIC else b""
 
 
 def read_notes(fd: int, after: int) -> list[Note]:
     """Those that are still there, the oldest first. Args: after: the number of the last one that is known."""
     try:
-        data = os.pread(fd, PAGE_BYTES - _NOTES_AT, _NOTES_AT)
+        data = os.pread(fd, _LOST_AT - _NOTES_AT, _NOTES_AT)
     except OSError:
         return []
-    if len(data) < PAGE_BYTES - _NOTES_AT or _number(data, len(data) - 8, 8) <= after:
+    if len(data) < _LOST_AT - _NOTES_AT or _number(data, len(data) - 8, 8) <= after:
         return []
     return [note for note in parse_notes(data) if note.number > after]
 

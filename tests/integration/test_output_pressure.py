@@ -318,7 +318,6 @@ def test_a_full_disk(tailing, tmp_path, small_disk, where):
             assert 0 <= shown_path.stat().st_size - prefixed - count_logged(one) <= 2  # two ends of line added
 
 
-@pytest.mark.xfail(strict=True, reason="nothing is said of it")
 @pytest.mark.system
 @pytest.mark.parametrize("way", ["off", "on"])
 def test_what_a_full_log_disk_does_not_take_is_told_once_and_the_job_goes_on(bootrun, script, small_disk, way):
@@ -331,7 +330,7 @@ def test_what_a_full_log_disk_does_not_take_is_told_once_and_the_job_goes_on(boo
     run = bootrun(*flags, "--fork-ranks", way, "--preload", "none", path)
     assert run.status == 0
     [line] = [line for line in run.stderr.splitlines() if "warning:" in line]
-    [written] = [each for each in small_disk.glob("*/attempt_0/0/stdout.log")]
+    [written] = small_disk.glob("*/attempt_0/0/stdout.log")
     lost = 300 * 10000 + 1000 - written.stat().st_size
     assert f"warning: {lost} bytes of output of rank 0 were lost" in line
     assert os.path.dirname(written) in line

@@ -1,4 +1,4 @@
-"""One test for each wart of torchrun 2.13 (W1-W18 in the notes on its contract): bootrun does the right thing.
+"""One test for each wart of torchrun 2.13 (W1-W19 in the notes on its contract): bootrun does the right thing.
 
 The ranks use parity/tell.py: marks and what they tell are files, so each test waits for what it needs to have
 happened and never for a time to pass.
@@ -343,3 +343,17 @@ dist.destroy_process_group()
     assert program.wait(120.0).status == 0
     assert [facts["count"] for name, facts in warts.told().items() if name.startswith("r1")] == [0, 1, 2, 3]
     assert {facts["sum"] for facts in warts.told().values()} == {3}
+
+
+@pytest.mark.system
+def test_w19_a_full_log_disk_costs_output_and_no_rank(warts: Warts) -> None:
+    warts.logs.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "bootseer", warts.logs], check=True)
+    try:
+        warts.write("for _ in range(100): print('x' * 9999)\ntell(done=True)\n")
+        done = warts.run("--standalone", "--log-dir", os.fspath(warts.logs), "--redirects=3")
+        assert done.status == 0
+        assert warts.told()["r0.0"] == {"done": True}
+        assert re.search(r"warning: \d+ bytes of output of rank 0 were lost", done.stderr)
+    finally:
+        subprocess.run(["umount", warts.logs], check=True)

@@ -65,6 +65,7 @@ WARTS = {
     16: "no signal can be passed to the ranks without ending the job",
     17: "hanging up ends a job in spite of nohup",
     18: "automatic restarts of gloo jobs fail with the defaults",
+    19: "a full log disk ends ranks that print (here they go on: status 0, and one warning with the bytes lost)",
 }
 
 

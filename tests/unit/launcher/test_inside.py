@@ -35,7 +35,7 @@ class Disk:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_counted_and_forgotten(tmp_path: Path, number: int) -> None:
     path = os.fspath(tmp_path / "events")
-    disk = inside._make_file_type(Disk, inside.Events(path, "r", "n", 0, 0))(7, number)
+    disk = inside._make_file_type(Disk, inside.Events(path, "r", "n", 0, 0), [])(7, number)
     assert disk.write(b"12345") == 5
     assert disk.write(b"6789") == 4
     assert disk.write(memoryview(b"12345678").cast("I")) == 8

@@ -189,7 +189,8 @@ def test_a_reader_that_is_gone_is_told_once(loop, fds, early):
         console.out.copy(b"x\n")
     assert console.out.dead == "Broken pipe"
     assert read_ready(err_read) == (
-        b"bootrun: stdout cannot be written any more (Broken pipe): ranks' output goes on to its log files only\n"
+        b"bootrun: warning: stdout cannot be written any more (Broken pipe): "
+        b"ranks' output goes on to its log files only\n"
     )
     console.close()
 

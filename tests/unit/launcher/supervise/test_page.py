@@ -356,7 +356,7 @@ def test_once_the_page_is_lost_heartbeats_are_events_of_the_file(monkeypatch: py
     assert events.written == [',"value":1,"attrs":{"loss":1.0}', ',"value":2'] and not page.notes
 
 
-@given(st.binary(max_size=500), st.integers(0, 448))
+@given(st.binary(max_size=500), st.integers(0, 440))
 def test_any_notes_can_be_read(data: bytes, cut: int) -> None:
     """Also where only a part is the ranks' own."""
     whole = inside.pack_text(7, 5, ',"value":3')
