@@ -227,7 +227,8 @@ def _split(items: Sequence[WriteItem]) -> Iterator[list[WriteItem]]:
 
 def _size_of(item: WriteItem) -> int:
     if item.tensor_data is None:
-        return item.bytes_io_data.nbytes if item.bytes_io_data else 0
+        data = getattr(item, "bytes_io_data", None)  # of torch 2.7 and later
+        return data.nbytes if data else 0
     return int(item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize)
 
 
