@@ -21,6 +21,7 @@ from bootseer.checkpoint.completeness import (
     step_of,
 )
 from bootseer.checkpoint.direct import StoredFile, plain_file
+from bootseer.checkpoint.hub_cache import snapshot_of
 from bootseer.checkpoint.local_source import digest_of
 from bootseer.checkpoint.manifest import MANIFEST_NAME, POINTER_NAME, Manifest
 from bootseer.checkpoint.small_files import CALLS, read_small, where
@@ -117,6 +118,9 @@ async def resolve(
     newest = await _load_newest(store, path, names, wanted)
     if newest is not None:
         return newest
+    snapshot = await snapshot_of(store, path, entries)
+    if snapshot:
+        return _only(store, path, await _pin_snapshot(store, path, snapshot, is_striped), wanted)
     own_plain: Pinned | None = None
     own_files = await judge_files(store, path, entries)
     if own_files and await judge_folders(store, path, entries) is not False:
@@ -310,6 +314,14 @@ async def _pin_plain(store: Store, folder: str, version: str, is_striped: bool) 
     if is_striped:
         raise NoneComplete(f"{where(store, folder)}: is a plain checkpoint, not a striped one")
     return await _pin_folder(store, folder, version)
+
+
+async def _pin_snapshot(store: Store, path: str, snapshot: str, is_striped: bool) -> Pinned:
+    """Of a model of the hub. Raises: NoneComplete while it is downloaded."""
+    folder = _join(path, snapshot)
+    if not await judge(store, folder, await store.list(folder)):
+        raise NoneComplete(f"{where(store, folder)}: is no complete model: has all of it been downloaded?")
+    return await _pin_plain(store, folder, snapshot, is_striped)
 
 
 async def _pin_folder(store: Store, folder: str, version: str) -> Pinned:

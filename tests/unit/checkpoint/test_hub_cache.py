@@ -40,7 +40,6 @@ def found(root: Path) -> Pinned:
     return pinned
 
 
-@pytest.mark.xfail(strict=True, reason="blobs and links are both read")
 @pytest.mark.parametrize(("main", "expected"), [("aaaa", "aaaa"), ("", "bbbb"), ("of another time", "bbbb")])
 def test_the_snapshot(main: str, expected: str, tmp_path: Path) -> None:
     root = cache(tmp_path, "aaaa", main=main)
