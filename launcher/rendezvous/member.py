@@ -8,6 +8,7 @@ loses the connection, dials again and goes on where it was (session.py); who was
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, cast
@@ -46,6 +47,7 @@ FOREIGN_PATIENCE_S = 3.0
 SILENT_PATIENCE_S = 60.0  # rank 0 of a static job has the port while ranks run
 OWN_PORT_PATIENCE_S = 10.0  # ... but not of a job that finds its host by binding, on this node
 TAKEN_PATIENCE_S = 2.0  # for a node that must host
+TRYING_S = 3.0  # until it is told that nobody can be reached
 ALONE_S = 1.0  # for another node on this host to come, where the endpoint is a loopback address
 # Of a node that had joined: where nobody listens any more the coordinator has ended.
 GONE_PATIENCE_S = 1.0
@@ -130,6 +132,7 @@ class Member:
         self._pause_s = FIRST_PAUSE_S
         self._reasons: list[str] = []  # why attempts failed, the last ones last
         self._is_alone_planned = False
+        self._trying_since_s: float | None = None  # and not told of yet; infinite once it was
         self._is_foreign = False  # the endpoint is not known to be any node's
         self._since_s: dict[Trouble | Verdict, float] = {}  # first time of each obstacle
         self._attempt_s = 0.0  # when the present one began
@@ -558,7 +561,20 @@ class Member:
         else:
             if is_loopback(addresses[index].host) and address_literal(self._settings.host) is not None:
                 self._plan_alone()
+            self._tell_trying(reason)
             self._try_later()
+
+    def _tell_trying(self, reason: str) -> None:
+        """Nobody is there yet, or never will be: people want to know before the time is over."""
+        now_s = self._loop.time()
+        if self._trying_since_s is None:
+            self._trying_since_s = now_s
+        if now_s - self._trying_since_s >= TRYING_S:
+            self._trying_since_s = math.inf
+            self._say(
+                f"warning: nobody can be reached at {self._place()} yet: {reason}; has the node that hosts the "
+                f"job been started, and is its port open? Trying {max(0.0, self._give_up_s - now_s):.0f} s more"
+            )
 
     def _is_hopeless(self, trouble: Trouble) -> bool:
         if trouble is Trouble.FOREIGN:

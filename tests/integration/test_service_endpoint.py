@@ -133,3 +133,15 @@ def test_an_endpoint_that_is_this_host_alone_is_told_at_once(
     support.wait_until(lambda: "is this host alone" in node.stderr, 8.0)
     [line] = [line for line in node.stderr.splitlines() if "is this host alone" in line]
     assert "warning: " in line and str(free_port) in line
+
+
+def test_an_endpoint_that_refuses_is_told_within_seconds(
+    bootrun: support.Programs, script: Callable[..., str], free_port: int
+) -> None:
+    words = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-conf", "is_host=false")
+    node = bootrun.start("--nnodes", 2, *words, script(""))
+    support.wait_until(lambda: "nobody can be reached" in node.stderr, 10.0)
+    told = [line for line in node.stderr.splitlines() if "nobody can be reached" in line]
+    assert len(told) == 1
+    assert f"127.0.0.1:{free_port} yet: connection refused" in told[0]
+    assert told[0].startswith("bootrun: warning: ")
