@@ -16,6 +16,7 @@ from launcher.rendezvous.messages import MountFault
 
 MOST_FAULTS = 4  # of one mount, the newest
 MOST_TOLD = 16  # of one attempt
+MOST_WAITS = 4
 
 
 class Mount(NamedTuple):
@@ -31,6 +32,7 @@ class NodeMounts:
     def __init__(self) -> None:
         self._mounts: dict[str, Mount] = {}  # by what it is of: env, image, checkpoint
         self._told: set[MountFault] = set()
+        self._waits: set[tuple[str, str]] = set()
 
     def put(self, what: str, mount: Mount | None) -> None:
         """It is read from now on; None: no longer."""
@@ -42,6 +44,7 @@ class NodeMounts:
     def begin(self) -> None:
         """Another attempt: what was told before may be told again."""
         self._told.clear()
+        self._waits.clear()
 
     def find(self, since_ns: int) -> tuple[MountFault, ...]:
         """What could not be read since then (monotonic), each once; the last of each mount."""
@@ -50,6 +53,19 @@ class NodeMounts:
                 fault for what, mount in self._mounts.items() for fault in _faults_of(what, mount, since_ns)
             )
         )
+
+    def waits(self, since_ns: int) -> list[tuple[str, str]]:
+        """What is waited for, that was not given before in this attempt: of which mount, and a line."""
+        found = [
+            (what, each.why)
+            for what, mount in self._mounts.items()
+            for each in read_faults(mount.journal, since_ns)
+            if each.is_wait
+        ]
+        news = [each for each in dict.fromkeys(found) if each not in self._waits]
+        news = news[: max(0, MOST_WAITS - len(self._waits))]
+        self._waits.update(news)
+        return news
 
     def news(self, since_ns: int) -> list[MountFault]:
         """Those that were not given before in this attempt."""
@@ -61,7 +77,7 @@ class NodeMounts:
 
 def _faults_of(what: str, mount: Mount, since_ns: int) -> list[MountFault]:
     faults = read_faults(mount.journal, since_ns - SAME_NS)  # the same words are not written again within it
-    found = [MountFault(what, each.why, each.is_damage) for each in faults]
+    found = [MountFault(what, each.why, each.is_damage) for each in faults if not each.is_wait]
     found = list(dict.fromkeys(reversed(found)))[:MOST_FAULTS][::-1]
     if mount.control and not found and not is_served(mount.control):
         found.append(MountFault(what, "the process that serves its files has ended", False))

@@ -233,6 +233,10 @@ class Node:
         group = self.agent.group
         if self._mounts is None or group is None:
             return
+        for what, why in self._mounts.waits(group.prepared_ns):
+            from launcher.ranks.failure_class import MOUNTED
+
+            self.warn(f"reads of {MOUNTED.get(what, what)} wait: {why}")
         for fault in self._mounts.news(group.prepared_ns):
             from launcher.ranks.failure_class import mount_line
 

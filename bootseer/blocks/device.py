@@ -25,6 +25,8 @@ WINDOWS = 8  # on their way at once
 
 Done = Callable[[memoryview | bytes | None], None]
 Failed = Callable[[range, BootseerError], object]
+Waits = Callable[[range, float], object]
+SLOW_S = 5.0  # of a read, after which it is told that somebody waits for it
 
 
 class CachedDevice:
@@ -40,11 +42,12 @@ class CachedDevice:
         log: Callable[[str], None],
         group: asyncio.TaskGroup,
         failed: Failed,
+        waits: Waits,
     ) -> None:
         self.size = fetcher.cache.size
         self._fetcher, self._cache = fetcher, fetcher.cache
         self._recorder = Recorder(0) if recorder is None else recorder
-        self._log, self._failed = log, failed
+        self._log, self._failed, self._waits = log, failed, waits
         self._group = group
         self._loop = asyncio.get_running_loop()
         self._is_open = True
@@ -80,14 +83,17 @@ class CachedDevice:
 
     async def _read(self, offset: int, length: int, done: Done, since_s: float) -> None:
         data: memoryview | None = None
+        blocks = range(offset >> BLOCK_SHIFT, ((offset + length - 1) >> BLOCK_SHIFT) + 1)
+        slow = self._loop.call_later(SLOW_S, self._waits, blocks, SLOW_S)
         try:
             data = await self._fetch(offset, length, since_s)
         except BootseerError as error:
             self._log(f"a read fails: {error}")
-            self._failed(range(offset >> BLOCK_SHIFT, ((offset + length - 1) >> BLOCK_SHIFT) + 1), error)
+            self._failed(blocks, error)
         except Exception as error:  # a bug: it must not take the mount, and all that run on it, away
             self._log(f"a read fails by a mistake of ours: {error!r}")
         finally:
+            slow.cancel()
             self._answer(done, data)
 
     def _answer(self, done: Done, data: memoryview | None) -> None:
@@ -124,13 +130,14 @@ async def open_device(
     recorder: Recorder | None = None,
     log: Callable[[str], None] = lambda _: None,
     failed: Failed = lambda _numbers, _error: None,
+    waits: Waits = lambda _numbers, _waited_s: None,
 ) -> AsyncIterator[CachedDevice]:
     """The device of a tree, on this event loop. At the end reads that wait fail, and all later ones.
 
-    `failed` is told of blocks whose reader is about to get an error.
+    `failed` is told of blocks whose reader is about to get an error, `waits` of those whose reader waits for long.
     """
     async with asyncio.TaskGroup() as group:
-        device = CachedDevice(fetcher, recorder, log, group, failed)
+        device = CachedDevice(fetcher, recorder, log, group, failed, waits)
         preparing = group.create_task(fetcher.prepare())
         try:
             yield device

@@ -32,6 +32,7 @@ class Fault(NamedTuple):
     why: str  # one line: block, pack, store, cause
     is_damage: bool = False  # wrong bytes, or none where some should be: to ask again later does not mend it
     blocks: tuple[int, ...] = ()  # of a tree
+    is_wait: bool = False  # nothing has failed yet: somebody reads, and waits
 
 
 class Journal:
@@ -41,10 +42,12 @@ class Journal:
         self._path = path
         self._last = Fault(0, "")
 
-    def note(self, why: str, *, is_damage: bool = False, blocks: Sequence[int] = ()) -> None:
+    def note(
+        self, why: str, *, is_damage: bool = False, blocks: Sequence[int] = (), is_wait: bool = False
+    ) -> None:
         """Something has failed just now; readers of the file know it when this returns."""
-        now_ns = time.monotonic_ns()
-        fault = Fault(now_ns, " ".join(why.split())[:MOST_WHY_CHARACTERS], is_damage, tuple(blocks[:MOST_BLOCKS]))
+        now_ns, line = time.monotonic_ns(), " ".join(why.split())[:MOST_WHY_CHARACTERS]
+        fault = Fault(now_ns, line, is_damage, tuple(blocks[:MOST_BLOCKS]), is_wait)
         if fault.why == self._last.why and now_ns - self._last.at_ns < SAME_NS:
             return
         self._last = fault
@@ -79,10 +82,10 @@ def read_faults(path: str, since_ns: int) -> list[Fault]:
 
 def _decode(line: bytes) -> Fault | None:
     try:
-        at_ns, why, is_damage, blocks = json.loads(line)
+        at_ns, why, is_damage, blocks, is_wait = json.loads(line)
     except (ValueError, TypeError, RecursionError):
         return None
-    is_one = isinstance(at_ns, int) and isinstance(why, str) and isinstance(is_damage, bool)
-    if not is_one or not isinstance(blocks, list):
+    are_flags = isinstance(is_damage, bool) and isinstance(is_wait, bool)
+    if not (isinstance(at_ns, int) and isinstance(why, str) and are_flags and isinstance(blocks, list)):
         return None
-    return Fault(at_ns, why, is_damage, tuple(each for each in blocks if isinstance(each, int)))
+    return Fault(at_ns, why, is_damage, tuple(each for each in blocks if isinstance(each, int)), is_wait)

@@ -31,10 +31,12 @@ def is_damage(error: BaseException) -> bool:
 class TreeFaults:
     """Of one daemon; for its event loop."""
 
-    def __init__(self, journal_path: str, folder: str, block_count: int, log: Callable[[str], None]) -> None:
-        """Args: folder: of the tree in the cache; there may be none."""
+    def __init__(
+        self, journal_path: str, folder: str, block_count: int, url: str, log: Callable[[str], None]
+    ) -> None:
+        """Args: folder: of the tree in the cache; there may be none; url: of its store, for people."""
         self.journal = Journal(journal_path)
-        self._folder, self._block_count, self._log = folder, block_count, log
+        self._folder, self._block_count, self._url, self._log = folder, block_count, url, log
         self._unreadable: dict[int, tuple[str, bool]] = {}  # block: why, and whether it is damage
 
     def load(self) -> None:
@@ -58,6 +60,13 @@ class TreeFaults:
         if news and len(self._unreadable) < MOST_REMEMBERED:
             self._unreadable.update(dict.fromkeys(news[:MOST_REMEMBERED], (why, is_damaged)))
             self._keep()
+
+    def waits(self, numbers: Sequence[int], waited_s: float) -> None:
+        """A reader of these blocks has waited for so long, and waits."""
+        self.journal.note(
+            f"{self._url}: block {numbers[0]} has not come for {waited_s:g} s: is the store slow, or away?",
+            is_wait=True,
+        )
 
     def failed_again(self, numbers: Sequence[int]) -> None:
         """A read of blocks that failed a moment ago: who reads gets an error once more. From any thread."""

@@ -36,6 +36,7 @@ from bootseer.mounts.tree_places import Place
 from bootseer.mounts.tree_settings import Settings
 from bootseer.mounts.tree_stack import Stack
 from bootseer.mounts.tree_vetting import Vetted
+from bootseer.storage import redact
 
 MOST_DESCRIPTORS = 1 << 14
 LOOK_S = 1.0  # between looks whether somebody uses it
@@ -263,8 +264,16 @@ class Daemon:
         stack.push_async_callback(hot.end)
         metadata = await parts.metadata()
         hot.begin_recording()
-        faults = self.faults = TreeFaults(self.place.faults_path, parts.folder, parts.index.block_count, self._log)
-        opened = open_device(parts.fetcher, recorder=hot.recorder, log=self._log, failed=faults.failed)
+        faults = self.faults = TreeFaults(
+            self.place.faults_path,
+            parts.folder,
+            parts.index.block_count,
+            redact(self.settings.url),
+            self._log,
+        )
+        opened = open_device(
+            parts.fetcher, recorder=hot.recorder, log=self._log, failed=faults.failed, waits=faults.waits
+        )
         device = await stack.enter_async_context(opened)
         await mounting
         stack.push_async_callback(self._unmount)

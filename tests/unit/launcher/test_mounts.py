@@ -33,6 +33,14 @@ def test_faults_of_this_attempt_each_once(tmp_path: Path) -> None:
     assert list(mounts.find(0)) == found[2:]
 
 
+def test_who_waits_has_no_error_yet(tmp_path: Path) -> None:
+    mounts = NodeMounts()
+    mounts.put("env", Mount(os.fspath(tmp_path / "journal")))
+    Journal(os.fspath(tmp_path / "journal")).note("block 1 has not come", is_wait=True)
+    assert mounts.find(0) == () and mounts.news(0) == []
+    assert mounts.waits(0) == [("env", "block 1 has not come")] and mounts.waits(0) == []
+
+
 def test_a_server_that_has_gone_is_a_fault(tmp_path: Path) -> None:
     """Its readers have errors at once, maybe before anybody could write them down."""
     deep = tmp_path / ("d" * 120)

@@ -23,8 +23,8 @@ def test_faults_since_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     journal.note("nothing came")
     journal.note("nothing came")
     first, *rest = read_faults(path, 0)
-    assert first[1:] == ("block 1: is wrong", True, (1, 2)) and first.at_ns < middle_ns
-    assert [each[1:] for each in rest] == [("nothing came", False, ())] * 2
+    assert first[1:] == ("block 1: is wrong", True, (1, 2), False) and first.at_ns < middle_ns
+    assert [each[1:] for each in rest] == [("nothing came", False, (), False)] * 2
     assert read_faults(path, middle_ns) == rest
     assert os.stat(path).st_mode & 0o777 == 0o600
 
@@ -48,7 +48,16 @@ def test_a_journal_begins_anew_when_it_is_long(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"\xff\xfe", b"[" * 5000, b"{}", b"[1]", b'["1", "why", true, []]', b'[1, "why", 1, []]', b"null"],
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 5000,
+        b"{}",
+        b"[1]",
+        b'["1", "why", true, [], false]',
+        b'[1, "why", 1, [], false]',
+        b"null",
+    ],
 )
 def test_what_is_no_fault_is_passed_over(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "journal"
