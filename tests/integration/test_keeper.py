@@ -319,3 +319,22 @@ def test_without_a_fallback_a_lost_keeper_is_an_error(
         read(source, "big.distcp")
     for left in (tmp_path / "tmp").iterdir():
         subprocess.run(["rm", "-r", str(left)], check=True)
+
+
+@pytest.mark.xfail(strict=True, reason="both are read")
+def test_of_a_model_that_is_there_twice_one_is_read(keeper: Start, tmp_path: Path) -> None:
+    """The other file can be opened all the same, then and after the memory was given back."""
+    folder = tmp_path / "ckpt"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(DATA[: 4 << 20])
+    (folder / "consolidated.safetensors").write_bytes(DATA[4 << 20 : 8 << 20])
+    (folder / "config.json").write_bytes(b"{}")
+    running = keeper(str(folder))
+    answer = running.load()
+    assert answer["did"] == "ready" and answer["path"] != str(folder)
+    running.order("statistics")
+    assert 4 << 20 <= running.hear("statistics")["taken_bytes"] < 5 << 20
+    for when in ("in memory", "given back"):
+        assert Path(answer["path"], "model.safetensors").read_bytes() == DATA[: 4 << 20], when
+        assert Path(answer["path"], "consolidated.safetensors").read_bytes() == DATA[4 << 20 : 8 << 20]
+        running.order("release")
