@@ -155,13 +155,13 @@ class Filler:
         if "check" in order:
             self._to_check.extend((file, unit) for file, unit in order["check"])
         if "populate" in order:
-            threading.Thread(target=self._populate, daemon=True).start()
+            threading.Thread(target=self._populate, args=(order["populate"],), daemon=True).start()
         self._wake.set()
 
-    def _populate(self) -> None:
+    def _populate(self, files: list[int]) -> None:
         """Has pages made before they are needed; stops when the first bytes are asked for."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        for file in range(len(self._arena.files)):
+        for file in files:
             for unit in self._arena.units_of(file):
                 if self._populating.is_set():
                     return

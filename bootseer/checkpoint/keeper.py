@@ -57,6 +57,7 @@ from bootseer.checkpoint.arena_server import ArenaServer, Unit
 from bootseer.checkpoint.capacity import ARENA, Capacity, allowed, decide
 from bootseer.checkpoint.copier import run_copier
 from bootseer.checkpoint.disk_copy import can_keep
+from bootseer.checkpoint.doubles import doubles
 from bootseer.checkpoint.filler import AWAY, DAMAGED, REFUSED, Filler, disk_folder, run_filler
 from bootseer.checkpoint.keeper_process import (
     Child,
@@ -239,7 +240,9 @@ class Keeper:
         """Memory that will surely be filled is made before it is."""
         self._use(pinned)
         if self._filler is not None and self._is_whole:
-            self._filler.lines.send({"populate": True})
+            spare = self._spare
+            files = [number for number, file in enumerate(pinned.files) if file.path not in spare]
+            self._filler.lines.send({"populate": files})
 
     def _resolve(self, without: list[str], falls_back: bool) -> None:
         def found(news: dict[str, Any]) -> None:
@@ -302,6 +305,7 @@ class Keeper:
             self._capacity().bytes,
             self._position,
             self._is_whole,
+            self._spare,
         )
         numbers = {file.path: number for number, file in enumerate(arena.files)}
         units: dict[tuple[int, int], None] = {}
@@ -319,6 +323,20 @@ class Keeper:
         has_own = own_path(self._url, pinned.version) != ""
         self._is_waiting = self._is_whole or (plan.kind == prefetch.WHOLE and not has_own)
         self._advance()
+
+    @property
+    def _spare(self) -> frozenset[str]:
+        """Files that hold the same weights as others: they are read by who opens them."""
+        assert self._pinned is not None
+        if self._start.get("whole") or self._must_be_whole:
+            return frozenset()
+        return doubles([file.path for file in self._pinned.files])
+
+    @property
+    def _needed_bytes(self) -> int:
+        assert self._pinned is not None
+        spare = self._spare
+        return sum(file.layout.size for file in self._pinned.files if file.path not in spare)
 
     @property
     def _is_whole(self) -> bool:
@@ -534,7 +552,7 @@ class Keeper:
         if self._take_warm(pinned, files, units):
             return
         capacity = self._capacity()
-        mode = decide(pinned.size, self._is_whole, capacity)
+        mode = decide(self._needed_bytes, self._is_whole, capacity)
         if mode.name != ARENA:
             self._go_direct(mode.reason)
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -76,9 +76,16 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def plan(
-    files: Mapping[str, SourceFile], recording: Recording | None, room_bytes: int, position: Position, whole: bool
+    files: Mapping[str, SourceFile],
+    recording: Recording | None,
+    room_bytes: int,
+    position: Position,
+    whole: bool,
+    spare: Collection[str] = (),
 ) -> Plan:
-    """`whole`: the ranks' code reads files by name, so nothing less than all of it helps."""
+    """`whole`: the ranks' code reads files by name, so nothing less than all helps, but for `spare` files."""
+    if whole and spare:
+        files = {path: file for path, file in files.items() if path not in spare}
     total = sum(file.size for file in files.values())
     everything = {path: Extents([(0, file.size)]) for path, file in files.items()}
     if whole:

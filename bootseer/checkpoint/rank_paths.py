@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from bootseer.checkpoint.arena import Arena
+from bootseer.checkpoint.doubles import doubles
 from bootseer.checkpoint.keeper_process import MOUNT_NAME
 from bootseer.checkpoint.manifest import is_version, version_of
 from bootseer.checkpoint.opening import local_path, only_file
@@ -101,9 +102,12 @@ class RankPaths:
     def show(self, shown: Shown, arena: Arena, address: str, then: Then) -> None:
         """Calls `then` with the path, at once or when it is mounted."""
         self._shown = shown
-        if all(arena.is_complete(number) for number in range(len(arena.files))):
+        there = {name: fd for number, (name, fd) in enumerate(zip(shown.names, arena.fds, strict=True))
+                 if arena.is_complete(number)}  # fmt: skip
+        missing = set(shown.names) - set(there)
+        if not missing or (shown.own_folder and missing <= doubles(shown.names)):
             try:
-                self._make_links(dict(zip(shown.names, arena.fds, strict=True)))
+                self._make_links(there, {name: os.path.join(shown.own_folder, name) for name in missing})
             except OSError as error:
                 self.drop_links()
                 self._say(f"the checkpoint's files cannot be had as links: {error}")
@@ -205,14 +209,18 @@ class RankPaths:
 
     # ---- links -----------------------------------------------------------------------------------------------
 
-    def _make_links(self, fds: Mapping[str, int]) -> None:
+    def _make_links(self, fds: Mapping[str, int], others: Mapping[str, str]) -> None:
+        """Args: others: paths of files that are not in the arena."""
         self._remove_links()
         self._links = tempfile.mkdtemp(prefix="files-", dir=self._folder)
         self._is_of_arena = True
-        for name, fd in fds.items():
+        for name, place in {
+            **{name: f"/proc/{os.getpid()}/fd/{fd}" for name, fd in fds.items()},
+            **others,
+        }.items():
             path = os.path.join(self._links, name)
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
+            os.symlink(place, path)
 
     def _move_links(self, names: Collection[str], folder: str) -> bool:
         """Each is replaced in one step: who opens it finds the file at any time. Whether none needs the arena."""

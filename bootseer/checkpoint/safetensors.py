@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bootseer.checkpoint.doubles import doubles
 from bootseer.checkpoint.memory import address, allocate, check_free, place
 from bootseer.checkpoint.opening import Opened, open_source
 from bootseer.checkpoint.source import Request, Source
@@ -149,7 +150,7 @@ class TensorFiles:
             if missing:
                 raise NotFound(f"{self._source.url}: {missing[0]}, which its index names, is not there")
             return sorted(set(weight_map.values())), weight_map
-        paths = sorted(name for name in below if name.endswith(SUFFIX))
+        paths = sorted(name for name in below - doubles(below) if name.endswith(SUFFIX))
         if not paths:
             raise NotFound(f"{self._source.url}: there is no safetensors file")
         return paths, None

@@ -321,7 +321,6 @@ def test_without_a_fallback_a_lost_keeper_is_an_error(
         subprocess.run(["rm", "-r", str(left)], check=True)
 
 
-@pytest.mark.xfail(strict=True, reason="both are read")
 def test_of_a_model_that_is_there_twice_one_is_read(keeper: Start, tmp_path: Path) -> None:
     """The other file can be opened all the same, then and after the memory was given back."""
     folder = tmp_path / "ckpt"
