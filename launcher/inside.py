@@ -34,6 +34,7 @@ FIRST_STEPS = 12
 LEVEL_RESTS_NS = 1000000000
 FULL = (28, 122)  # ENOSPC, EDQUOT: module errno is not loaded at start
 MOST_ERROR_CHARS = 100000
+EARLY = "Before the script's first statement:\n"
 REGULAR, FILE_TYPE = 0o100000, 0o170000  # stat.S_ISREG is Python code
 
 # Of the page; launcher/supervise/page.py reads it, and says what is where.
@@ -988,6 +989,7 @@ def _load(path: str, bare: "List[str]") -> "Tuple[Any, bool]":
     except Exception as error:
         if not is_regular:
             return error, False
+        record_early(error)
     exec_bare(bare)
     raise AssertionError
 
@@ -1031,8 +1033,22 @@ def record_error(kind: "Any", value: BaseException, traceback: "Optional[Traceba
 
     Nothing is imported for it: modules json and traceback may by now be files of the user's.
     """
+    if os.getpid() != rank_pid or issubclass(kind, KeyboardInterrupt):
+        return
+    _write_error(kind, value, traceback)
+
+
+def record_early(value: BaseException) -> None:
+    """The same of an error before the script's first statement."""
+    if not isinstance(value, OSError):  # which may pass
+        _write_error(type(value), value, None, EARLY)
+
+
+def _write_error(
+    kind: "Any", value: BaseException, traceback: "Optional[TracebackType]", heading: str = ""
+) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or os.getpid() != rank_pid or issubclass(kind, KeyboardInterrupt):
+    if not path:
         return
     try:
         printed = sys.modules["_io"].StringIO()
@@ -1043,7 +1059,7 @@ def record_error(kind: "Any", value: BaseException, traceback: "Optional[Traceba
             sys.stderr = stderr
         text = '{"message":{"message":%s,"extraInfo":{"py_callstack":%s,"timestamp":"%d"}}}' % (
             quote(("%s: %s" % (kind.__name__, value))[:MOST_ERROR_CHARS]),
-            quote(printed.getvalue()[-MOST_ERROR_CHARS:]),
+            quote(heading + printed.getvalue()[-MOST_ERROR_CHARS:]),
             time.time(),
         )
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -1089,8 +1105,14 @@ def hide_frames(value: BaseException, names: "Dict[str, Any]") -> None:
 
     if not isinstance(value, SystemExit):
         sys.excepthook = stand_in
-    elif page is not None:
+        return
+    if page is not None:
         page.ended(value)
+    last = value.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if isinstance(value.code, str) and last is not None and "runpy" in last.tb_frame.f_code.co_filename:
+        record_early(ImportError(value.code.partition(": ")[2]))  # the module to run is not there
 
 
 def _trim(traceback: "Optional[TracebackType]") -> "Optional[TracebackType]":

@@ -1308,8 +1308,14 @@ class Job:
         """Why another attempt would fail too; "" where it may not. By those that may have failed first."""
         first = self._first_failures()
         if self._rules.stops_on_same_error:
-            from launcher.ranks.failure_class import repeated_errors
+            from launcher.ranks.failure_class import error_before_script, repeated_errors
 
+            unread = [error_before_script(failure) for failure in first]
+            if unread and all(unread):
+                return (
+                    f"{unread[0]}: before the script's first statement, or in a file that cannot be compiled, so "
+                    "another attempt would fail there too (--same-error restart tries all the same)"
+                )
             errors = (error for failure in first for error in repeated_errors(failure))
             if again := self._same_error.after_failure(errors):
                 return (

@@ -135,6 +135,8 @@ _UNREADABLE = re.compile(
 _OF_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "SyntaxError"})
 MOUNTED = {"env": "the environment", "image": "the image", "checkpoint": "the mounted checkpoint"}
 
+_EARLY = "Before the script's first statement:\n"  # as inside.py writes it
+_NOT_COMPILED = frozenset({"SyntaxError", "IndentationError", "TabError"})
 MOST_WHERE_CHARACTERS = 300
 _FRAME = re.compile(r'^\s*File "([^"\n]{1,500})", line (\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::|$)", re.MULTILINE)
@@ -200,6 +202,20 @@ def repeated_errors(failure: Failure) -> list[str]:
         return damages
     found = certain_user_error(failure)
     return [found] if found else []
+
+
+def error_before_script(failure: Failure) -> str:
+    """An error before the script's first statement, or of a file that cannot be compiled; "" for others."""
+    if failure.stopped_by_us or classify_failure(failure).kind is not _U:
+        return ""
+    text = first_exception(failure.message, failure.traceback, failure.stderr_tail)
+    is_early = failure.traceback.startswith(_EARLY)
+    places = _FRAME.findall(text)
+    # Not of text that a script has evaluated.
+    is_file = _raised(text) in _NOT_COMPILED and bool(places) and places[-1][0].startswith("/")
+    if not is_early and not is_file:
+        return ""
+    return where(failure) or failure.message.partition("\n")[0][:MOST_WHERE_CHARACTERS] or _raised(text)
 
 
 def where(failure: Failure) -> str:

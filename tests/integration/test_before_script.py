@@ -19,7 +19,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.xfail(strict=False, reason="it is tried again, and the report does not show it")
 @pytest.mark.parametrize("way", ["off", "on"])
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_script_that_cannot_be_read(bootrun: support.Programs, tmp_path: Path, what: str, way: str) -> None:
@@ -37,7 +36,6 @@ def test_a_script_that_cannot_be_read(bootrun: support.Programs, tmp_path: Path,
     assert ("--same-error restart" in run.stderr) == ends or not ends
 
 
-@pytest.mark.xfail(strict=False, reason="it is tried again, and the report does not show it")
 def test_a_module_that_is_not_there(bootrun: support.Programs, tmp_path: Path) -> None:
     run = bootrun("--standalone", "--max-restarts", 2, "--log-dir", tmp_path / "logs", "-m", "no_such_module")
     assert run.status == 1

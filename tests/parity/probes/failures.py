@@ -142,6 +142,16 @@ sys.exit(3)
         script="def f(:\n",
         facts=("status", "report", "stderr_names"),
         culprit="SyntaxError",
+        better=(
+            Better(
+                "report.0.root.error_file",
+                "{dir}/tmp/torchelastic_{random}/{uuid}_{random}/attempt_0/0/error.json",
+                RECORDED,
+                "W9",
+                hooks="auto",
+            ),
+            Better("report.0.root.traceback", "SyntaxError: invalid syntax", RECORDED, "W9", hooks="auto"),
+        ),
     ),
     Probe(
         "record",

@@ -60,7 +60,22 @@ PROBES = (
         "-m with a name that is not there: the rank fails with status 1",
         (*STANDALONE, "-m", "no_such_module"),
         facts=("status", "report"),
-        better=(),
+        better=(
+            Better(
+                "report.0.root.error_file",
+                "{dir}/tmp/torchelastic_{random}/{uuid}_{random}/attempt_0/0/error.json",
+                "what kept the module from being run is recorded without @record",
+                "W9",
+                hooks="auto",
+            ),
+            Better(
+                "report.0.root.traceback",
+                "ImportError: No module named no_such_module",
+                "what kept the module from being run is recorded without @record",
+                "W9",
+                hooks="auto",
+            ),
+        ),
         flags=("--module",),
     ),
     Probe(

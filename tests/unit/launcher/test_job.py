@@ -1216,3 +1216,15 @@ def test_a_signal_before_the_first_attempt_ends_the_job() -> None:
     finish = sim.finish(1)
     assert finish is not None
     assert finish.status == 143
+
+
+def test_an_error_before_the_script_ends_the_job_at_once() -> None:
+    sim = fixed(2, max_restarts=9, give_up_status=93)
+    sim.join(1)
+    sim.join(2)
+    sim.fail(1, traceback='  File "/job/train.py", line 2\nSyntaxError: invalid syntax\n')
+    sim.advance(ALIKE_S)
+    finish = sim.finish()
+    assert finish is not None
+    assert finish.status == 93
+    assert finish.reason.startswith("SyntaxError at /job/train.py:2: before the script's first statement")

@@ -12,6 +12,7 @@ from launcher.ranks.failure_class import (
     FailureClass,
     certain_user_error,
     classify_failure,
+    error_before_script,
     machine_fault,
     repeated_errors,
     where,
@@ -219,3 +220,31 @@ def test_a_victim_of_another_rank_stays_one() -> None:
     assert classify_failure(make_failure(0, stderr_tail=said, mounts=GONE)).kind is FailureClass.NETWORK
     assert classify_failure(make_failure(0, stopped_by_us=True, mounts=GONE)).kind is FailureClass.STOPPED
     assert classify_failure(make_failure(0, status=-9, oom="yes", mounts=GONE)).kind is FailureClass.RESOURCE
+
+
+EARLY = "Before the script's first statement:\n"
+TRACE = "Traceback (most recent call last):\n"
+UNREAD = '  File "/job/train.py", line 2\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+IMPORTS = TRACE + '  File "/job/train.py", line 1, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("traceback", "tail", "found"),
+    [
+        (EARLY + UNREAD, (), "SyntaxError at /job/train.py:2"),
+        ("", UNREAD.splitlines(), "SyntaxError at /job/train.py:2"),  # without rank hooks
+        (IMPORTS + UNREAD.replace("train", "lib"), (), "SyntaxError at /job/lib.py:2"),
+        (EARLY + "ValueError: source code string cannot contain null bytes\n", (), "text of the message"),
+        ("a text of the script's own\n", (), ""),
+        (IMPORTS + UNREAD.replace("/job/train.py", "<string>"), (), ""),
+        (IMPORTS + UNREAD.replace("/job/train.py", "<unknown>"), (), ""),
+        (IMPORTS + "KeyError: 1\n", (), ""),
+        ("", (), ""),
+    ],
+)
+def test_errors_before_the_script(traceback: str, tail: list[str], found: str) -> None:
+    failure = make_failure(1, traceback=traceback, stderr_tail=tuple(tail))
+    if found == "text of the message":
+        failure = failure._replace(message=found)
+    assert error_before_script(failure) == found
+    assert error_before_script(failure._replace(stopped_by_us=True)) == ""
