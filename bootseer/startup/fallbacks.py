@@ -13,6 +13,7 @@ from bootseer.startup.slow_words import seconds, some
 from bootseer.startup.starts import Start
 
 FELL_BACK = "fell_back"  # an instant event of an agent; its error says why
+MOUNT_FAULT = "mount_fault"  # the same: what is mounted could not be read
 MOST = 50
 
 
@@ -27,8 +28,8 @@ class Fallback(NamedTuple):
 
 
 def is_fallback(event: Event) -> bool:
-    """Whether an event says that the ordinary way was taken."""
-    return event.name == FELL_BACK and event.error is not None
+    """Whether an event says that the ordinary way was taken, or will have to be."""
+    return event.name in (FELL_BACK, MOUNT_FAULT) and event.error is not None
 
 
 def find_fallbacks(start: Start, measured: Sequence[StageMeasures]) -> list[Fallback]:

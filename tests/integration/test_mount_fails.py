@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.mounts.tree_mount import list_trees, unmount_tree
+from bootseer.startup.fallbacks import is_fallback
 from tests.integration.mounted_trees import need_mounts
 from tests.integration.setup_jobs import Machine, agent_events, keepers_end, setup_span
 from tests.support import Programs, Run
@@ -90,6 +91,7 @@ def test_a_damaged_environment_is_made_anew_and_replaced(job: Job) -> None:
     assert "mount (the environment" in job.page() and "disk" not in job.page()
     faults = [event for event in agent_events(job.logs) if event.name == "mount_fault"]
     assert faults and all(str(machine.store) in str(event.error) for event in faults)
+    assert all(map(is_fallback, faults)), "bootseer report shows them"
     # What is damaged is never taken again.
     assert len(machine.snapshots()) == 2
     machine.renew()
