@@ -46,13 +46,13 @@ class NodeMounts:
         self._told.clear()
         self._waits.clear()
 
-    def find(self, since_ns: int) -> tuple[MountFault, ...]:
-        """What could not be read since then (monotonic), each once; the last of each mount."""
-        return tuple(
-            dict.fromkeys(
-                fault for what, mount in self._mounts.items() for fault in _faults_of(what, mount, since_ns)
-            )
-        )
+    def find(self, since_ns: int, *, asks: bool = True) -> tuple[MountFault, ...]:
+        """What could not be read since then (monotonic), each once; the last of each mount.
+
+        Args: asks: also whether each mount is still served.
+        """
+        found = [_faults_of(what, mount, since_ns, asks=asks) for what, mount in self._mounts.items()]
+        return tuple(dict.fromkeys(fault for faults in found for fault in faults))
 
     def waits(self, since_ns: int) -> list[tuple[str, str]]:
         """What is waited for, that was not given before in this attempt: of which mount, and a line."""
@@ -67,19 +67,19 @@ class NodeMounts:
         self._waits.update(news)
         return news
 
-    def news(self, since_ns: int) -> list[MountFault]:
+    def news(self, since_ns: int, *, asks: bool = True) -> list[MountFault]:
         """Those that were not given before in this attempt."""
-        found = [fault for fault in self.find(since_ns) if fault not in self._told]
+        found = [fault for fault in self.find(since_ns, asks=asks) if fault not in self._told]
         found = found[: max(0, MOST_TOLD - len(self._told))]
         self._told.update(found)
         return found
 
 
-def _faults_of(what: str, mount: Mount, since_ns: int) -> list[MountFault]:
+def _faults_of(what: str, mount: Mount, since_ns: int, *, asks: bool) -> list[MountFault]:
     faults = read_faults(mount.journal, since_ns - SAME_NS)  # the same words are not written again within it
     found = [MountFault(what, each.why, each.is_damage) for each in faults if not each.is_wait]
     found = list(dict.fromkeys(reversed(found)))[:MOST_FAULTS][::-1]
-    if mount.control and not found and not is_served(mount.control):
+    if asks and mount.control and not found and not is_served(mount.control):
         found.append(MountFault(what, "the process that serves its files has ended", False))
     return found
 

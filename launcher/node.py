@@ -228,8 +228,8 @@ class Node:
             return  # it is told as what it is
         self.agent.tell_rules(message)
 
-    def _look_at_mounts(self) -> None:
-        """Tells what of them cannot be read, as soon as that is known."""
+    def _look_at_mounts(self, *, asks: bool = True) -> None:
+        """Tells what of them cannot be read, as soon as that is known. Args: asks: as NodeMounts.find."""
         group = self.agent.group
         if self._mounts is None or group is None:
             return
@@ -237,7 +237,7 @@ class Node:
             from launcher.ranks.failure_class import MOUNTED
 
             self.warn(f"reads of {MOUNTED.get(what, what)} wait: {why}")
-        for fault in self._mounts.news(group.prepared_ns):
+        for fault in self._mounts.news(group.prepared_ns, asks=asks):
             from launcher.ranks.failure_class import mount_line
 
             self.warn(mount_line(fault))
@@ -251,7 +251,7 @@ class Node:
 
     def _watch_mounts(self, group: RankGroup) -> None:
         if self._mounts is not None and self._has_ranks and group is self.agent.group:
-            self._look_at_mounts()
+            self._look_at_mounts(asks=False)  # its keeper tells when it is lost
             self._loop.call_later(MOUNTS_EVERY_S, self._watch_mounts, group)
 
     def _give_up_mounts(self) -> None:

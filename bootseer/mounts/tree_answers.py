@@ -63,7 +63,15 @@ class Answers:
         return {"state": self._daemon.state.value}
 
     async def _hello(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A state other than ready means that it is about to end."""
+        """A state other than ready: it is about to end. What could not be read is asked for once more."""
+        daemon = self._daemon
+        said = await self._greet(request)
+        if said["unreadable"] and daemon.faults is not None and daemon.parts is not None:
+            await daemon.faults.recheck(daemon.parts.fetcher)
+            return daemon.shown()
+        return said
+
+    async def _greet(self, request: Mapping[str, Any]) -> dict[str, Any]:
         daemon = self._daemon
         workload = _workload(request, daemon.settings.workload)
         _idle_s(request, daemon.idle_s)  # said at once if it cannot be
@@ -77,8 +85,6 @@ class Answers:
             if daemon.hot is not None and daemon.state.value == "ready":
                 daemon.note_use()
                 daemon.idle_s = _idle_s(request, daemon.idle_s)
-                if daemon.faults is not None and daemon.parts is not None:
-                    await daemon.faults.recheck(daemon.parts.fetcher)
                 if peers:
                     daemon.follow_peers(peers)
                 if workload != daemon.settings.workload:
@@ -86,7 +92,7 @@ class Answers:
             return daemon.shown()
 
     async def _hold(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        said = await self._hello(request)
+        said = await self._greet(request)
         self._hot()
         return said
 

@@ -48,7 +48,7 @@ def test_a_server_that_has_gone_is_a_fault(tmp_path: Path) -> None:
     mounts = NodeMounts()
     mounts.put("env", Mount(os.fspath(tmp_path / "journal"), os.fspath(deep / "control")))
     ended = (MountFault("env", "the process that serves its files has ended", False),)
-    assert mounts.find(0) == ended
+    assert mounts.find(0) == ended and mounts.find(0, asks=False) == ()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         fd = os.open(deep, os.O_PATH)
         server.bind(f"/proc/self/fd/{fd}/control")
