@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SILENCE_LIMIT_S = 90.0  # while it owes an answer; it gives a sign of life every 10 s
 PROGRESS_EVERY_S = 5.0
 # After the load. Compiling takes minutes; a job that never shows a first step keeps the memory for its life.
+MOST_PASSED = 8  # lines about newer saves that are not whole
 FIRST_STEP_SAY_S = 600.0
 MOST_KEEPERS = 4  # the last takes no memory: for want of it the kernel may have ended the others
 DAMAGED, AWAY = "damaged", "away"  # as the keeper says why
@@ -98,10 +99,11 @@ class NodeCheckpoint:
         noted: Callable[[StageSpan], object],
         peers: NodePeers | None = None,
         failed: Callable[[CheckpointFailed], object] = lambda _: None,
+        passed: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Args: unset: variables that the keeper does not get; say: a line for people; fell_back: told why ranks
         read for themselves; noted: told how long loading took; peers: None: it reads the store alone; failed: told
-        why ranks cannot have it."""
+        why ranks cannot have it; passed: why a newer save is not taken."""
         self._loop = loop
         self._guard = guard
         self._spec = spec
@@ -111,6 +113,8 @@ class NodeCheckpoint:
         self._noted = noted
         self._peers = peers
         self._failed = failed
+        self._passed = passed
+        self._told: set[str] = set()  # what was said of saves that are not taken
         self._bad: dict[str, Bad] = {}  # by digest; at the coordinator
         self._version = Pinned("", "")  # that was found last; at the coordinator
         self._has_stepped = False  # in this attempt
@@ -205,7 +209,8 @@ class NodeCheckpoint:
         """What one answer has this object do."""
         match answer["did"]:
             case "resolved":
-                return partial(self._on_found, Pinned(str(answer["version"]), str(answer["digest"])))
+                passed = [str(each) for each in answer.get("passed") or ()]
+                return partial(self._on_found, Pinned(str(answer["version"]), str(answer["digest"])), passed)
             case "absent":
                 return partial(self._on_absent, str(answer["why"]), str(answer["kind"]))
             case "unresolved":
@@ -278,7 +283,11 @@ class NodeCheckpoint:
         version = self._version.version if self._version.digest == message.digest else ""
         self._bad[message.digest] = Bad(version, message.text, message.is_damaged)
 
-    def _on_found(self, pinned: Pinned) -> None:
+    def _on_found(self, pinned: Pinned, passed: list[str]) -> None:
+        for line in passed[:MOST_PASSED]:
+            if line not in self._told:
+                self._told.add(line)
+                self._passed(f"the checkpoint is {pinned.version or 'the folder itself'}, not a newer one: {line}")
         last = next(reversed(self._bad.values()), None)
         if last is not None and not self._falls_back:
             self._on_unresolved(damage_line(self._shown, last, pinned.version or "another version"))

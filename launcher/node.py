@@ -191,6 +191,16 @@ class Node:
             self._may_spawn = False  # the job ends as soon as its coordinator says so
             self.agent.on_fell_back(why)
 
+    def passed_over(self, why: str) -> None:
+        """A newer checkpoint is not taken."""
+        self.say(f"warning: {why}")
+        if self._events_dir:
+            from bootseer.events import Stage
+
+            writer = self._events()
+            writer.attempt = self._attempt
+            writer.instant(Stage.CHECKPOINT, "passed_over", error=why)
+
     def complain(self, text: str) -> None:
         """An error, in one line."""
         self._console.say(f"error: {text}")
@@ -308,6 +318,7 @@ class Node:
                 partial(self._note_span, "checkpoint", "checkpoint"),
                 self.peers,
                 self.agent.tell_checkpoint,
+                self.passed_over,
             )
             self.checkpoint.begin()
         if self.workplace.program is not None:

@@ -104,15 +104,18 @@ def stripe(
     keep: int | None = None,
     options: Mapping[str, object] = _NONE,
     progress: Callable[[int, int], None] | None = None,
+    on_passed: Callable[[str], object] | None = None,
 ) -> Copied:
-    """The newest complete version of `source` (or that file or folder) as a new striped version of `target`.
+    """The newest whole version of `source` (or that file or folder) as a new striped version of `target`.
 
-    Args: options: of the target's store; progress: is told bytes done and bytes in all.
+    Args: options: of the target's store; progress: is told bytes done and bytes in all; on_passed: of each newer
+        save why it is not taken.
+    Raises: IntegrityError or NoneComplete, before anything is written, for what is not whole.
     """
 
     async def run() -> Copied:
         async with opened(source) as (store, path), opened_folder(target, options) as goal:
-            pinned = await resolve(store, path)
+            pinned = await resolve(store, path, on_passed=on_passed)
             geometry = default_geometry(goal, unit_bytes, stripes)
             written = await stripe_version(
                 store,
@@ -136,15 +139,16 @@ def unstripe(
     *,
     options: Mapping[str, object] = _NONE,
     progress: Callable[[int, int], None] | None = None,
+    on_passed: Callable[[str], object] | None = None,
 ) -> Copied:
-    """The newest complete version of `source` as plain files in the folder `target`.
+    """The newest whole version of `source` as plain files in the folder `target`.
 
-    Args: options: of the target's store; progress: is told bytes done and bytes in all.
+    Args: as `stripe`.
     """
 
     async def run() -> Copied:
         async with opened(source) as (store, path), opened_folder(target, options) as goal:
-            pinned = await resolve(store, path)
+            pinned = await resolve(store, path, on_passed=on_passed)
             names = await unstripe_version(store, pinned, goal, "", progress=summing(progress, pinned.size))
             return Copied(len(names), pinned.size, "")
 

@@ -16,7 +16,8 @@ its input does, and leaves nothing behind.
                                             they get the URL
                                   -> listening saves shown: where savers leave units ("" without arena_bytes),
                                      and the URL without secrets
-    resolve  without falls_back   -> resolved version digest | absent why kind | unresolved why older
+    resolve  without falls_back   -> resolved version digest passed | absent why kind | unresolved why older
+                                     passed: a line for each newer save, why it is not taken
                                      kind: resolving.py; without: digests of versions that cannot be loaded;
                                      falls_back: one with a damaged manifest neither; older: a version that could
                                      be loaded instead, "" for none
@@ -252,7 +253,10 @@ class Keeper:
                     self._say(
                         f"warning: an older version is loaded, {pinned.version}, as the newest is damaged: {why}"
                     )
-                self._answer("resolved", version=pinned.version, digest=pinned.digest, bytes=pinned.size)
+                passed = list(news.get("passed") or ())
+                self._answer(
+                    "resolved", version=pinned.version, digest=pinned.digest, bytes=pinned.size, passed=passed
+                )
                 if self._state is State.IDLE and self._is_eager:
                     self._get_ready(pinned)
             elif "absent" in news:

@@ -2,7 +2,8 @@
 
 Out of the process: its news, JSON lines: `waiting` while the store does not answer, `alive` now and then, and at
 last one of
-    pinned damaged                the version; newer ones that were passed over, as their manifests are damaged
+    pinned damaged passed         the version; newer ones that were passed over, as their manifests are damaged;
+                                  a line for each newer save that is not whole
     absent kind                   nothing is there (NOTHING), nothing that could be loaded (UNUSABLE), or nothing
                                   can be there (MISPLACED): what was asked for is a typo
     failed older                  older: a version that could be loaded in place of a damaged one, "" for none
@@ -148,6 +149,7 @@ def run_resolver(
     async def find() -> News:
         store, path = store_at(url)
         damaged: list[str] = []
+        passed: list[str] = []
 
         def pass_over(error: IntegrityError) -> None:
             damaged.append(str(error))
@@ -157,10 +159,10 @@ def run_resolver(
                 found = await pin(store, path, version, digest)
             else:
                 on_damaged = pass_over if falls_back else None
-                found = await resolve(store, path, without=without, on_damaged=on_damaged)
+                found = await resolve(store, path, without=without, on_damaged=on_damaged, on_passed=passed.append)
         finally:
             await store.aclose()
-        return {"pinned": json.loads(msgspec.json.encode(found)), "damaged": damaged}
+        return {"pinned": json.loads(msgspec.json.encode(found)), "damaged": damaged, "passed": passed}
 
     def send(news: News) -> None:
         connection.sendall(json.dumps(news).encode() + b"\n")

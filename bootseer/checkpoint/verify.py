@@ -13,7 +13,7 @@ from bootseer import aio
 from bootseer.checkpoint.direct import StoredFile
 from bootseer.checkpoint.memory import allocate
 from bootseer.checkpoint.sums import crc32c
-from bootseer.checkpoint.versions import Pinned
+from bootseer.checkpoint.versions import Pinned, why_not_whole
 from bootseer.errors import BootseerError
 from bootseer.storage.protocol import Store
 from bootseer.storage.ranges import RangeReader, RangeRequest
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
 
 
 async def verify(store: Store, pinned: Pinned, progress: Callable[[int], None] | None = None) -> Verdict:
-    """Reads all striped files and compares sums and sizes; of plain files sizes and etags.
+    """Reads all striped files and compares sums and sizes; of plain files sizes and etags. Looks into all of them.
 
     Args: progress: is told bytes that are done since the last call.
     """
@@ -64,6 +64,9 @@ async def verify(store: Store, pinned: Pinned, progress: Callable[[int], None] |
             note(file.layout.size)
     width = max(1, min(UNITS_AT_ONCE, BUFFER_BYTES // largest))
     await aio.map_bounded(checker.check_unit, work, width=width)
+    why = "" if checker.fault_count else await why_not_whole(store, pinned)
+    if why:
+        checker.add(Fault("", pinned.folder, -1, f"is not whole: {why}"))
     return Verdict(
         len(pinned.files),
         checker.checked_bytes,
@@ -90,12 +93,12 @@ class _Checker:
             found = await self._store.stat(stripe)
         except BootseerError as error:
             self._broken.add(stripe)
-            self._add(Fault(file.path, stripe, -1, str(error)))
+            self.add(Fault(file.path, stripe, -1, str(error)))
             return
         if found.size != expected:
-            self._add(Fault(file.path, stripe, -1, f"has {found.size} bytes, not {expected}"))
+            self.add(Fault(file.path, stripe, -1, f"has {found.size} bytes, not {expected}"))
         elif file.etag and found.etag != file.etag:
-            self._add(Fault(file.path, stripe, -1, "has changed since it was looked at"))
+            self.add(Fault(file.path, stripe, -1, "has changed since it was looked at"))
 
     async def check_unit(self, work: tuple[StoredFile, int]) -> None:
         file, unit = work
@@ -112,9 +115,9 @@ class _Checker:
                     self.checked_bytes += length
                 else:
                     what = f"CRC32C {found:08x}, not {file.sums[unit]:08x}"
-                    self._add(Fault(file.path, stripe, unit, what))
+                    self.add(Fault(file.path, stripe, unit, what))
             except BootseerError as error:
-                self._add(Fault(file.path, stripe, unit, str(error)))
+                self.add(Fault(file.path, stripe, unit, str(error)))
             finally:
                 self._free.append(buffer)
         self._note(length)
@@ -126,7 +129,7 @@ class _Checker:
                 return buffer
         return allocate(size)
 
-    def _add(self, fault: Fault) -> None:
+    def add(self, fault: Fault) -> None:
         self.fault_count += 1
         if len(self.faults) < MOST_FAULTS:
             self.faults.append(fault)

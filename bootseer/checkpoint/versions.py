@@ -1,7 +1,8 @@
-"""Which version of a checkpoint is meant: a file, a folder, a striped version, or the newest complete one.
+"""Which version of a checkpoint is meant: a file, a folder, a striped version, or the newest whole one.
 
 In: a store and a path in it. Out: `Pinned`: the version's files with all that a reader needs, and a digest by
-which every node of a job can be sure to read the same. A save that is not complete is never chosen.
+which every node of a job can be sure to read the same. A save that is not whole is never chosen, whatever its name
+or its markers say; who asks hears of each newer one why it was not.
 """
 
 from __future__ import annotations
@@ -12,50 +13,25 @@ from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.checkpoint import manifest as stored
-from bootseer.checkpoint.completeness import (
-    is_unfinished,
-    judge,
-    judge_files,
-    judge_folders,
-    step_folders,
-    step_of,
-)
-from bootseer.checkpoint.direct import StoredFile, plain_file
+from bootseer.checkpoint.completeness import judge
+from bootseer.checkpoint.direct import StoredFile
 from bootseer.checkpoint.hub_cache import snapshot_of
-from bootseer.checkpoint.local_source import digest_of
 from bootseer.checkpoint.manifest import MANIFEST_NAME, POINTER_NAME, Manifest
-from bootseer.checkpoint.small_files import CALLS, read_small, where
-from bootseer.errors import CheckpointError, IntegrityError, NotFound, SourceChanged, StorageError
-from bootseer.storage.protocol import Entry, Stat, Store
+from bootseer.checkpoint.pinned import PLAIN, STRIPED, NoneComplete, Pinned, Wanted
+from bootseer.checkpoint.plain_versions import (
+    MOST_CANDIDATES,
+    as_step,
+    pin_file_or_folder,
+    resolve_plain,
+    take_snapshot,
+    why_not_file,
+)
+from bootseer.checkpoint.save_rules import join
+from bootseer.checkpoint.small_files import CALLS, read_range, read_small, where
+from bootseer.errors import IntegrityError, NotFound, SourceChanged, StorageError
+from bootseer.storage.protocol import Entry, Store
 
-STRIPED, PLAIN = "striped", "plain"
-MOST_PLAIN_FILES = 200_000
-MOST_DEPTH = 8  # of folders in a plain checkpoint
-MOST_CANDIDATES = 64  # incomplete ones that are looked at before it is given up
 MOST_SHOWN = 8  # names in a message
-
-
-class Pinned(NamedTuple):
-    """One complete version. Stripe paths of `files` are relative to the store's root."""
-
-    kind: str  # STRIPED or PLAIN
-    folder: str  # in the store: of the version, of the plain checkpoint, or above a single file
-    # Of a striped one its version; of what lies in a single save's folder the path below what was asked for
-    # ("step-10", "step-10/v-<version>"); "" for a plain one that was asked for itself.
-    version: str
-    digest: str  # SHA-256, hex
-    files: tuple[StoredFile, ...]
-    step: int | None = None
-
-    @property
-    def striped_version(self) -> str:
-        """The version's own name, "" for a plain checkpoint."""
-        return posixpath.basename(self.version).removeprefix(stored.FOLDER_PREFIX) if self.kind == STRIPED else ""
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.layout.size for file in self.files)
 
 
 class Found(NamedTuple):
@@ -67,27 +43,6 @@ class Found(NamedTuple):
     mtime_s: float  # of its folder, 0.0 where unknown
 
 
-class NoneComplete(CheckpointError):  # noqa: N818  named as the others of the tree
-    """There is something, but no complete checkpoint."""
-
-
-class Wanted(NamedTuple):
-    """Which versions count."""
-
-    without: Collection[str] = ()  # digests of versions that cannot be loaded: older ones are taken
-    is_striped: bool = False
-    on_damaged: Callable[[IntegrityError], object] | None = None  # told of a damaged manifest that is passed over
-
-    def takes(self, found: Pinned) -> bool:
-        return found.digest not in self.without
-
-    def pass_over(self, error: IntegrityError) -> None:
-        """Raises the error unless somebody wants to hear of it."""
-        if self.on_damaged is None:
-            raise error
-        self.on_damaged(error)
-
-
 async def resolve(
     store: Store,
     path: str = "",
@@ -95,51 +50,54 @@ async def resolve(
     is_striped: bool = False,
     without: Collection[str] = (),
     on_damaged: Callable[[IntegrityError], object] | None = None,
+    on_passed: Callable[[str], object] | None = None,
 ) -> Pinned:
-    """The version that `path` means now: itself, or the newest complete one below it.
+    """The version that `path` means now: itself, or the newest whole one below it.
 
     Args:
         is_striped: a plain checkpoint is not asked for. One is NoneComplete then, and its files are not looked
             at: the folder may be one that holds all sorts of things.
         without: digests of versions that are not wanted; an older one is taken.
         on_damaged: is told of each damaged manifest, and an older version is taken.
-    Raises: NotFound if nothing is there; NoneComplete if there is something, but no complete checkpoint;
+        on_passed: is told of each save that is newer than what is taken, and why it is not: one line.
+    Raises: NotFound if nothing is there; NoneComplete if there is something, but no whole checkpoint;
         SourceChanged if it is removed meanwhile; CheckpointError if it is too large to be one;
-        IntegrityError for a damaged manifest of the newest version, without `on_damaged`.
+        IntegrityError for a file that is asked for itself and is not whole, and for a damaged manifest of the
+        newest version, without `on_damaged`.
     """
-    wanted = Wanted(without, is_striped, on_damaged)
+    passed: list[str] = []
+
+    def note(line: str) -> None:
+        passed.append(line)
+        if on_passed is not None:
+            on_passed(line)
+
+    wanted = Wanted(without, is_striped, on_damaged, note)
     own = _own_version(store, path)
     if own:
         return _only(store, path, await _load(store, path, own), wanted)
     entries = await _list(store, path)
     if entries is None:
         return _only(store, path, await _resolve_unlisted(store, path, is_striped), wanted)
-    names = _version_names(entries)
-    newest = await _load_newest(store, path, names, wanted)
-    if newest is not None:
-        return newest
-    snapshot = await snapshot_of(store, path, entries)
+
+    async def striped(folder: str, inner: list[Entry]) -> Pinned | None:
+        return await _load_newest(store, folder, _version_names(inner), wanted)
+
+    found = await striped(path, entries)
+    snapshot = "" if found is not None else await snapshot_of(store, path, entries)
     if snapshot:
-        return _only(store, path, await _pin_snapshot(store, path, snapshot, is_striped), wanted)
-    own_plain: Pinned | None = None
-    own_files = await judge_files(store, path, entries)
-    if own_files and await judge_folders(store, path, entries) is not False:
-        own_plain = await _pin_plain(store, path, "", is_striped)
-        if wanted.takes(own_plain):
-            return own_plain
-    for name in (await step_folders(store, path, entries))[:MOST_CANDIDATES]:
-        found = await _resolve_step(store, path, name, wanted)
-        if found is not None:
-            return found
-    if own_plain is not None:
-        return _only(store, path, own_plain, wanted)
-    if own_files is None and await judge_folders(store, path, entries):
-        return _only(store, path, await _pin_plain(store, path, "", is_striped), wanted)
+        return _only(store, path, await take_snapshot(store, path, snapshot, wanted), wanted)
+    found = found or await resolve_plain(store, path, entries, wanted, striped)
+    if found is not None:
+        return found
     if not entries:
         raise NotFound(f"{where(store, path)}: is empty or does not exist")
+    if without and not passed:
+        raise NoneComplete(f"{where(store, path)}: has no other version than those that cannot be loaded")
+    why = "; ".join(passed[:MOST_SHOWN]) or "no version with a manifest, no files of weights"
     raise NoneComplete(
-        f"{where(store, path)}: has no complete checkpoint: no version with a manifest, no whole files of weights"
-        f" ({len(names)} unfinished versions, {len(entries)} names: {_some(entries)})"
+        f"{where(store, path)}: has no complete checkpoint: {why}"
+        f" ({len(_version_names(entries))} unfinished versions, {len(entries)} names: {_some(entries)})"
     )
 
 
@@ -149,18 +107,20 @@ async def pin(store: Store, path: str, version: str, digest: str) -> Pinned:
     Raises: SourceChanged if it is not the same any more.
     """
     if stored.is_version(version):
-        folder = path if _own_version(store, path) == version else _join(path, stored.folder_of(version))
+        folder = path if _own_version(store, path) == version else join(path, stored.folder_of(version))
         found = await _load(store, folder, version)
     elif version:
         if not stored.is_file_path(version):
             raise IntegrityError(f"{where(store, path)}: version {version[:80]!r} is no path below it")
         striped = stored.version_of(posixpath.basename(version))
         if striped:
-            found = _as_step(await _load(store, _join(path, version), striped), posixpath.dirname(version))
+            found = as_step(await _load(store, join(path, version), striped), posixpath.dirname(version))
         else:
-            found = await _pin_folder(store, _join(path, version), version)
+            found = await pin_file_or_folder(store, join(path, version), version)
     else:
-        found = await _pin_path(store, path)
+        found = await pin_file_or_folder(store, path, "")
+        if found.digest != digest:
+            found = await resolve(store, path)  # it may be a part of the folder
     if found.digest != digest:
         raise SourceChanged(
             f"{where(store, path)}: is not the version {version or digest[:12]} that the job loads"
@@ -173,7 +133,7 @@ async def list_versions(store: Store, path: str = "") -> list[Found]:
     entries = [entry for entry in await _list(store, path) or [] if _is_version_folder(entry)]
 
     async def look(entry: Entry) -> Found:
-        folder = _join(path, entry.name)
+        folder = join(path, entry.name)
         is_complete = await _has_manifest(store, folder)
         return Found(stored.version_of(entry.name), folder, is_complete, entry.mtime_s)
 
@@ -188,14 +148,14 @@ async def list_names(store: Store, path: str = "") -> list[str]:
 async def newest_complete(store: Store, path: str = "") -> str:
     """The name of the newest complete striped version, "" if there is none."""
     for name in (await list_names(store, path))[:MOST_CANDIDATES]:
-        if await _has_manifest(store, _join(path, stored.folder_of(name))):
+        if await _has_manifest(store, join(path, stored.folder_of(name))):
             return name
     return ""
 
 
 async def read_manifest(store: Store, folder: str) -> tuple[Manifest, str]:
     """The manifest in a version's folder, and its digest."""
-    path = _join(folder, MANIFEST_NAME)
+    path = join(folder, MANIFEST_NAME)
     data = await read_small(store, path, stored.MOST_MANIFEST_BYTES)
     return stored.decode(data, where(store, path)), stored.digest(data)
 
@@ -219,7 +179,7 @@ def _version_names(entries: list[Entry]) -> list[str]:
 
 async def _has_manifest(store: Store, folder: str) -> bool:
     try:
-        await store.stat(_join(folder, MANIFEST_NAME))
+        await store.stat(join(folder, MANIFEST_NAME))
     except NotFound:
         return False
     return True
@@ -228,15 +188,48 @@ async def _has_manifest(store: Store, folder: str) -> bool:
 async def _load_newest(store: Store, path: str, names: list[str], wanted: Wanted) -> Pinned | None:
     for name in names[:MOST_CANDIDATES]:
         try:
-            found = await _load(store, _join(path, name), stored.version_of(name))
+            found = await _load(store, join(path, name), stored.version_of(name))
         except NotFound:
             continue  # being written, or left by a save that did not finish
         except IntegrityError as error:
             wanted.pass_over(error)
             continue
-        if wanted.takes(found):
+        if not wanted.takes(found):
+            continue
+        why = await why_not_whole(store, found)
+        if not why:
             return found
+        wanted.on_passed(f"{name}: {why}")
     return None
+
+
+async def why_not_whole(store: Store, pinned: Pinned) -> str:
+    """Why the files of a version make no whole checkpoint, "" if they do, or are none of a known format.
+
+    What was striped may have been half done before, which the sums of its units cannot know.
+    """
+    files = {file.path: file for file in pinned.files}
+
+    async def read(path: str, offset: int, length: int) -> bytes:
+        data, done, file = memoryview(bytearray(length)), 0, files[path]
+        for piece in file.layout.pieces(offset, length):
+            target = data[done : done + piece.length]
+            try:
+                await read_range(store, file.stripes[piece.stripe], piece.stripe_offset, target)
+            except (NotFound, IntegrityError) as error:
+                raise _DamagedError from error
+            done += piece.length
+        return bytes(data)
+
+    try:
+        verdict = await judge({name: file.layout.size for name, file in files.items()}, read, probes=0)
+    except _DamagedError:
+        return ""  # whoever loads it says which unit is wrong
+    return verdict.why if verdict.has_weights else ""  # of other files nothing is known
+
+
+class _DamagedError(Exception):
+    """A stripe is not what the manifest says."""
 
 
 def _only(store: Store, path: str, found: Pinned, wanted: Wanted) -> Pinned:
@@ -251,7 +244,7 @@ async def _load(store: Store, folder: str, version: str) -> Pinned:
     if found.version != version:
         raise IntegrityError(f"{where(store, folder)}: its manifest is that of version {found.version}")
     files = tuple(
-        StoredFile(file.path, file.layout, tuple(_join(folder, name) for name in file.stripes), file.sums)
+        StoredFile(file.path, file.layout, tuple(join(folder, name) for name in file.stripes), file.sums)
         for file in found.files
     )
     return Pinned(STRIPED, folder, version, digest, files, found.step)
@@ -260,99 +253,19 @@ async def _load(store: Store, folder: str, version: str) -> Pinned:
 async def _resolve_unlisted(store: Store, path: str, is_striped: bool) -> Pinned:
     """What cannot be listed: a file, or a folder with a pointer to its newest version."""
     try:
-        pointer = await read_small(store, _join(path, POINTER_NAME), 256)
+        pointer = await read_small(store, join(path, POINTER_NAME), 256)
     except NotFound:
         if is_striped:
             raise
-        return await _pin_path(store, path)
+        found = await pin_file_or_folder(store, path, "")
+        why = await why_not_file(store, found)
+        if why:
+            raise IntegrityError(f"{where(store, path)}: is not whole: it {why}") from None
+        return found
     version = pointer.decode("ascii", "replace").strip()
     if not stored.is_version(version):
-        raise IntegrityError(f"{where(store, _join(path, POINTER_NAME))}: names no version: {version[:80]!r}")
-    return await _load(store, _join(path, stored.folder_of(version)), version)
-
-
-async def _resolve_step(store: Store, path: str, name: str, wanted: Wanted) -> Pinned | None:
-    """The checkpoint in a single save's folder, striped or plain; None if there is no complete one."""
-    folder = _join(path, name)
-    entries = await _list(store, folder) or []
-    striped = await _load_newest(store, folder, _version_names(entries), wanted)
-    if striped is not None:
-        return _as_step(striped, name)
-    try:
-        if await judge(store, folder, entries):
-            plain = await _pin_plain(store, folder, name, wanted.is_striped)
-            return plain if wanted.takes(plain) else None
-    except (NotFound, SourceChanged):
-        pass  # somebody removes old ones
-    return None
-
-
-def _as_step(found: Pinned, name: str) -> Pinned:
-    """A striped version as that of the single save's folder in which it lies."""
-    step = step_of(posixpath.basename(name)) if found.step is None else found.step
-    return found._replace(version=_join(name, stored.folder_of(found.version)), step=step)
-
-
-# ---- plain ---------------------------------------------------------------------------------------------------
-
-
-async def _pin_path(store: Store, path: str) -> Pinned:
-    """A file, or a folder as it is."""
-    if path:
-        try:
-            found = await store.stat(path)
-        except NotFound:
-            return await _pin_folder(store, path, "")
-        name = posixpath.basename(path)
-        file = plain_file(name, found.size, found.etag, path)
-        return Pinned(PLAIN, posixpath.dirname(path), "", _digest([file]), (file,))
-    return await _pin_folder(store, path, "")
-
-
-async def _pin_plain(store: Store, folder: str, version: str, is_striped: bool) -> Pinned:
-    """Raises: NoneComplete where only a striped version was asked for."""
-    if is_striped:
-        raise NoneComplete(f"{where(store, folder)}: is a plain checkpoint, not a striped one")
-    return await _pin_folder(store, folder, version)
-
-
-async def _pin_snapshot(store: Store, path: str, snapshot: str, is_striped: bool) -> Pinned:
-    """Of a model of the hub. Raises: NoneComplete while it is downloaded."""
-    folder = _join(path, snapshot)
-    if not await judge(store, folder, await store.list(folder)):
-        raise NoneComplete(f"{where(store, folder)}: is no complete model: has all of it been downloaded?")
-    return await _pin_plain(store, folder, snapshot, is_striped)
-
-
-async def _pin_folder(store: Store, folder: str, version: str) -> Pinned:
-    names: list[str] = []
-    await _walk(store, folder, "", names, MOST_DEPTH)
-    names = [name for name in names if stored.is_file_path(name) and not is_unfinished(name)]
-    if not names:
-        raise NotFound(f"{where(store, folder)}: is empty or does not exist")
-
-    async def look(name: str) -> StoredFile:
-        try:
-            found = await store.stat(_join(folder, name))
-        except NotFound as error:
-            raise SourceChanged(f"{where(store, folder)}: {name} was removed while it was looked at") from error
-        return plain_file(name, found.size, found.etag, _join(folder, name))
-
-    files = await aio.map_bounded(look, sorted(names), width=CALLS)
-    return Pinned(PLAIN, folder, version, _digest(files), tuple(files), step_of(version))
-
-
-async def _walk(store: Store, folder: str, below: str, names: list[str], depth: int) -> None:
-    for entry in await store.list(_join(folder, below)):
-        name = _join(below, entry.name)
-        if entry.is_folder:
-            is_apart = step_of(entry.name) is not None or _is_version_folder(entry)
-            if depth and (below or not is_apart):  # those are checkpoints of their own
-                await _walk(store, folder, name, names, depth - 1)
-        else:
-            names.append(name)
-            if len(names) > MOST_PLAIN_FILES:
-                raise CheckpointError(f"{where(store, folder)}: has more than {MOST_PLAIN_FILES} files")
+        raise IntegrityError(f"{where(store, join(path, POINTER_NAME))}: names no version: {version[:80]!r}")
+    return await _load(store, join(path, stored.folder_of(version)), version)
 
 
 async def _list(store: Store, path: str) -> list[Entry] | None:
@@ -374,18 +287,10 @@ async def _list(store: Store, path: str) -> list[Entry] | None:
     return None
 
 
-def _digest(files: list[StoredFile]) -> str:
-    return digest_of((file.path, Stat(file.layout.size, file.etag)) for file in files)
-
-
 def _some(entries: list[Entry]) -> str:
     """A few names, for people."""
     names = sorted(entry.name for entry in entries)
     return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder and name else folder or name
 
 
 __all__ = [

@@ -20,7 +20,7 @@ from bootseer.checkpoint import convert
 from bootseer.checkpoint.inputs import Input
 from bootseer.checkpoint.verify import verify as verify_version
 from bootseer.checkpoint.version_input import inputs_of
-from bootseer.checkpoint.versions import Pinned, list_versions, resolve
+from bootseer.checkpoint.versions import NoneComplete, Pinned, list_versions, resolve
 from bootseer.cli import running
 from bootseer.cli.node_arena import NodeArena, run_command, until_signal
 from bootseer.cli.progress import ProgressLine, format_bytes
@@ -57,7 +57,7 @@ def stripe(
     with ProgressLine("bootseer ckpt stripe", is_quiet=quiet) as line:
         done = convert.stripe(
             source, target, unit_bytes=_size(unit, "--unit"), stripes=stripes, step=step, keep=keep,
-            options=_options(target, replication), progress=line,
+            options=_options(target, replication), progress=line, on_passed=_warn,
         )  # fmt: skip
     _report(done._asdict() | {"seconds": line.elapsed_s}, as_json, f"version {done.version}: {_sum(done, line)}")
     if done.fewer and not as_json:
@@ -75,7 +75,8 @@ def unstripe(
 ) -> None:
     """Write the files of the newest checkpoint of URL as plain files that every tool reads."""
     with ProgressLine("bootseer ckpt unstripe", is_quiet=quiet) as line:
-        done = convert.unstripe(source, target, options=_options(target, replication), progress=line)
+        options = _options(target, replication)
+        done = convert.unstripe(source, target, options=options, progress=line, on_passed=_warn)
     _report(done._asdict() | {"seconds": line.elapsed_s}, as_json, _sum(done, line))
 
 
@@ -90,8 +91,8 @@ def list_(
         async with convert.opened(url) as (store, path):
             found = [each._asdict() for each in await list_versions(store, path)]
             try:
-                return found, await resolve(store, path), ""
-            except (NotFound, IntegrityError) as error:
+                return found, await resolve(store, path, on_passed=_warn), ""
+            except (NotFound, IntegrityError, NoneComplete) as error:
                 if not found:
                     raise
                 return found, None, str(error)
@@ -123,24 +124,27 @@ def list_(
 
 @app.command(epilog="bootseer ckpt verify hdfs://namenode/run1/ckpt")
 def verify(url: Url, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Read every byte of the newest version and compare sums; ends with status 1 if anything is wrong."""
+    """Read every byte of the newest version, compare sums, look into its files. Status 1: something is wrong."""
+    passed: list[str] = []
     with ProgressLine("bootseer ckpt verify", is_quiet=quiet) as line:
 
         async def run() -> tuple[Pinned, Any]:
             async with convert.opened(url) as (store, path):
-                pinned = await resolve(store, path)
+                pinned = await resolve(store, path, on_passed=passed.append)
                 note = convert.summing(line, pinned.size)
                 return pinned, await verify_version(store, pinned, note)
 
         pinned, verdict = aio.run_sync(run())
-    record = verdict._asdict() | {"version": pinned.version, "faults": [each._asdict() for each in verdict.faults]}
+    faults = [each._asdict() for each in verdict.faults]
+    record = verdict._asdict() | {"version": pinned.version, "faults": faults, "passed_over": passed}
     lines = [f"{each.path}: unit {each.unit} in {each.stripe}: {each.what}" for each in verdict.faults]
-    lines = [text.replace(": unit -1 in ", ": ") for text in lines]
+    lines = [text.replace(": unit -1 in ", ": ").removeprefix(": ") for text in lines]
+    lines += [f"newer, and not whole: {each}" for each in passed]
     unsummed = f", {format_bytes(verdict.unsummed_bytes)} have no sums" if verdict.unsummed_bytes else ""
     right = f"{verdict.files} files: {format_bytes(verdict.checked_bytes)} right"
     lines.append(f"{right}{unsummed}, {verdict.fault_count} faults ({line.rate()})")
     _report(record, as_json, "\n".join(lines))
-    if verdict.fault_count:
+    if verdict.fault_count or passed:
         raise typer.Exit(1)
 
 
@@ -153,7 +157,7 @@ def cat(
 
     async def run() -> None:
         async with convert.opened(url) as (store, path):
-            pinned = await resolve(store, path)
+            pinned = await resolve(store, path, on_passed=_warn)
             inputs = dict(inputs_of(store, pinned))
             name = file or (next(iter(inputs)) if len(inputs) == 1 else "")
             if name not in inputs:
@@ -276,6 +280,11 @@ def _options(target: str, replication: int | None) -> dict[str, object]:
 
 def _sum(done: convert.Copied, line: ProgressLine) -> str:
     return f"{done.files} files, {format_bytes(done.size)} in {line.elapsed_s:.1f} s ({line.rate()})"
+
+
+def _warn(line: str) -> None:
+    """A newer save is not taken."""
+    print(f"bootseer: warning: passed over: {line}", file=sys.stderr)
 
 
 def _report(record: dict[str, Any], as_json: bool, text: str) -> None:

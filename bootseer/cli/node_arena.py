@@ -77,6 +77,8 @@ class NodeArena:
             found = self._hear("resolved", lambda _done, _all: None)
             self.size = int(found["bytes"])
             self._found = str(found["version"]), str(found["digest"])
+            for line in found.get("passed") or ():
+                print(f"bootseer: warning: passed over: {line}", file=sys.stderr, flush=True)
         return self._found
 
     def load(self, progress: Callable[[int, int], object], most_bytes: int | None = None) -> dict[str, str]:

@@ -26,10 +26,12 @@ from bootseer.checkpoint.versions import Pinned
 from bootseer.checkpoint.writer import Geometry, write_version
 from bootseer.storage.local import LocalStore
 from tests.integration.keeper_driver import KeeperProcess, arena_descriptors, wait_until
+from tests.unit.checkpoint.made_files import dcp_metadata
 
 MIB = 1 << 20
 DATA = random.Random(2).randbytes(20 * MIB)
-SHARDS = {".metadata": b"m" * 1000, **{f"__{rank}_0.distcp": DATA[rank:] + DATA[:rank] for rank in range(3)}}
+SHARDS = {f"__{rank}_0.distcp": DATA[rank:] + DATA[:rank] for rank in range(3)}
+SHARDS[".metadata"] = dcp_metadata({name: len(DATA) for name in SHARDS})
 
 
 class Node:
@@ -179,7 +181,7 @@ def test_when_all_ranks_have_their_part_the_memory_is_given_up(node: Node, shard
     script = (
         "import sys; from bootseer.checkpoint.arena_client import connect\n"
         "from bootseer.checkpoint.source import Request\n"
-        "s = connect(sys.argv[1], sys.argv[2]); s.read([Request('.metadata', 0, memoryview(bytearray(1000)))])\n"
+        "s = connect(sys.argv[1], sys.argv[2]); s.read([Request('.metadata', 0, memoryview(bytearray(9)))])\n"
         "if sys.argv[3]: s.close()"
     )
 

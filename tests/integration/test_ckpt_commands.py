@@ -53,7 +53,7 @@ def test_there_and_back(source: Path, tmp_path: Path) -> None:
     assert len(list((ckpt / f"v-{told['version']}").glob("*.s*"))) == 4
     assert ask("verify", ckpt) == {
         "files": 2, "checked_bytes": (70 << 20) + 2, "unsummed_bytes": 0, "faults": [], "fault_count": 0,
-        "version": told["version"],
+        "version": told["version"], "passed_over": [],
     }  # fmt: skip
     assert run("cat", ckpt, "sub/config.json").stdout == b"{}"
     out = tmp_path / "out"

@@ -25,6 +25,7 @@ from bootseer.errors import CheckpointError, StorageError
 from bootseer.storage.local import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.integration.keeper_driver import LIMIT_S, Start, keepers, wait_until
+from tests.unit.checkpoint.made_files import dcp_metadata
 
 DATA = random.Random(1).randbytes(40 << 20)
 Attach = Callable[[dict[str, str]], ArenaSource]
@@ -253,7 +254,8 @@ def test_after_the_first_step_files_are_where_they_were(keeper: Start, tmp_path:
 
 
 def test_a_sharded_checkpoint_is_read_by_what_ranks_ask_for(keeper: Start, attach: Attach, tmp_path: Path) -> None:
-    files = {".metadata": b"m" * 1000, **{f"__{rank}_0.distcp": DATA[: 20 << 20] for rank in range(3)}}
+    files = {f"__{rank}_0.distcp": DATA[: 20 << 20] for rank in range(3)}
+    files[".metadata"] = dcp_metadata({name: len(data) for name, data in files.items()})
     folder = tmp_path / "ckpt"
     folder.mkdir()
     for name, data in files.items():
@@ -306,7 +308,7 @@ def test_a_client_that_lies_only_loses_its_connection(keeper: Start, attach: Att
 def test_without_a_fallback_a_lost_keeper_is_an_error(
     keeper: Start, attach: Attach, server: FaultyHttpServer, tmp_path: Path
 ) -> None:
-    files = {".metadata": b"m", "big.distcp": DATA}
+    files = {".metadata": dcp_metadata({"big.distcp": len(DATA)}), "big.distcp": DATA}
     folder = tmp_path / "ckpt"
     folder.mkdir()
     for name, data in files.items():

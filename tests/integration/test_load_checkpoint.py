@@ -97,13 +97,13 @@ def test_nodes_load_the_same(bootrun: support.Programs, folder: Path, free_port:
     for number in range(3):
         (tmp_path / "plain").mkdir(exist_ok=True)
         (tmp_path / "plain" / f"step-{number}").mkdir()
-        (tmp_path / "plain" / f"step-{number}" / "a.pt").write_bytes(os.urandom(50_000))
+        (tmp_path / "plain" / f"step-{number}" / "a.bin").write_bytes(os.urandom(50_000))
     words = [
         "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "x",
         "--rdzv-endpoint", f"localhost:{free_port}", "--fork-ranks", "off",
         "--load-checkpoint", f"{tmp_path}/plain",
     ]  # fmt: skip
-    (folder / "reads.py").write_text(reads("/a.pt"))
+    (folder / "reads.py").write_text(reads("/a.bin"))
     programs = [bootrun.start(*words, "reads.py") for _ in range(2)]
     for program in programs:
         run = program.wait()
@@ -197,7 +197,7 @@ def test_mistakes(flag: tuple[str, str], bootrun: support.Programs, folder: Path
 
 def test_a_stop_while_it_is_loaded(bootrun: support.Programs, folder: Path) -> None:
     (folder / "reads.py").write_text(reads())
-    with FaultyHttpServer({"model.bin": bytes(20 << 20)}, rate=1e5) as server:
+    with FaultyHttpServer({"model.bin": b"1" * (20 << 20)}, rate=1e5) as server:
         program = bootrun.start(
             "--load-checkpoint", server.url_of("model.bin"), "--shutdown-timeout", "3", "reads.py"
         )

@@ -44,7 +44,7 @@ def keeper(tmp_path: Path) -> Iterator[Start]:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     """Two files, striped: they can be opened by name nowhere."""
-    files = [(name, MemoryInput([data])) for name, data in (("a/model.pt", A), ("b/model.pt", B))]
+    files = [(name, MemoryInput([data])) for name, data in (("a/model.bin", A), ("b/model.bin", B))]
     aio.run_sync(write_version(LocalStore(str(tmp_path)), "ckpt", files, geometry=Geometry(1 << 20, 2)))
     return str(tmp_path / "ckpt")
 
@@ -69,11 +69,11 @@ def test_each_node_reads_what_its_ranks_open(keeper: Start, url: str) -> None:
         answer = running.load(nnodes=2)
         assert answer["did"] == "ready" and os.path.ismount(answer["path"])
         if kind == "recorded":
-            wait_until(partial(ready_units, answer, "a/model.pt"), "it is read ahead")
-        assert read(answer, "a/model.pt") == A
-        assert ready_units(answer, "b/model.pt") == 0
+            wait_until(partial(ready_units, answer, "a/model.bin"), "it is read ahead")
+        assert read(answer, "a/model.bin") == A
+        assert ready_units(answer, "b/model.bin") == 0
         with pytest.raises(OSError):
-            Path(answer["path"], "a/model.pt").write_bytes(b"x")
+            Path(answer["path"], "a/model.bin").write_bytes(b"x")
         running.order("release")
         running.close()
 
@@ -81,33 +81,33 @@ def test_each_node_reads_what_its_ranks_open(keeper: Start, url: str) -> None:
 def test_memory_is_given_back_while_the_mount_stays(keeper: Start, url: str) -> None:
     running = keeper(url, nodes=2)
     answer = running.load(nnodes=2)
-    assert read(answer, "a/model.pt") == A
+    assert read(answer, "a/model.bin") == A
     server = mount_process(running)
     assert arena_descriptors(server)
     running.order("release")
     wait_until(lambda: not arena_descriptors(server), "it lets go")
-    assert (read(answer, "b/model.pt"), read(answer, "a/model.pt")) == (B, A)
+    assert (read(answer, "b/model.bin"), read(answer, "a/model.bin")) == (B, A)
     assert "reading" in running.errors() and "it has been given back" in running.errors()
 
 
 def test_links_into_memory_that_is_given_back_lead_to_a_mount(keeper: Start, url: str) -> None:
     running = keeper(url)
     answer = running.load()
-    assert not os.path.ismount(answer["path"]) and read(answer, "a/model.pt") == A
+    assert not os.path.ismount(answer["path"]) and read(answer, "a/model.bin") == A
     running.order("release")
     running.order("release")
     wait_until(lambda: statistics(running)["arena_bytes"] == 0, "it is given back")
-    assert (read(answer, "b/model.pt"), read(answer, "a/model.pt")) == (B, A)
+    assert (read(answer, "b/model.bin"), read(answer, "a/model.bin")) == (B, A)
     again = running.load()
-    assert again["path"] != answer["path"] and read(again, "a/model.pt") == A
+    assert again["path"] != answer["path"] and read(again, "a/model.bin") == A
 
 
 def test_a_file_that_does_not_fit_is_a_file(keeper: Start) -> None:
-    with FaultyHttpServer({"model.pt": A}) as server:
-        running = keeper(server.url_of("model.pt"))
+    with FaultyHttpServer({"model.bin": A}) as server:
+        running = keeper(server.url_of("model.bin"))
         running.order("start", url=running.url, memory_bytes=1 << 20, arena_bytes=0, keep=False)
         answer = running.load()
-        assert answer["did"] == "direct" and os.path.basename(answer["path"]) == "model.pt"
+        assert answer["did"] == "direct" and os.path.basename(answer["path"]) == "model.bin"
         assert Path(answer["path"]).read_bytes() == A
 
 
@@ -118,7 +118,7 @@ def test_a_reader_that_was_replaced_keeps_no_mount(keeper: Start, url: str) -> N
     [filler] = [pid for pid in running.children() if pid != server]
     os.kill(filler, signal.SIGKILL)
     wait_until(lambda: set(running.children()) - {server, filler}, "another one reads")
-    assert read(answer, "a/model.pt") == A
+    assert read(answer, "a/model.bin") == A
     [filler] = [pid for pid in running.children() if pid != server]
     of_filler, of_keeper = (set(descriptors(pid).values()) for pid in (filler, running.process.pid))
     running.order("load", version="", digest="0" * 64, attempt=1, world_size=4, nnodes=2, group_rank=0)
@@ -140,21 +140,21 @@ def statistics(running: KeeperProcess) -> dict[str, int]:
 def test_what_was_read_whole_is_there_before_ranks_start(keeper: Start, url: str) -> None:
     running = keeper(url, nodes=2)
     answer = running.load(nnodes=2)
-    assert (read(answer, "a/model.pt"), read(answer, "b/model.pt")) == (A, B)
+    assert (read(answer, "a/model.bin"), read(answer, "b/model.bin")) == (A, B)
     running.order("release")
     running.close()
     answer = keeper(url, nodes=2).load(nnodes=2)
     assert answer["did"] == "ready" and not os.path.ismount(answer["path"])
-    assert (read(answer, "a/model.pt"), read(answer, "b/model.pt")) == (A, B)
+    assert (read(answer, "a/model.bin"), read(answer, "b/model.bin")) == (A, B)
 
 
 def test_the_next_attempt_has_a_mount_of_its_own(keeper: Start, url: str, tmp_path: Path) -> None:
     running = keeper(url, nodes=2)
-    assert read(running.load(nnodes=2), "a/model.pt") == A
-    assert read(running.load(nnodes=2), "a/model.pt") == A
-    newer = [(name, MemoryInput([B])) for name in ("a/model.pt", "b/model.pt")]
+    assert read(running.load(nnodes=2), "a/model.bin") == A
+    assert read(running.load(nnodes=2), "a/model.bin") == A
+    newer = [(name, MemoryInput([B])) for name in ("a/model.bin", "b/model.bin")]
     aio.run_sync(write_version(LocalStore(str(tmp_path)), "ckpt", newer, geometry=Geometry(1 << 20, 2)))
-    assert read(running.load(nnodes=2), "a/model.pt") == B
+    assert read(running.load(nnodes=2), "a/model.bin") == B
 
 
 def test_what_cannot_be_read_is_told_before_the_reader_has_its_error(keeper: Start, url: str) -> None:
@@ -174,7 +174,7 @@ def test_too_little_memory(keeper: Start, url: str) -> None:
     running.order("start", url=url, memory_bytes=1 << 20, arena_bytes=0, keep=False)
     answer = running.load()
     assert answer["did"] == "direct" and "do not fit in the arena" in answer["why"]
-    assert (read(answer, "a/model.pt"), read(answer, "b/model.pt")) == (A, B)
+    assert (read(answer, "a/model.bin"), read(answer, "b/model.bin")) == (A, B)
 
 
 @pytest.mark.parametrize("way", ["memory", "disk", "disk alone", "URL"])
@@ -215,4 +215,4 @@ def test_a_mount_whose_process_is_killed_is_cleaned_up(keeper: Start, url: str) 
         f"the mount at {answer['path']} has ended: its process died (status -9)"
     )
     wait_until(lambda: answer["path"] not in Path("/proc/self/mounts").read_text(), "it is unmounted")
-    assert read(running.load(nnodes=2), "a/model.pt") == A
+    assert read(running.load(nnodes=2), "a/model.bin") == A

@@ -128,16 +128,16 @@ def test_maps_a_local_stripe_and_keeps_writes_to_itself(tmp_path: Path) -> None:
 
 def test_plain_files_of_a_store() -> None:
     url = "memory://plain"
-    put(url, {"one.safetensors": DATA, "folder/two.bin": b"22"})
-    with open_source(f"{url}/one.safetensors") as opened:
-        assert list(opened.source.files) == ["one.safetensors"]
+    put(url, {"one.bin": DATA, "folder/two.bin": b"22"})
+    with open_source(f"{url}/one.bin") as opened:
+        assert list(opened.source.files) == ["one.bin"]
         assert not opened.source.version
-        assert read(opened.source, "one.safetensors", 5, 1000) == DATA[5:1005]
-        put(url, {"one.safetensors": DATA[::-1]})
+        assert read(opened.source, "one.bin", 5, 1000) == DATA[5:1005]
+        put(url, {"one.bin": DATA[::-1]})
         with pytest.raises(SourceChanged):
-            read(opened.source, "one.safetensors", 5, 1000)
+            read(opened.source, "one.bin", 5, 1000)
     with open_source(url) as opened:
-        assert sorted(opened.source.files) == ["folder/two.bin", "one.safetensors"]
+        assert sorted(opened.source.files) == ["folder/two.bin", "one.bin"]
         assert read(opened.source, "folder/two.bin", 0, 2) == b"22"
 
 

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootseer.checkpoint import fs as stripe_fs
-from bootseer.checkpoint import fs_file, load_file, versions
+from bootseer.checkpoint import fs_file, load_file, plain_versions
 from bootseer.checkpoint import open as open_checkpoint
 from bootseer.checkpoint.fs import StripeFileSystem
 from bootseer.checkpoint.fs_file import CheckpointFile
+from bootseer.checkpoint.pinned import Pinned
 from bootseer.errors import ConfigError, DigestMismatch, SourceChanged, StorageError
 from bootseer.storage.protocol import Store
 from tests.unit.checkpoint.sources import flip, noise, put, stripe
@@ -366,10 +367,10 @@ def test_files_of_folders_above_are_none_of_its_business(
 ) -> None:
     """Others write and remove what lies above a path in which nothing is."""
 
-    async def somebody_removes_one(store: Store, folder: str, version: str) -> versions.Pinned:
+    async def somebody_removes_one(store: Store, folder: str, version: str, names: object) -> Pinned:
         raise SourceChanged(f"{folder}: a file was removed while it was looked at")
 
-    monkeypatch.setattr(versions, "_pin_folder", somebody_removes_one)
+    monkeypatch.setattr(plain_versions, "_pin_files", somebody_removes_one)
     put(str(tmp_path), {"log": b"x", "plain/model.bin": DATA, "steps/step-3/model.bin": DATA})
     stripe(f"{tmp_path}/striped", {"inner/m": b"m"})
     for name in ("ck/m", "plain/a/b", "steps/a", "steps/step-3/a"):

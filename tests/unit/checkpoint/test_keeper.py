@@ -126,10 +126,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 def test_the_path_is_that_of_the_ordered_version(node: Node, tmp_path: Path) -> None:
     url = str(tmp_path / "ckpt")
-    put(url, {"step-20/model.pt": DATA})
+    put(url, {"step-20/model.bin": DATA})
     assert node.start(url).version == "step-20"
     # It is there, but is written anew at this moment.
-    put(url, {"step-30/model.pt": DATA})
+    put(url, {"step-30/model.bin": DATA})
     node.news["3" * 64] = {"failed": "step-30 is another one by now"}
     node.load("step-30", "3" * 64, attempt=2)
     answer = node.hear("direct")
@@ -140,10 +140,10 @@ def test_the_path_is_that_of_the_ordered_version(node: Node, tmp_path: Path) -> 
 def test_a_version_that_this_node_does_not_have(nodes: int, node: Node, tmp_path: Path) -> None:
     """As on a disk of the other node's own. Of several nodes none loads what may be another version."""
     url = str(tmp_path / "ckpt")
-    put(url, {"step-20/model.pt": DATA})
+    put(url, {"step-20/model.bin": DATA})
     node.start(url)
     if nodes > 1:
-        put(url, {"step-30/model.pt": DATA})
+        put(url, {"step-30/model.bin": DATA})
     node.news["3" * 64] = {"absent": "step-30 does not exist", "kind": "none"}
     node.load("step-30", "3" * 64, attempt=2, nodes=nodes)
     answer = node.hear("failed")
@@ -152,7 +152,7 @@ def test_a_version_that_this_node_does_not_have(nodes: int, node: Node, tmp_path
 
 
 def test_answers_name_their_attempt(node: Node, tmp_path: Path) -> None:
-    put(str(tmp_path / "ckpt"), {"model.pt": DATA, "other.pt": DATA})
+    put(str(tmp_path / "ckpt"), {"model.bin": DATA, "other.bin": DATA})
     pinned = node.start(str(tmp_path / "ckpt"))
     node.load("", pinned.digest, attempt=3)
     node.keeper._told_s = -100.0
@@ -165,7 +165,7 @@ def test_answers_name_their_attempt(node: Node, tmp_path: Path) -> None:
 
 
 def test_what_a_reader_made_ready_before_it_died_is_not_waited_for(node: Node, tmp_path: Path) -> None:
-    put(str(tmp_path / "ckpt"), {"model.pt": DATA})
+    put(str(tmp_path / "ckpt"), {"model.bin": DATA})
     pinned = node.start(str(tmp_path / "ckpt"))
     node.load("", pinned.digest)
     node.make_ready((0, 0))
@@ -177,7 +177,7 @@ def test_what_a_reader_made_ready_before_it_died_is_not_waited_for(node: Node, t
 def test_a_reader_that_cannot_be_replaced_costs_the_arena(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(str(tmp_path / "ckpt"), {"model.pt": DATA})
+    put(str(tmp_path / "ckpt"), {"model.bin": DATA})
     pinned = node.start(str(tmp_path / "ckpt"))
     node.load("", pinned.digest)
 
@@ -192,7 +192,7 @@ def test_a_reader_that_cannot_be_replaced_costs_the_arena(
 
 def test_memory_that_savers_left_counts_once(node: Node, tmp_path: Path) -> None:
     url = str(tmp_path / "ckpt")
-    pinned = stripe(url, {"model.pt": DATA})
+    pinned = stripe(url, {"model.bin": DATA})
     node.start(url)
     node.order("start", url=url, memory_bytes=1 << 30, arena_bytes=1 << 20)
     saves = node.hear("listening")["saves"]
@@ -202,7 +202,7 @@ def test_memory_that_savers_left_counts_once(node: Node, tmp_path: Path) -> None
         for version in (pinned.version, other):
             left = SavedUnits(saves, version)
             for unit in range(2):
-                assert left.leave("model.pt", UNIT_BYTES, unit, memoryview(DATA)[:UNIT_BYTES])
+                assert left.leave("model.bin", UNIT_BYTES, unit, memoryview(DATA)[:UNIT_BYTES])
             left.close()
 
     node.serve(leave)
@@ -235,18 +235,18 @@ def test_why_a_job_starts_from_nothing(node: Node) -> None:
 def test_a_file_that_does_not_fit_is_shown_as_a_file(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(node.keeper._paths, "show_mount", lambda what, arena, then: shown.append((what, arena)))
-    put("memory://fit/c", {"m l.pt": DATA})
-    pinned = node.start("memory://fit/c/m%20l.pt")._replace(version="")
-    node.order("start", url="memory://fit/c/m%20l.pt", memory_bytes=0, arena_bytes=0)
+    put("memory://fit/c", {"m l.bin": DATA})
+    pinned = node.start("memory://fit/c/m%20l.bin")._replace(version="")
+    node.order("start", url="memory://fit/c/m%20l.bin", memory_bytes=0, arena_bytes=0)
     node.keeper._drop_arena()
     node.news[pinned.digest] = {"pinned": pinned}
     node.load("", pinned.digest)
     [(what, arena)] = shown
-    assert (what.path_in("/mnt"), arena) == ("/mnt/m l.pt", "")
+    assert (what.path_in("/mnt"), arena) == ("/mnt/m l.bin", "")
 
 
 def test_an_unfinished_order_of_an_earlier_attempt_changes_nothing(node: Node, tmp_path: Path) -> None:
-    put(str(tmp_path / "ckpt"), {"model.pt": DATA})
+    put(str(tmp_path / "ckpt"), {"model.bin": DATA})
     pinned = node.start(str(tmp_path / "ckpt"))
     node.load("", pinned.digest)
     waiting: list[object] = []

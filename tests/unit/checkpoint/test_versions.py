@@ -13,6 +13,7 @@ from bootseer.checkpoint.writer import commit
 from bootseer.errors import CheckpointError, IntegrityError, NotFound, SourceChanged, StorageError
 from bootseer.storage.memory import MemoryStore
 from bootseer.storage.protocol import Entry, Stat, Store
+from tests.unit.checkpoint.made_files import dcp_metadata, pt_file, safetensors_file
 
 OLD = f"{5:020d}-" + "a" * 12
 NEW = f"{6:020d}-" + "b" * 12
@@ -21,8 +22,19 @@ NEW = f"{6:020d}-" + "b" * 12
 def store_with(*names: str) -> MemoryStore:
     store = MemoryStore(uuid.uuid4().hex)
     for name in names:
-        put(store, name, name.encode())
+        put(store, name, content(name, names))
     return store
+
+
+def content(name: str, others: tuple[str, ...] = ()) -> bytes:
+    """A whole file of its format; metadata that promises the files beside it."""
+    folder, _, base = name.rpartition("/")
+    if base == ".metadata":
+        beside = [each.rpartition("/")[2] for each in others if each.startswith(f"{folder}/__")]
+        return dcp_metadata(dict.fromkeys(beside, 1))
+    if base.endswith(".safetensors"):
+        return safetensors_file(100, base)
+    return pt_file() if base.endswith((".pt", ".ckpt")) else b"{}"
 
 
 def put(store: Store, name: str, data: bytes) -> None:
@@ -106,7 +118,7 @@ def test_stores_that_cannot_list_have_a_pointer() -> None:
     name = uuid.uuid4().hex
     put_version(MemoryStore(name), OLD)
     put_version(MemoryStore(name), NEW)
-    put(MemoryStore(name), "one.pt", b"x")
+    put(MemoryStore(name), "one.pt", pt_file())
     store = Unlisted(name)
     assert found(store).version == NEW
     assert names(found(store, "one.pt")) == ["one.pt"]
@@ -160,17 +172,20 @@ def test_striped_saves_in_folders_of_steps() -> None:
 
 def test_an_index_whose_shards_are_not_all_there_is_half_done() -> None:
     store = store_with("ckpt/step-1/a.pt", "ckpt/step-2/1.safetensors")
-    index = json.dumps({"weight_map": {"x": "1.safetensors", "y": "2.safetensors"}}).encode()
+    index = json.dumps({"weight_map": {"1.safetensors": "1.safetensors", "y": "2.safetensors"}}).encode()
     put(store, "ckpt/step-2/model.safetensors.index.json", index)
     assert found(store).version == "step-1"
-    put(store, "ckpt/step-2/2.safetensors", b"")
+    for half in (b"", safetensors_file(100, "y")[:-1], safetensors_file(100, "z")):
+        put(store, "ckpt/step-2/2.safetensors", half)
+        assert found(store).version == "step-1"
+    put(store, "ckpt/step-2/2.safetensors", safetensors_file(100, "y"))
     assert found(store).version == "step-2"
 
 
 def test_a_changed_plain_checkpoint_is_not_the_pinned_one() -> None:
     store = store_with("ckpt/a.pt")
     pinned = found(store)
-    put(store, "ckpt/a.pt", b"another")
+    put(store, "ckpt/a.pt", pt_file((7,)))
     with pytest.raises(SourceChanged):
         aio.run_sync(pin(store, "ckpt", "", pinned.digest))
     with pytest.raises(IntegrityError):
@@ -192,7 +207,7 @@ def test_what_is_removed_meanwhile_is_not_called_nothing() -> None:
     name = uuid.uuid4().hex
     store = Pruned(name)
     for path in ("ckpt/step-1/a.pt", "ckpt/step-2/a.pt", "one/a.pt"):
-        put(MemoryStore(name), path, b"x")
+        put(MemoryStore(name), path, pt_file())
     store.going = ("ckpt/step-2/a", "one/a")
     assert found(store).version == "step-1"
     with pytest.raises(SourceChanged, match=r"a\.pt was removed while it was looked at"):
@@ -200,7 +215,7 @@ def test_what_is_removed_meanwhile_is_not_called_nothing() -> None:
 
 
 def test_too_many_files_are_not_called_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.checkpoint.versions.MOST_PLAIN_FILES", 2)
+    monkeypatch.setattr("bootseer.checkpoint.plain_versions.MOST_PLAIN_FILES", 2)
     with pytest.raises(CheckpointError, match="more than 2 files") as failure:
         found(store_with(*(f"ckpt/{name}.pt" for name in "abc")))
     assert not isinstance(failure.value, NoneComplete)
