@@ -410,15 +410,17 @@ class Agent:
             )
 
     def on_tree_ended(self, key: int, killed: list[tuple[int, str]]) -> None:
+        rank = self._group.find(key) if self._group is not None else None
         if killed:
-            self._around.say(f"killed what a rank had left behind: {_name(killed)}")
+            whose = f"rank {rank.rank}" if rank is not None else "a rank"
+            self._around.say(f"warning: killed what {whose} had left behind: {_name(killed)}")
         if self._group is not None:
             self._group.on_tree_ended(key)
 
     def on_stopped(self, killed: list[tuple[int, str]], stuck: list[tuple[int, str, str]]) -> None:
         group = self._group
         if killed:
-            self._around.say(f"killed descendants of ranks that did not end in time: {_name(killed)}")
+            self._around.say(f"warning: killed what ranks had started and did not end in time: {_name(killed)}")
         if stuck:
             names = ", ".join(f"{pid} ({name}{', in ' + wait if wait else ''})" for pid, name, wait in stuck)
             self._around.say(f"processes that cannot be killed (waiting in the kernel) are left behind: {names}")

@@ -834,9 +834,14 @@ class _Guard:
         if now_s >= self._give_up_at_s:
             self._end_stop([(p.pid, p.name, descendants.waits_in(p.pid)) for p in below])
             return
-        for process in below:
+        numbers = {pid: rank.number for pid, rank in self._by_pid.items()}
+        for process in below:  # parents come before their children
             if process.pid not in self._by_pid:
-                self._killed[process.pid] = process.name
+                number = numbers.get(process.parent) or numbers.get(process.session)
+                number = number or descendants.read_environ(process.pid).get(b"RANK", b"")
+                numbers[process.pid] = number
+                whose = f" of rank {number.decode(errors='replace')}" if number.isdigit() else ""
+                self._killed[process.pid] = process.name + whose
             descendants.send(process, signal.SIGKILL)
 
     def _end_stop(self, stuck: list[tuple[int, str, str]]) -> None:

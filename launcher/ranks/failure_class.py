@@ -137,6 +137,7 @@ MOUNTED = {"env": "the environment", "image": "the image", "checkpoint": "the mo
 
 _EARLY = "Before the script's first statement:\n"  # as inside.py writes it
 _NOT_COMPILED = frozenset({"SyntaxError", "IndentationError", "TabError"})
+CERTAIN, LIKELY, GUESS = "certain", "likely", "guess"
 MOST_WHERE_CHARACTERS = 300
 _FRAME = re.compile(r'^\s*File "([^"\n]{1,500})", line (\d+)', re.MULTILINE)
 _RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::|$)", re.MULTILINE)
@@ -193,6 +194,21 @@ def _of_mounts(failure: Failure, text: str) -> Verdict | None:
 def mount_line(fault: MountFault) -> str:
     """For people: which mount, and why."""
     return f"reads of {MOUNTED.get(fault.what, fault.what)} fail: {fault.why}"
+
+
+def how_sure(failure: Failure, verdict: Verdict) -> tuple[str, str]:
+    """How sure the class of a failure is, and why; said alike on the console and on the page."""
+    if failure.oom == "yes" or has_device_fault(failure.kernel):
+        return CERTAIN, "the kernel's log says so"
+    if verdict.kind is FailureClass.MOUNT and verdict.is_sure:
+        return CERTAIN, "whoever serves the mount says that reads of it have failed, and the rank says so"
+    says_words = bool(failure.message or failure.traceback or failure.stderr_tail)
+    by = "its signal" if failure.status < 0 else "its own words" if says_words else "its exit status"
+    if verdict.is_sure:
+        return CERTAIN, f"{by} says so" if by != "its own words" else f"{by} say so"
+    if failure.status >= 0 and verdict.why == f"exit status {failure.status}":
+        return GUESS, "nothing but the exit status tells of it"
+    return LIKELY, f"{by} fit{'s' if by != 'its own words' else ''}, and other causes would look the same"
 
 
 def repeated_errors(failure: Failure) -> list[str]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from launcher.ranks.exits import Kind, classify, describe_end, find_sign, signal_name
-from launcher.ranks.failure_class import FailureClass, classify_failure, mount_line, where
+from launcher.ranks.failure_class import CERTAIN, FailureClass, classify_failure, how_sure, mount_line, where
 from launcher.rendezvous.messages import Failure
 
 MOST_WIDTH = 60
@@ -207,7 +207,8 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int,
 def _describe_class(failure: Failure) -> str:
     verdict = classify_failure(failure)
     place = where(failure) if verdict.kind is FailureClass.USER else ""
-    return f"{verdict.kind.value}{'' if verdict.is_sure else ', likely'} ({clean(place or verdict.why)})"
+    sure, _ = how_sure(failure, verdict)
+    return f"{verdict.kind.value}{'' if sure == CERTAIN else ', ' + sure} ({clean(place or verdict.why)})"
 
 
 def _describe_silence(failure: Failure) -> str:

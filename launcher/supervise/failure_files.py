@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launcher.loop import Alarm, EventLoop
+from launcher.ranks.failure_class import CERTAIN
 from launcher.rendezvous.messages import FailurePage
-from launcher.supervise.failure_page import CERTAIN, format_page, unpack
+from launcher.supervise.failure_page import format_page, unpack
 
 if TYPE_CHECKING:
     from bootseer.diagnose.stuck import Cause

@@ -14,8 +14,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from launcher.ranks.exits import Kind, classify, describe_end, find_sign
-from launcher.ranks.failure_class import FailureClass, Verdict, classify_failure, mount_line, where
-from launcher.ranks.kernel_facts import has_device_fault
+from launcher.ranks.failure_class import (
+    CERTAIN,
+    GUESS,
+    LIKELY,
+    classify_failure,
+    how_sure,
+    mount_line,
+    where,
+)
 from launcher.ranks.report import clean, format_ranks
 
 if TYPE_CHECKING:
@@ -30,7 +37,6 @@ MOST_OTHERS = 16
 MOST_TEXT_CHARACTERS = 12_000  # of one text in it
 MOST_LINE_CHARACTERS = 2_000
 MOST_LINES = 200
-CERTAIN, LIKELY, GUESS = "certain", "likely", "guess"
 # What the recovery is made of, in order: name in the record, name for people.
 STAGES = (
     ("seen_s", "seen"),
@@ -63,7 +69,7 @@ def describe_failures(ordered: Ordered) -> dict[str, Any]:
         return _describe_loss(ordered, told)
     first = told[0]
     verdict = classify_failure(first)
-    sure, why = _how_sure(first, verdict)
+    sure, why = how_sure(first, verdict)
     whose, whose_why = _how_sure_whose(first, ordered)
     return {
         "class": verdict.kind.value,
@@ -161,20 +167,6 @@ def unpack(data: bytes) -> dict[str, Any] | None:
 
 
 # ---- how sure ------------------------------------------------------------------------------------------------
-
-
-def _how_sure(failure: Failure, verdict: Verdict) -> tuple[str, str]:
-    if failure.oom == "yes" or has_device_fault(failure.kernel):
-        return CERTAIN, "the kernel's log says so"
-    if verdict.kind is FailureClass.MOUNT and verdict.is_sure:
-        return CERTAIN, "whoever serves the mount says that reads of it have failed, and the rank says so"
-    says_words = bool(failure.message or failure.traceback or failure.stderr_tail)
-    by = "its signal" if failure.status < 0 else "its own words" if says_words else "its exit status"
-    if verdict.is_sure:
-        return CERTAIN, f"{by} says so" if by != "its own words" else f"{by} say so"
-    if failure.status >= 0 and verdict.why == f"exit status {failure.status}":
-        return GUESS, "nothing but the exit status tells of it"
-    return LIKELY, f"{by} fit{'s' if by != 'its own words' else ''}, and other causes would look the same"
 
 
 def _how_sure_whose(failure: Failure, ordered: Ordered) -> tuple[str, str]:

@@ -109,7 +109,7 @@ guard.stop(15, 0.3)
 loop.run_forever()
 """)
     [[[[_pid, name]], stuck]] = named(events, "stopped")  # type: ignore[misc]
-    assert (name, stuck) == ("sleep", [])
+    assert (name, stuck) == ("sleep of rank 1", [])
     [[entry]] = named(events, "exited")
     assert entry[2] == -signal.SIGKILL  # type: ignore[index]
 

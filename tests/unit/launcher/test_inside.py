@@ -47,7 +47,7 @@ def test_a_full_disk_is_counted_and_forgotten(tmp_path: Path, number: int) -> No
 
 
 def test_other_errors_are_raised() -> None:
-    disk = inside._make_file_type(Disk, inside.Events("", "r", "n", 0, 0))(0, errno.EIO)
+    disk = inside._make_file_type(Disk, inside.Events("", "r", "n", 0, 0), [])(0, errno.EIO)
     with pytest.raises(OSError, match="no"):
         disk.write(b"x")
 

@@ -248,3 +248,20 @@ def test_errors_before_the_script(traceback: str, tail: list[str], found: str) -
         failure = failure._replace(message=found)
     assert error_before_script(failure) == found
     assert error_before_script(failure._replace(stopped_by_us=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "sure"),
+    [
+        (1, {"traceback": "Traceback (most recent call last):\nKeyError: 1\n"}, "certain"),
+        (1, {"traceback": "Traceback (most recent call last):\nRuntimeError: x\n"}, "likely"),
+        (-11, {}, "likely"),
+        (7, {}, "guess"),
+    ],
+)
+def test_report_and_page_are_as_sure_of_a_class(status: int, changes: dict[str, str], sure: str) -> None:
+    failure = make_failure(0, status=status, **changes)
+    record = describe_failures(Ordered((failure,), (), ()))
+    assert record["class_sure"] == sure
+    [line] = [each for each in format_report("t.py", [failure]).splitlines() if each.startswith("  class ")]
+    assert (f", {sure} (" in line) == (sure != "certain")

@@ -165,8 +165,8 @@ def test_a_stuck_console_is_given_up_and_all_is_counted(tmp_path):
     assert 1.9 < time.monotonic() - start_s < 6
     shown = len(desk.out) - 4 * desk.out.count(b"\n")
     assert note == (
-        f"the console took nothing for 2 s: {written - shown} bytes of output of ranks 3, 7 were not shown; "
-        f"they are in {tmp_path}"
+        f"warning: the console took nothing for 2 s: {written - shown} bytes of output of ranks 3, 7 "
+        f"were not shown; they are in {tmp_path}"
     )
     assert desk.err == f"bootrun: {note}\n".encode()
     assert desk.out.endswith(b"\n")
