@@ -34,6 +34,7 @@ _STATE_ONLY = re.compile(
     re.IGNORECASE,
 )
 _NUMBERED = re.compile(r"(?:shard-\d{5}-)?(?P<start>.*?)(?P<number>\d{4,6})-of-(?P<count>\d{4,6})(?P<end>.*)")
+_RANDOM = re.compile(r"(.*/)?(rng|random)_states?\b")  # a job may do without
 _FLAX = re.compile(r"checkpoint_\d+")
 _WORLD = re.compile(r"(?P<start>.*)world_size_(?P<count>\d{1,6})_rank_(?P<number>\d{1,6})(?P<end>.*)")
 _RANKS = re.compile(r"(?<![a-z])(?:rank|rng_state|random_states|shard|process)[-_](\d{1,6})(?!\d)")
@@ -329,11 +330,19 @@ def _lightning(folder: _Folder) -> str:
 
 def _megatron(folder: _Folder) -> str:
     value = folder.value("metadata.json")
+    if folder.path == "context" and "weights" in _tops(folder.save):
+        missing = next((each for each in ("io.json", "model.yaml") if each not in folder.files), "")
+        if missing:
+            return f"has no {missing}, which NeMo writes with the weights"
     if isinstance(value, dict) and value.get("sharded_backend") == "torch_dist":
         for name in (DCP_METADATA, "common.pt"):
             if name not in folder.files and not (name == "common.pt" and value.get("common_backend") != "torch"):
                 return f"has no {name}"
     return ""
+
+
+def _tops(save: Save) -> set[str]:
+    return {path.partition("/")[0] for path in save.sizes}
 
 
 def _pipelines(folder: _Folder) -> str:
@@ -518,7 +527,7 @@ def what_it_lacks(sizes: Mapping[str, int], older: Sequence[Mapping[str, int]]) 
         common = [path for path in paths if all(path in each for each in older)]
         missing = [path for path in common if path not in sizes]
         there = [path for path in common if path in sizes]
-        is_part = is_weights(kind) and not kind.endswith(".distcp")
+        is_part = kind.endswith(WEIGHTS) and not kind.endswith(".distcp") and _RANDOM.match(kind) is None
         if (
             missing
             and there
