@@ -77,10 +77,10 @@ class NodeMounts:
 
 def _faults_of(what: str, mount: Mount, since_ns: int, *, asks: bool) -> list[MountFault]:
     faults = read_faults(mount.journal, since_ns - SAME_NS)  # the same words are not written again within it
-    found = [MountFault(what, each.why, each.is_damage) for each in faults if not each.is_wait]
+    found = [MountFault(what, each.why, each.is_damage, not each.blocks) for each in faults if not each.is_wait]
     found = list(dict.fromkeys(reversed(found)))[:MOST_FAULTS][::-1]
     if asks and mount.control and not found and not is_served(mount.control):
-        found.append(MountFault(what, "the process that serves its files has ended", False))
+        found.append(MountFault(what, "the process that serves its files has ended", False, True))
     return found
 
 

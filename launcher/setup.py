@@ -290,7 +290,8 @@ class NodeSetup:
             self._events.said(order.text)
         if self._state is State.FAILED:
             return
-        if order.do == "renew" or (self._state is State.READY and order.do in ("use", "own")):
+        has_one = self._state is State.READY or self._is_reopening
+        if order.do == "renew" or (has_one and order.do in ("use", "own")):
             self._mend(order)
             return
         if self._keeper is None:

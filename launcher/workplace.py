@@ -336,7 +336,7 @@ class Workplace:
         """What is mounted could not be read while the attempt ran that is over now."""
         if fault.what == "env" and self._setup is not None:
             self._setup.unreadable(fault.why)
-        elif fault.what == "image" and self._image is not None:
+        elif fault.what == "image" and self._image is not None and not fault.is_end:  # its keeper opens it anew
             self._image.unreadable(fault.why, is_damage=fault.is_damage)
 
     def attempt_over(self) -> None:

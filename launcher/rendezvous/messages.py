@@ -19,6 +19,7 @@ class MountFault(NamedTuple):
     what: str  # env, image, checkpoint
     why: str  # one line: block, pack, store, cause
     is_damage: bool  # to ask again later does not mend it
+    is_end: bool = False  # the mount has ended
 
 
 class Failure(NamedTuple):

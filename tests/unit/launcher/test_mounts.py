@@ -18,9 +18,9 @@ def test_faults_of_this_attempt_each_once(tmp_path: Path) -> None:
     assert mounts.find(0) == ()
     for what in journals:
         mounts.put(what, Mount(os.fspath(tmp_path / what)))
-    journals["env"].note("block 1", is_damage=True)
-    journals["image"].note("nothing came")
-    journals["env"].note("block 2", is_damage=True)
+    journals["env"].note("block 1", is_damage=True, blocks=[1])
+    journals["image"].note("nothing came", blocks=[3])
+    journals["env"].note("block 2", is_damage=True, blocks=[2])
     found = [MountFault("env", "block 1", True), MountFault("env", "block 2", True)]
     found.append(MountFault("image", "nothing came", False))
     assert list(mounts.find(0)) == found
@@ -47,7 +47,7 @@ def test_a_server_that_has_gone_is_a_fault(tmp_path: Path) -> None:
     deep.mkdir()
     mounts = NodeMounts()
     mounts.put("env", Mount(os.fspath(tmp_path / "journal"), os.fspath(deep / "control")))
-    ended = (MountFault("env", "the process that serves its files has ended", False),)
+    ended = (MountFault("env", "the process that serves its files has ended", False, True),)
     assert mounts.find(0) == ended and mounts.find(0, asks=False) == ()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         fd = os.open(deep, os.O_PATH)

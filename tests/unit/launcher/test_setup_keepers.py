@@ -587,3 +587,17 @@ def test_a_mount_that_is_lost_again_and_again_is_unpacked(bed: Callable[..., Bed
     made.until(lambda: made.spans[-1].facts["how"] == "unpack")
     assert made.failed == []
     assert "mount" not in made.order(setup.MOST_KEEPERS)["ways"]
+
+
+def test_a_mount_that_is_lost_and_ordered_anew_at_once_is_had_once(bed: Callable[..., Bed]) -> None:
+    """The coordinator waits for the word that it is there."""
+    again = {"start": [T_FOUND], "use": [T_FETCHED], "show": [{**T_MOUNTED, "prefix": ["again"]}]}
+    made = mounted_bed(bed, {"start": []}, again)
+    made.setup.unreadable("the process that serves its files has ended")
+    os.kill(made.order(0)["pid"], signal.SIGKILL)
+    made.order(1)
+    made.setup.obey(SetupOrder("use", "t", ""))
+    made.until(lambda: made.news[-1].what == "fetched")
+    made.setup.obey(SetupOrder("show", "t", ""))
+    made.until(lambda: made.setup.is_ready)
+    assert made.news[-1].what == "ready" and made.ready[-1].prefix == ("again",)
