@@ -196,7 +196,11 @@ class Capture:
             for target, after, difference in zip(self._targets, self._after, self._differences, strict=True):
                 check_links(target, after, difference, self._caches, self._targets)
                 gone = find_left_out(target, after, difference)
-                left_out += [show(os.path.join(target, os.fsdecode(path))) for path in sorted(gone)]
+                left_out += [
+                    show(os.path.join(target, os.fsdecode(path)))
+                    for path in sorted(gone)
+                    if not contents.is_lock(path, after[path])  # nobody misses it
+                ]
                 made = compiler.compile(target, after, [path for path in difference.changed if path not in gone])
                 parts.append(Part(target, after, difference, gone, made))
             source = EnvSource(parts, scratch=folder, name=self._name)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 MOST_ENTRIES = 50_000
 LOOK_S = 0.3
 MOST_NAMES = 1000
+OWN_FOLDERS = ("BOOTSEER_CACHE", "BOOTSEER_RUNTIME", "BOOTSEER_KEYS", "BOOTSEER_CACHE_DIR", "BOOTSEER_EVENTS_DIR")
 
 Seen = dict[
     str, dict[str, tuple[int, int, int]]
@@ -32,10 +33,11 @@ class Place(NamedTuple):
 
 
 def cache_folders(environ: Mapping[str, str]) -> list[str]:
-    """Of installers, and for temporary files: what is there is no part of an environment."""
+    """Of installers, for temporary files, and our own: what is there is no part of an environment."""
     home = environ.get("HOME", "")
     found = [environ.get("XDG_CACHE_HOME", ""), home and os.path.join(home, ".cache")]
     found += [environ.get(name, "") for name in ("PIP_CACHE_DIR", "UV_CACHE_DIR", "TMPDIR", "CONDA_PKGS_DIRS")]
+    found += [environ.get(name, "") for name in OWN_FOLDERS]
     return sorted({os.path.normpath(each) for each in (*found, "/tmp", "/var/tmp") if each.startswith("/")})  # noqa: S108
 
 

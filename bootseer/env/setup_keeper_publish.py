@@ -78,7 +78,7 @@ def publish(
         say(note)
     if facts.left_out:
         named = ", ".join(facts.left_out[:MOST_NAMED])
-        say(f"left out of the kept environment, as they look like credentials: {named}")
+        say(f"warning: left out of the kept environment, as they look like credentials or are no files: {named}")
     if not published.is_ours:
         say("the environment was published by another node meanwhile")
         return Published(published.found.snapshot.tree, None)

@@ -18,6 +18,11 @@ from bootseer.errors import ConfigError
 
 DEFAULT_WEB_PORTS = (9870, 50070)  # Hadoop 3, Hadoop 2
 DEFAULT_TLS_PORT = 9871
+MOST_INCLUDED = 8  # files in files
+MOST_SUBSTITUTED = 20  # as Hadoop
+INCLUDE = "{http://www.w3.org/2001/XInclude}include"
+FALLBACK = "{http://www.w3.org/2001/XInclude}fallback"
+_REFERENCE = re.compile(r"\$\{([^{}\s$]+)\}")
 DEFAULT_RPC_PORT = 8020  # hdfs-default.xml of Hadoop 3: dfs.namenode.rpc-address
 
 
@@ -81,18 +86,74 @@ def read_address(url: str, options: Mapping[str, object], environ: Mapping[str, 
 def read_conf(folder: str) -> dict[str, str]:
     """The settings of core-site.xml and hdfs-site.xml in a folder; missing files are empty."""
     found: dict[str, str] = {}
+    final: set[str] = set()
     for name in ("core-site.xml", "hdfs-site.xml"):
         path = os.path.join(folder, name) if folder else ""
-        if not path or not os.path.isfile(path):
-            continue
-        try:
-            root = ElementTree.parse(path).getroot()  # noqa: S314  the user's own configuration
-        except (OSError, ElementTree.ParseError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
-        for entry in root.iter("property"):
+        if path and os.path.isfile(path):
+            _read_file(path, found, final, MOST_INCLUDED)
+    return {name: _substituted(value, found, os.environ) for name, value in found.items()}
+
+
+def _read_file(path: str, found: dict[str, str], final: set[str], depth: int) -> None:
+    """One file with what it includes, which counts where it stands.
+
+    Args: final: names whose values stay.
+    """
+    try:
+        root = ElementTree.parse(path).getroot()  # noqa: S314  the user's own configuration
+    except (OSError, ElementTree.ParseError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    _read_entries(root, path, found, final, depth)
+
+
+def _read_entries(
+    above: ElementTree.Element, path: str, found: dict[str, str], final: set[str], depth: int
+) -> None:
+    for entry in above:
+        if entry.tag == "property":
             key, value = entry.findtext("name"), entry.findtext("value")
-            if key and value is not None:
-                found[key.strip()] = value.strip()
+            name = (key or "").strip()
+            if name and value is not None and name not in final:
+                found[name] = value.strip()
+            if name and (entry.findtext("final") or "").strip() == "true":
+                final.add(name)
+        elif entry.tag == "configuration":
+            _read_entries(entry, path, found, final, depth)
+        elif entry.tag == INCLUDE:
+            included = os.path.join(os.path.dirname(path), entry.get("href", "").removeprefix("file://"))
+            if depth == 0:
+                raise ConfigError(
+                    f"{path}: {included} is included more than {MOST_INCLUDED} deep: does it include itself?"
+                )
+            fallback = entry.find(FALLBACK)
+            if os.path.isfile(included) or fallback is None:
+                _read_file(included, found, final, depth - 1)
+            else:
+                _read_entries(fallback, path, found, final, depth)
+
+
+def _substituted(value: str, conf: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """With what ${other.property}, ${env.VARIABLE} and ${env.VARIABLE:-default} stand for, as Hadoop has it.
+
+    What is not known stays as it stands.
+    """
+    for _ in range(MOST_SUBSTITUTED):
+        known = ((each, _meaning(each[1], conf, environ)) for each in _REFERENCE.finditer(value))
+        match, meaning = next(((each, text) for each, text in known if text is not None), (None, ""))
+        if match is None:
+            break
+        value = value[: match.start()] + meaning + value[match.end() :]
+    return value
+
+
+def _meaning(name: str, conf: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+    if not name.startswith("env."):
+        return environ.get("USER") if name == "user.name" else conf.get(name)
+    variable, dash, default = name[4:].partition("-")
+    is_empty_unset = variable.endswith(":")
+    found = environ.get(variable.removesuffix(":"))
+    if dash and (found is None or (is_empty_unset and not found)):
+        return default
     return found
 
 

@@ -42,6 +42,7 @@ MOST_PACKS = 1 << 20
 MOST_PIECES = 1 << 26
 MOST_FILE_BYTES = 1 << 50
 MOST_NAME_BYTES = 255
+MOST_TIME_NS = (1 << 63) - 1  # the year 2262; what is later is noted as this
 MOST_TARGET_BYTES = 4095
 MOST_XATTR_BYTES = 65535  # of a value
 MOST_ENTRY_XATTR_BYTES = 64 << 10  # names and values of an entry
@@ -473,7 +474,7 @@ def _check_attributes(index: Index) -> None:
         ids = column[:1] if column.count(column[0]) == count else column  # nearly always
         if min(ids) < 0 or max(ids) > (1 << 32) - 2:
             raise _WrongError("an owner cannot be")
-    if min(index.mtimes_ns) < -(1 << 63) or max(index.mtimes_ns) >= 1 << 63:
+    if min(index.mtimes_ns) < -MOST_TIME_NS - 1 or max(index.mtimes_ns) > MOST_TIME_NS:
         raise _WrongError("a time cannot be")
     linking = [entry for entry, target in enumerate(index.targets) if target]
     if len(linking) != sum(times for mode, times in modes.items() if stat.S_ISLNK(mode)):

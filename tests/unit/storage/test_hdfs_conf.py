@@ -147,3 +147,59 @@ def test_broken_configuration_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "core-site.xml").write_text("<configuration><property>")
     with pytest.raises(ConfigError, match=r"core-site\.xml cannot be read"):
         read_address("hdfs:///x", {}, {**USER, "HADOOP_CONF_DIR": str(tmp_path)})
+
+
+def conf_of(folder: Path, **files: str) -> dict[str, str]:
+    for name, body in files.items():
+        text = f'<?xml version="1.0"?><configuration xmlns:xi="http://www.w3.org/2001/XInclude">{body}</configuration>'
+        (folder / f"{name.replace('_', '-')}.xml").write_text(text)
+    return read_conf(str(folder))
+
+
+def prop(name: str, value: str, more: str = "") -> str:
+    return f"<property><name>{name}</name><value>{value}</value>{more}</property>"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("hdfs://${nn}:8020", "hdfs://host1:8020"),
+        ("${deep}/x", "host1.site/x"),
+        ("${env.PLACE}", "rack7"),
+        ("${env.NONE-here}", "here"),
+        ("${env.EMPTY-here}", ""),
+        ("${env.EMPTY:-here}", "here"),
+        ("${unknown}-${nn}", "${unknown}-host1"),
+        ("$nn", "$nn"),
+    ],
+)
+def test_values_that_refer_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, expected: str
+) -> None:
+    monkeypatch.setenv("PLACE", "rack7")
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.delenv("NONE", raising=False)
+    body = prop("nn", "host1") + prop("deep", "${nn}.site") + prop("it", value)
+    assert conf_of(tmp_path, core_site=body)["it"] == expected
+
+
+def test_a_value_that_refers_to_itself_ends(tmp_path: Path) -> None:
+    assert conf_of(tmp_path, core_site=prop("a", "${b}") + prop("b", "${a}"))["a"] in ("${a}", "${b}")
+
+
+def test_files_that_are_included(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "names.xml").write_text(f"<configuration>{prop('nn', 'host2')}</configuration>")
+    include = '<xi:include href="parts/names.xml"/>'
+    missing = '<xi:include href="none.xml"><xi:fallback>' + prop("other", "1") + "</xi:fallback></xi:include>"
+    found = conf_of(tmp_path, core_site=prop("nn", "host1") + include + missing + prop("it", "${nn}"))
+    assert found == {"nn": "host2", "other": "1", "it": "host2"}
+    with pytest.raises(ConfigError, match=r"none\.xml"):
+        conf_of(tmp_path, core_site='<xi:include href="none.xml"/>')
+    with pytest.raises(ConfigError, match="does it include itself"):
+        conf_of(tmp_path, core_site='<xi:include href="core-site.xml"/>')
+
+
+def test_a_final_value_stays(tmp_path: Path) -> None:
+    first = prop("a", "1", "<final>true</final>")
+    assert conf_of(tmp_path, core_site=first, hdfs_site=prop("a", "2"))["a"] == "1"

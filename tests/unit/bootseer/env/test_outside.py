@@ -55,6 +55,8 @@ def test_caches() -> None:
     environ = {"HOME": "/home/me", "PIP_CACHE_DIR": "/pip/", "UV_CACHE_DIR": "relative", "TMPDIR": "/scratch"}
     assert cache_folders(environ) == ["/home/me/.cache", "/pip", "/scratch", "/tmp", "/var/tmp"]
     assert cache_folders({}) == ["/tmp", "/var/tmp"]
+    own = {"BOOTSEER_CACHE": "/own/cache", "BOOTSEER_RUNTIME": "/own/run", "BOOTSEER_KEYS": "/own/keys"}
+    assert {"/own/cache", "/own/run", "/own/keys"} <= set(cache_folders(own))
 
 
 def test_places(tmp_path: Path) -> None:

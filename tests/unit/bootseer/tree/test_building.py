@@ -78,6 +78,18 @@ def test_empty_folder(tmp_path) -> None:
     assert packs.packs == {}
 
 
+def test_a_time_that_no_index_has_is_the_nearest_one(tmp_path) -> None:
+    """ext4 has times up to the year 2446, an index those of 64 bits of nanoseconds."""
+    for name, year_s in (("late", 12_000_000_000), ("now", 1_800_000_000)):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (year_s, year_s))
+    if os.stat(tmp_path / "late").st_mtime < 10**10:
+        pytest.skip("this file system has no such times")
+    tree, _ = built(tmp_path)
+    times_ns = [tree.tree.mtimes_ns[entry_of(tree, name)] for name in (b"late", b"now")]
+    assert times_ns == [(1 << 63) - 1, 1_800_000_000 * 10**9]
+
+
 def test_hot_files_come_first(tmp_path) -> None:
     for number in range(8):
         (tmp_path / f"f{number}").write_bytes(random.Random(number).randbytes(BLOCK_BYTES))
