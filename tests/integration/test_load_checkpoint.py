@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from bootseer import aio
 from bootseer.checkpoint.inputs import MemoryInput
@@ -295,3 +296,40 @@ def test_a_checkpoint_that_cannot_be_loaded_is_named(bootrun: support.Programs, 
     assert run.status == 0, run.stderr
     assert "the job starts from nothing" in run.stderr and "step-20" in run.stderr
     assert "no checkpoint yet" not in run.stderr
+
+
+# As a saver leaves it that was killed; nothing but reading it tells.
+TORN = """
+import os, torch
+path = os.environ["BOOTSEER_CHECKPOINT"]
+step = torch.load(os.path.join(path, "state.pt"))["step"]
+with open("from-" + os.environ["TORCHELASTIC_RESTART_COUNT"], "w") as file:
+    file.write(str(step))
+"""
+
+
+@pytest.mark.xfail(strict=True, reason="each attempt takes the newest")
+def test_what_ranks_could_not_read_is_not_taken_again(bootrun: support.Programs, folder: Path) -> None:
+    """An old pickle has no end that could be looked at."""
+    for step in (10, 20):
+        (folder / "ckpt" / f"step-{step}").mkdir(parents=True)
+        path = folder / "ckpt" / f"step-{step}" / "state.pt"
+        torch.save({"step": step, "weight": torch.ones(1000)}, path, _use_new_zipfile_serialization=False)
+    os.truncate(path, 1500)
+    (folder / "torn.py").write_text(TORN)
+    run = bootrun("--max-restarts", "1", "--load-checkpoint", "ckpt", "torn.py")
+    assert run.status == 0, run.stderr
+    assert (folder / "from-1").read_text() == "10"
+    [warned] = [line for line in run.stderr.splitlines() if "warning: an older version" in line]
+    assert "step-10" in warned and "step-20" in warned and "rank 0" in warned
+
+
+def test_the_only_one_is_tried_again(bootrun: support.Programs, folder: Path) -> None:
+    (folder / "ckpt" / "step-10").mkdir(parents=True)
+    path = folder / "ckpt" / "step-10" / "state.pt"
+    torch.save({"step": 10, "weight": torch.ones(1000)}, path, _use_new_zipfile_serialization=False)
+    os.truncate(path, 1500)
+    (folder / "torn.py").write_text(TORN)
+    run = bootrun("--max-restarts", "1", "--load-checkpoint", "ckpt", "torn.py")
+    assert run.status == 1 and "an older version" not in run.stderr
+    assert not list(folder.glob("from-*"))
