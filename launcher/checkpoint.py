@@ -25,7 +25,7 @@ from bootseer.own_module import command_of
 from launcher.guard_client import GuardClient
 from launcher.lines import NOT_UNDERSTOOD, JsonLines
 from launcher.loop import Alarm, EventLoop
-from launcher.rendezvous.messages import CheckpointFailed, Pinned, World
+from launcher.rendezvous.messages import CheckpointFailed, Failure, Pinned, RankFailed, World
 from launcher.spec import LaunchSpec
 from launcher.stage_span import StageSpan
 
@@ -64,6 +64,19 @@ def own_path(url: str, version: str) -> str:
 
         path = "/" + unquote(rest)
     return os.path.join(path, version) if version else path
+
+
+# What loaders say of a file that ends too early or is none of theirs; old pickles tell only by being read.
+_LOAD_ERROR = re.compile(
+    r"PytorchStreamReader failed|SafetensorError|pickle data was truncated|Ran out of input|invalid load key|"
+    r"unexpected EOF|UnpicklingError|BadZipFile"
+)
+
+
+def load_error(failure: Failure) -> str:
+    """PURE: the line by which a rank says that it could not read a checkpoint; "" where it says nothing of it."""
+    lines = [*failure.message.splitlines(), *failure.traceback.splitlines(), *failure.stderr_tail]
+    return next((line.strip()[:200] for line in reversed(lines) if _LOAD_ERROR.search(line)), "")
 
 
 class Bad(NamedTuple):
@@ -116,6 +129,8 @@ class NodeCheckpoint:
         self._passed = passed
         self._told: set[str] = set()  # what was said of saves that are not taken
         self._bad: dict[str, Bad] = {}  # by digest; at the coordinator
+        self._replaced: list[Bad] = []  # for which another version was taken
+        self._unread: dict[str, Bad] = {}  # by digest: ranks could not read it, and nobody knows why
         self._version = Pinned("", "")  # that was found last; at the coordinator
         self._has_stepped = False  # in this attempt
         self._listener: socket.socket | None = None
@@ -271,15 +286,23 @@ class NodeCheckpoint:
     def _ask_version(self) -> None:
         # Also without --checkpoint-fallback: to tell which older version there is.
         falls_back = bool(self._bad) or self._falls_back
-        self._lines.ask("resolve", without=list(self._bad), falls_back=falls_back)
+        self._lines.ask("resolve", without=[*self._bad, *self._unread], falls_back=falls_back)
         self._watch()
 
     @property
     def _falls_back(self) -> bool:
         return self._spec.checkpoint_fallback == "older"
 
-    def spoiled(self, message: CheckpointFailed) -> None:
-        """At the coordinator: a node cannot have the version that the attempt loads."""
+    def spoiled(self, message: CheckpointFailed | RankFailed) -> None:
+        """At the coordinator: a node cannot have the version that the attempt loads, or a rank has failed."""
+        if isinstance(message, RankFailed):
+            failure, digest = message.failure, self._version.digest
+            is_ours = digest and message.attempt == self._attempt and not self._has_stepped
+            why = load_error(failure) if is_ours else ""
+            if why and not _STRIPED.fullmatch(self._version.version):  # of those each byte was checked
+                text = f"rank {failure.rank} could not read it: {why}"
+                self._unread[digest] = Bad(self._version.version, text, True)
+            return
         version = self._version.version if self._version.digest == message.digest else ""
         self._bad[message.digest] = Bad(version, message.text, message.is_damaged)
 
@@ -289,10 +312,13 @@ class NodeCheckpoint:
                 self._told.add(line)
                 self._passed(f"the checkpoint is {pinned.version or 'the folder itself'}, not a newer one: {line}")
         last = next(reversed(self._bad.values()), None)
-        if last is not None and not self._falls_back:
+        if last is None:
+            last = next(reversed(self._unread.values()), None)
+        elif not self._falls_back:
             self._on_unresolved(damage_line(self._shown, last, pinned.version or "another version"))
             return
-        if last is not None:
+        if last is not None and last not in self._replaced:
+            self._replaced.append(last)
             self._say(
                 f"warning: an older version of the checkpoint is taken, {pinned.version}, as {last.version} cannot"
                 f" be loaded: {last.why}"
@@ -317,6 +343,10 @@ class NodeCheckpoint:
         last = next(reversed(self._bad.values()), None)
         if last is not None:
             self._on_unresolved(damage_line(self._shown, last, ""))
+            return
+        if self._unread:  # the only one: it may be read this time
+            self._unread = {}
+            self._ask_version()
             return
         if kind == MISPLACED:
             self._on_unresolved(why)

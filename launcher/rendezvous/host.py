@@ -24,6 +24,7 @@ from launcher.rendezvous.messages import (
     MasterListens,
     PeerServes,
     Pinned,
+    RankFailed,
     Refused,
     Stop,
     WantEvents,
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from launcher.rendezvous.serving import Serving
 
 Deliver = Callable[[FromCoordinator], object]
-# Is told that a version cannot be had; what follows from it comes with the next `Resolve`.
-Spoiled = Callable[[CheckpointFailed], object]
+# Is told that a version cannot be had, or why a rank has failed; what follows comes with the next `Resolve`.
+Spoiled = Callable[[CheckpointFailed | RankFailed], object]
 # Finds the version of the checkpoint for an attempt and calls back with it (None: it cannot be pinned), or with
 # why the job cannot go on.
 Resolve = Callable[[Callable[[Pinned | None, str], object]], object]
@@ -111,6 +112,8 @@ class JobHost:
                 self._spoiled(message)
                 self._carry_out(self.job.start_anew(message.attempt, message.text, self._loop.time()))
         elif node in self._deliver:
+            if isinstance(message, RankFailed) and self._spoiled is not None:
+                self._spoiled(message)
             if isinstance(message, Join) and self._events is not None:
                 self._events.joined(node, message.host)
             if isinstance(message, Leave):
