@@ -118,7 +118,10 @@ async def pin(store: Store, path: str, version: str, digest: str) -> Pinned:
         else:
             found = await pin_file_or_folder(store, join(path, version), version)
     else:
-        found = await pin_file_or_folder(store, path, "")
+        try:
+            found = await pin_file_or_folder(store, path, "")
+        except NotFound:
+            found = await resolve(store, path)
         if found.digest != digest:
             found = await resolve(store, path)  # it may be a part of the folder
     if found.digest != digest:
