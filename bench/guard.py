@@ -1,4 +1,4 @@
-"""`make bench-guard`: is this code as fast as that of an earlier commit, by default of the last tag?
+"""`make bench-guard`: is this code as fast as that of an earlier commit, by default of the last release?
 
 Both products run by the same bench code, interpreter and torch, in turns that rotate; each figure is our time over
 theirs, formed within rounds. Cases: `launch` two empty ranks to the end of the job, `restart_2` and `restart_8`
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,13 +53,15 @@ Measure = Callable[[Product, launch.Place], float]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this bench."""
-    parser.add_argument("--against", default="", metavar="COMMIT", help="the earlier code (default: the last tag)")
+    parser.add_argument(
+        "--against", default="", metavar="COMMIT", help="the earlier code (default: the last release)"
+    )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
 
 
 def run(args: argparse.Namespace) -> Figures:
     """Measures and returns the figures."""
-    earlier = args.against or _git("describe", "--tags", "--abbrev=0").strip()
+    earlier = args.against or find_last_release()
     commit = _git("rev-parse", "--verify", f"{earlier}^{{commit}}").strip()
     become_subreaper()
     if not fork.enter_private_network():
@@ -89,6 +92,18 @@ def run(args: argparse.Namespace) -> Figures:
         figures.add(f"guard.{case}_{name}_s", "s", taken_s)
     figures.facts["against"] = commit
     return figures
+
+
+def find_last_release() -> str:
+    """The last tag; where tags were not fetched, the commit that put its heading into CHANGELOG.md."""
+    tags = _git("tag", "--merged", "HEAD", "--sort=-creatordate", "--list", "v*").split()
+    if tags:
+        return tags[0]
+    with open(os.path.join(ROOT, "CHANGELOG.md"), encoding="utf-8") as file:
+        headings = [line.rstrip("\n") for line in file if re.match(r"## \[\d", line)]
+    if not headings:
+        raise BenchError("there is no tag, and no release in CHANGELOG.md: name a commit by --against")
+    return _git("log", "-1", "--format=%H", f"-S{headings[0]}", "--", "CHANGELOG.md").strip()
 
 
 def check_out(commit: str, folder: str) -> str:

@@ -5,5 +5,5 @@ from __future__ import annotations
 from bootseer.heartbeat import heartbeat
 from bootseer.layout import layout
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["__version__", "heartbeat", "layout"]

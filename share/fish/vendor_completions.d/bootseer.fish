@@ -297,7 +297,7 @@ complete -c bootseer -n '_shtab_bootseer_using ckpt; and test $_shtab_bootseer_n
 complete -c bootseer -n '_shtab_bootseer_using ckpt ls' -s h -l help -d 'show this help message and exit'
 complete -c bootseer -n '_shtab_bootseer_using ckpt ls' -l files -d 'the files of the newest one'
 complete -c bootseer -n '_shtab_bootseer_using ckpt ls' -l json -d 'one JSON object on stdout'
-complete -c bootseer -n '_shtab_bootseer_using ckpt; and test $_shtab_bootseer_npos -eq 0' -a verify -d 'Read every byte of the newest version and compare sums; ends with status 1 if anything is wrong.'
+complete -c bootseer -n '_shtab_bootseer_using ckpt; and test $_shtab_bootseer_npos -eq 0' -a verify -d 'Read every byte of the newest version, compare sums, look into its files. Status 1: something is wrong.'
 complete -c bootseer -n '_shtab_bootseer_using ckpt verify' -s h -l help -d 'show this help message and exit'
 complete -c bootseer -n '_shtab_bootseer_using ckpt verify' -l json -d 'one JSON object on stdout'
 complete -c bootseer -n '_shtab_bootseer_using ckpt verify' -l quiet -d 'no progress'

@@ -40,4 +40,4 @@ def test_importing_bootseer_loads_nothing_else() -> None:
     code = "import sys; before = set(sys.modules); import bootseer; print(sorted(set(sys.modules) - before))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "['__future__', 'bootseer', 'bootseer.heartbeat', 'bootseer.layout']\n"
-    assert bootseer.__version__ == "0.1.0"
+    assert bootseer.__version__ == "0.2.0"
