@@ -484,6 +484,17 @@ def reachable(checkpoint: Mapping[str, str], own: str, missing: Iterable[str]) -
     return found, f"the checkpoint's files are not seen inside the image at {path}: ranks get {_shown(instead)}"
 
 
+def without_files(checkpoint: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """PURE: why no rank can be started in the image: it would find no files where the node has some; "" else."""
+    path = checkpoint.get("BOOTSEER_CHECKPOINT", "")
+    if not path.startswith("/") or found.get("BOOTSEER_CHECKPOINT", "").startswith("/"):
+        return ""
+    return (
+        f"the checkpoint's files are not seen inside the image at {path}, so ranks would begin from nothing: bind"
+        " its folder (--image-bind), or --checkpoint-files off where ranks read it by Bootseer's loaders"
+    )
+
+
 def _shown(place: str) -> str:
     return place if place.startswith("/") else "its URL"
 

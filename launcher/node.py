@@ -541,7 +541,7 @@ class Node:
 
                 own = own_path(self._spec.load_checkpoint, checkpoint.get("BOOTSEER_CHECKPOINT_VERSION", ""))
             if not group.is_stopping:
-                self.workplace.make_ready(checkpoint, own, settle)
+                self.workplace.make_ready(checkpoint, own, settle, group.cannot_start)
 
         if self.checkpoint is not None:
             self.checkpoint.load(group.world, begin)

@@ -275,9 +275,13 @@ class Workplace:
     # ---- attempts --------------------------------------------------------------------------------------------
 
     def make_ready(
-        self, checkpoint: dict[str, str], own_checkpoint: str, then: Callable[[dict[str, str]], object]
+        self,
+        checkpoint: dict[str, str],
+        own_checkpoint: str,
+        then: Callable[[dict[str, str]], object],
+        failed: Callable[[str], object],
     ) -> None:
-        """Before an attempt: ranks can be started when `then` is called.
+        """Before an attempt: ranks can be started when `then` is called, and not at all when `failed` is.
 
         Args:
             checkpoint: what ranks are told of the one that is loaded; `then` gets what of it is true in the image.
@@ -286,10 +290,14 @@ class Workplace:
         if self._image is None:
             self.when_known(lambda _: self._seed(lambda: then(checkpoint)))
             return
-        from launcher.image import checkpoint_paths, reachable
+        from launcher.image import checkpoint_paths, reachable, without_files
 
         def shown(missing: list[str]) -> None:
             found, line = reachable(checkpoint, own_checkpoint, missing)
+            why = without_files(checkpoint, found) if self._spec.checkpoint_files else ""
+            if why:
+                failed(why)
+                return
             if line:
                 self._events.fell_back("checkpoint", line)
             self.when_known(lambda _: self._seed(lambda: start(found)))

@@ -10,7 +10,7 @@ import pytest
 from bootseer.errors import ConfigError, UsageError
 from bootseer.mounts.binds import Bind, Without
 from launcher.cli import parse
-from launcher.image import checkpoint_paths, figures_line, reachable
+from launcher.image import checkpoint_paths, figures_line, reachable, without_files
 from launcher.ranks.environ import RANK_VARIABLES, rank_environ
 from launcher.ranks.program import RankProgram, own_program
 from launcher.rendezvous.messages import World
@@ -156,3 +156,19 @@ def test_the_launch_path_stays_light() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=os.getcwd())
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("missing", "own", "is_told"),
+    [
+        ([], "/data/ckpt", False),
+        (["/tmp/arena/files"], "/data/ckpt", False),
+        (["/tmp/arena/files", "/data/ckpt"], "/data/ckpt", True),
+        (["/tmp/arena/files"], "", True),
+    ],
+)
+def test_no_rank_starts_where_it_would_find_no_files(missing: list[str], own: str, is_told: bool) -> None:
+    found, _ = reachable(CHECKPOINT, own, missing)
+    why = without_files(CHECKPOINT, found)
+    assert bool(why) == is_told and ("--image-bind" in why) == is_told
+    assert without_files({}, {}) == "" and without_files({"BOOTSEER_CHECKPOINT": ""}, {}) == ""

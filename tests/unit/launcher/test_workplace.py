@@ -197,7 +197,7 @@ def test_set_up_has_an_image_opened_that_would_wait_for_ranks(
     bed.begin()
     bed.show()
     started: list[dict[str, str]] = []
-    bed.place.make_ready({}, "", started.append)
+    bed.place.make_ready({}, "", started.append, print)
     bed.until(lambda: started)
     if not has_ranks:
         bed.place.attempt_over()
