@@ -19,6 +19,7 @@ from bootseer.storage.local import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer, HttpFault, HttpKind
 from tests import support
 from tests.integration.mounting import need_fuse
+from tests.unit.checkpoint.made_files import pt_file
 
 # Trains with plain torch.save and torch.load: step folders, as savers make them. Rank 1 dies at step 25.
 TRAIN = """
@@ -296,6 +297,21 @@ def test_a_checkpoint_that_cannot_be_loaded_is_named(bootrun: support.Programs, 
     assert run.status == 0, run.stderr
     assert "the job starts from nothing" in run.stderr and "step-20" in run.stderr
     assert "no checkpoint yet" not in run.stderr
+
+
+def test_a_half_done_save_is_passed_over_with_a_line_and_an_event(bootrun: support.Programs, folder: Path) -> None:
+    for step in (10, 20):
+        (folder / "ckpt" / f"step-{step}").mkdir(parents=True)
+        (folder / "ckpt" / f"step-{step}" / "model.pt").write_bytes(pt_file()[: None if step == 10 else -30])
+    script = "import os\nassert os.environ['BOOTSEER_CHECKPOINT_VERSION'] == 'step-10', os.environ\n"
+    (folder / "x.py").write_text(script)
+    run = bootrun("--load-checkpoint", "ckpt", "--events-dir", "events", "x.py")
+    assert run.status == 0, run.stderr
+    assert (
+        "warning: the checkpoint is step-10, not a newer one: step-20: model.pt has no zip directory" in run.stderr
+    )
+    told = "".join(path.read_text() for path in (folder / "events").glob("*.jsonl"))
+    assert '"name":"passed_over"' in told and "step-20: model.pt has no zip directory" in told
 
 
 # What is wrong with a save that looks whole; only its loader tells.
