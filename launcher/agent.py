@@ -441,7 +441,8 @@ class Agent:
                 self._rejoin()
                 return
             reached, traces = self._around.reached(), self._around.traces()
-            self._send(Stopped(group.world.attempt, tuple(group.failures), self.port, was_taken, *reached, traces))
+            failures, ended = tuple(group.failures), tuple(group.ended)
+            self._send(Stopped(group.world.attempt, failures, self.port, was_taken, *reached, traces, ended))
 
     def on_guard_gone(self) -> None:
         """The guard was killed; the sentinel ends what it had started."""

@@ -85,6 +85,7 @@ JOIN_SETTLE_S = 1.0
 # What a node gets, on top of its ranks' grace, to reap unkillable processes and to answer.
 STOP_MARGIN_S = 12.0
 # A rank 0 that found its port taken is started again this often without touching the budget.
+MOST_EARLY = 64  # ranks that are told
 MOST_PORT_RETRIES = 10
 MOST_FAILURES_TOLD = 64
 MOST_JUDGED = 64  # of the first failures, for what may be a machine's or the network's matter
@@ -257,6 +258,7 @@ class Job:
         self._watch: HangWatch | None = None  # from the first look on
         self._mismatch = ""  # who called something else than the rest, of the attempt that has ended last
         self._traces: list[bytes] = []  # of collectives, of an attempt that ends
+        self._early: list[int] = []  # ranks that had ended with 0 before it was stopped
         self._stood_still = ""  # why this attempt is ended, although no rank has failed
         self._stood_kind = ""  # class of that failure
         self._recovery: Recovery | None = None  # from the first restart on
@@ -744,7 +746,7 @@ class Job:
         self._stood_still = self._stood_kind = self._mismatch = ""
         self._examining_s = 0.0
         self._is_anew = False
-        self._traces = []
+        self._traces, self._early = [], []
         if self._rules.log_rules or self._rule_watch is not None:
             self._watch_rules().attempt_began(len(members))
         self._steps, self._step, self._unstarted = -1, None, len(members)
@@ -1127,6 +1129,7 @@ class Job:
         self._add_failures(message.failures)
         if message.traces:
             self._traces.append(message.traces)
+        self._early += message.ended
         self._try_go_on(now_s)
 
     def _try_go_on(self, now_s: float) -> None:
@@ -1136,6 +1139,7 @@ class Job:
         self._stop_by_s = None
         if self._rules.frees_endpoint:
             self._orders.append(Listen(True))
+        self._note_early()
         has_failed = bool(self._stood_still) or any(not failure.stopped_by_us for failure in self._failures)
         if not self._signum and (has_failed or self._lost):
             if self._traces:
@@ -1192,6 +1196,18 @@ class Job:
         self._decided(f"restart {self._restarts.used} of {most}", "--max-restarts", delay_s)
         self._begin_pairs(now_s, is_network=False)
         self._gather_again(now_s)
+
+    def _note_early(self) -> None:
+        """A rank that lost another may have lost one that had ended with 0, without a failure of its own."""
+        if self._early:
+            from launcher.ranks.exits import Kind, classify
+
+            early = tuple(sorted(self._early)[:MOST_EARLY])
+            self._failures = [
+                failure._replace(early=early) if classify(failure) is Kind.CONSEQUENCE else failure
+                for failure in self._failures
+            ]
+            self._ordered = None
 
     def _order_failures(self) -> Ordered:
         return self._order_all()[0]

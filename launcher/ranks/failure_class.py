@@ -162,6 +162,8 @@ def classify_failure(failure: Failure) -> Verdict:
     if classify(failure) is Kind.CONSEQUENCE:
         sign = find_sign(failure)
         assert sign is not None
+        if failure.early:
+            return Verdict(_U, f"{early_end(failure)}; others lost it ({sign.what})", False)
         return Verdict(_N, f"another rank was not there any more ({sign.what})", False)
     text = first_exception(failure.message, failure.traceback, failure.stderr_tail)
     if failure.mounts and (verdict := _of_mounts(failure, text)) is not None:
@@ -194,6 +196,14 @@ def _of_mounts(failure: Failure, text: str) -> Verdict | None:
 def mount_line(fault: MountFault) -> str:
     """For people: which mount, and why."""
     return f"reads of {MOUNTED.get(fault.what, fault.what)} fail: {fault.why}"
+
+
+def early_end(failure: Failure) -> str:
+    """Of whom a failure may be the consequence, in words."""
+    from launcher.ranks.report import format_ranks
+
+    plural = "s" if len(failure.early) > 1 else ""
+    return f"rank{plural} {format_ranks(failure.early)} had ended before, with status 0"
 
 
 def how_sure(failure: Failure, verdict: Verdict) -> tuple[str, str]:

@@ -107,6 +107,7 @@ class RankGroup:
         self.ranks = ranks
         self._by_key = {world.attempt << 20 | rank.local_rank: rank for rank in ranks}
         self.failures: list[Failure] = []
+        self.ended: list[int] = []  # ranks that have ended with 0 before they were told to stop
         self.prepared_ns = time.monotonic_ns()
         self.spawn_began_ns = 0
         self._stop_told_ns: int | None = None
@@ -200,6 +201,8 @@ class RankGroup:
         rank.state = RankState.FAILED if exited.status else RankState.LINGERING
         self._events.exited(rank, exited)
         if not exited.status:
+            if self._stop_told_ns is None or exited.time_ns < self._stop_told_ns:
+                self.ended.append(rank.rank)
             return
         failure = self._describe(rank, exited)
         self.failures.append(failure)

@@ -189,6 +189,8 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int,
     if sign is not None:
         what = "waited in vain for another rank" if sign.weak else "consequence of another rank's end"
         lines.append(f"  kind      : {what} ({sign.what})")
+        if failure.early:
+            lines.append(f"  class     : {_describe_class(failure)}")
     else:
         lines.append(f"  class     : {_describe_class(failure)}")
     lines += [f"  kernel    : {clean(line)}" for line in failure.kernel]
@@ -206,7 +208,7 @@ def _format_failure(index: int, failure: Failure, attempt: int, most_lines: int,
 
 def _describe_class(failure: Failure) -> str:
     verdict = classify_failure(failure)
-    place = where(failure) if verdict.kind is FailureClass.USER else ""
+    place = where(failure) if verdict.kind is FailureClass.USER and not failure.early else ""
     sure, _ = how_sure(failure, verdict)
     return f"{verdict.kind.value}{'' if sure == CERTAIN else ', ' + sure} ({clean(place or verdict.why)})"
 

@@ -43,6 +43,9 @@ class Failure(NamedTuple):
     kernel: tuple[str, ...] = ()  # lines of the kernel's log about it, or about accelerators
     checks: tuple[str, ...] = ()  # what health checks have found wrong with its node by then
     mounts: tuple[MountFault, ...] = ()  # in this attempt, on its node
+    early: tuple[
+        int, ...
+    ] = ()  # ranks that had ended with 0 before, of one that lost another; set by the coordinator
 
 
 class Distributions(NamedTuple):
@@ -262,6 +265,7 @@ class Stopped(NamedTuple):
     steps: int = -1  # the most that a rank of this node has made; -1: nothing counts them
     step: int | None = None  # the highest number that a rank here has given with a heartbeat
     traces: bytes = b""  # calls of torch.distributed of the ranks here, where they are traced (supervise/ring.py)
+    ended: tuple[int, ...] = ()  # ranks here that had ended with 0 before they were told to stop
 
 
 class Examined(NamedTuple):

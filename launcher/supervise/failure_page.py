@@ -19,6 +19,7 @@ from launcher.ranks.failure_class import (
     GUESS,
     LIKELY,
     classify_failure,
+    early_end,
     how_sure,
     mount_line,
     where,
@@ -175,6 +176,8 @@ def _how_sure_whose(failure: Failure, ordered: Ordered) -> tuple[str, str]:
         return GUESS, f"cannot tell which of {among} was first: their times are too near to each other"
     if ordered.nodes:
         return GUESS, f"a lost node may have failed before: {', '.join(ordered.nodes[:4])}"
+    if failure.early:
+        return LIKELY, f"it says that another rank was gone, no other has failed, and {early_end(failure)}"
     if classify(failure) is Kind.CONSEQUENCE:
         sign = find_sign(failure)
         return GUESS, f"it says that another rank was gone ({sign.what if sign else ''}), and no other has failed"

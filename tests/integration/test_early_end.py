@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests import support
 
 JOB = """
@@ -20,7 +18,6 @@ raise RuntimeError("[/x/gloo/transport/tcp/pair.cc:534] Connection closed by pee
 """
 
 
-@pytest.mark.xfail(strict=True, reason="the network is named")
 def test_it_is_the_likely_cause_on_console_and_page(
     bootrun: support.Programs, script: Callable[..., str], tmp_path: Path
 ) -> None:
