@@ -43,9 +43,7 @@ class Failure(NamedTuple):
     kernel: tuple[str, ...] = ()  # lines of the kernel's log about it, or about accelerators
     checks: tuple[str, ...] = ()  # what health checks have found wrong with its node by then
     mounts: tuple[MountFault, ...] = ()  # in this attempt, on its node
-    early: tuple[
-        int, ...
-    ] = ()  # ranks that had ended with 0 before, of one that lost another; set by the coordinator
+    early: tuple[int, ...] = ()  # ranks that had ended with 0 before it lost another; by the coordinator
 
 
 class Distributions(NamedTuple):

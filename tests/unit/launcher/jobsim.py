@@ -67,6 +67,7 @@ class Sim:
         self.alive: set[int] = set()
         self.unanswered: dict[int, list[FromCoordinator]] = {}  # of nodes that are not heard of
         self.traces: dict[int, bytes] = {}  # of collectives, of each node
+        self.ended: dict[int, tuple[int, ...]] = {}  # ranks of each node that had ended with 0 before
         self.reached: tuple[int, int | None] = (-1, None)  # what nodes say of their steps when they stop
         self.mended: dict[tuple[int, str], Mended | None] = {}  # by node and step: other answers than "well"
         self._next_port = 20000
@@ -159,7 +160,15 @@ class Sim:
         elif isinstance(message, Stop):
             self.say(
                 node,
-                Stopped(message.attempt, (), self.new_port(), False, *self.reached, self.traces.get(node, b"")),
+                Stopped(
+                    message.attempt,
+                    (),
+                    self.new_port(),
+                    False,
+                    *self.reached,
+                    self.traces.get(node, b""),
+                    self.ended.get(node, ()),
+                ),
             )
         elif isinstance(message, Examine) and message.runs:
             self.say(node, Examined(message.attempt, 1.0, "post-mortem: well"))

@@ -1228,3 +1228,15 @@ def test_an_error_before_the_script_ends_the_job_at_once() -> None:
     assert finish is not None
     assert finish.status == 93
     assert finish.reason.startswith("SyntaxError at /job/train.py:2: before the script's first statement")
+
+
+def test_a_rank_that_ended_with_zero_on_another_node_is_told_with_those_that_lost_it() -> None:
+    sim = fixed(2)
+    sim.join(1)
+    sim.join(2)
+    sim.ended[2] = (1,)
+    sim.fail(1, traceback="RuntimeError: [/x/gloo/transport/tcp/pair.cc:534] Connection closed by peer\n")
+    sim.advance(ALIKE_S)
+    finish = sim.finish()
+    assert finish is not None
+    assert [failure.early for failure in finish.failures if not failure.stopped_by_us] == [(1,)]
