@@ -143,6 +143,8 @@ class NodeCheckpoint:
         self._loaded: Loaded | None = None
         self._pinned: Pinned | None = None  # what is being loaded
         self._world: World | None = None  # the attempt that loads it
+        self._path = ""  # that ranks of it were given
+        self._brought: list[str] = []  # paths of keepers that have failed
         self._attempt = -1  # that loads it
         self._began_ns = 0  # to load it
         self._saves = ""  # where savers in ranks leave what they write
@@ -416,7 +418,7 @@ class NodeCheckpoint:
 
     def cancel(self) -> None:
         """The attempt is over; it may have been stopped before its ranks were started."""
-        self._attempt, self._world = -1, None
+        self._attempt, self._world, self._path = -1, None, ""
         self._reminder.cancel()
         if self._loaded is not None:
             self._loaded = None
@@ -446,7 +448,9 @@ class NodeCheckpoint:
             self._fell_back(f"the checkpoint is not shared on this node: {why}")
         if address and not self._spec.keep_arena:
             self._reminder.set(FIRST_STEP_SAY_S, self._lines.ask, "statistics")
-        then(self._environ(path, address, self._pinned))
+        environ = self._environ(path, address, self._pinned)
+        self._path = environ["BOOTSEER_CHECKPOINT"] if environ["BOOTSEER_CHECKPOINT"].startswith("/") else ""
+        then(environ)
 
     def _load_without(self, then: Loaded) -> None:
         """No keeper is left: the files have to be on this machine as they are."""
@@ -468,6 +472,38 @@ class NodeCheckpoint:
             self._say(f"error: the checkpoint cannot be read any more: {why}")
         else:
             self._tell_failed(why, is_damaged=kind == DAMAGED)
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether ranks may still look for files that went with their keeper."""
+        if self._world is None or self._pinned is None or self._has_stepped:
+            return False
+        return self._path not in ("", own_path(self._spec.load_checkpoint, self._pinned.version))
+
+    def _bring_back(self, path: str, environ: dict[str, str]) -> None:
+        """Under the path that ranks were given."""
+        self._path = path
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            if os.path.islink(path):
+                os.unlink(path)
+            elif os.path.exists(path):
+                os.rename(path, f"{path}.gone")
+            os.symlink(environ["BOOTSEER_CHECKPOINT"], path)
+        except OSError as error:
+            self._say(f"error: the checkpoint's files cannot be brought back to {path}: {error.strerror}")
+        else:
+            self._brought.append(path)
+            self._say(f"the checkpoint's files are back at {path}")
+
+    def _forget_brought(self) -> None:
+        brought, self._brought = self._brought, []
+        for path in brought:
+            try:
+                os.unlink(path)
+                os.removedirs(os.path.dirname(path))
+            except OSError:
+                pass  # something else is there by now
 
     def _tell_failed(self, why: str, *, is_damaged: bool) -> None:
         assert self._pinned is not None
@@ -516,12 +552,19 @@ class NodeCheckpoint:
         if self._why:
             return
         self._why = why
-        self.close()
+        self._leave_keeper()
         # One that hangs does not see that its connection is closed, and ranks need the memory that it holds.
         self._guard.end_service(self._number)
         said = "the process that keeps the checkpoint has failed"
         if self._resolved is None and self._loaded is None:
-            self._fell_back(f"{said}: {why}")
+            if self._is_needed and self._has_keeper():
+                assert self._world is not None and self._pinned is not None
+                self._say(f"warning: {said}, another one brings back its files: {why}")
+                self._loaded = partial(self._bring_back, self._path)
+                self._ask_load(self._world, self._pinned)
+                self._watch()
+            else:
+                self._fell_back(f"{said}: {why}")
         elif self._has_keeper():
             self._say(f"warning: {said}, another one is started: {why}")
             if self._resolved is not None:
@@ -542,7 +585,12 @@ class NodeCheckpoint:
         self._fell_back(f"processes that keep the checkpoint have failed, {what}: {self._why}")
 
     def close(self) -> None:
-        """The keeper ends when its connection does."""
+        """The job is over."""
+        self._leave_keeper()
+        self._forget_brought()
+
+    def _leave_keeper(self) -> None:
+        """It ends when its connection does."""
         self._watchdog.cancel()
         self._reminder.cancel()
         self._stop_listening()

@@ -711,7 +711,9 @@ class Keeper:
             self._lack(units, why, kind)
             return
         if kind == DAMAGED:
-            self._fail(why, kind)  # a rank has asked for it, or has the last time
+            # A rank has asked for it, or has the last time; of an earlier version nobody wants to know.
+            if self._state is not State.PINNING and self._is_of_load:
+                self._fail(why, kind)
             return
         if self._away:
             for unit in units:
@@ -719,6 +721,11 @@ class Keeper:
         self._moved()
         self._planned.difference_update(units)
         self._advance()
+
+    @property
+    def _is_of_load(self) -> bool:
+        """Whether the arena has the version that was ordered last."""
+        return self._pinned is not None and self._pinned.digest == str(self._load.get("digest"))
 
     def _lack(self, units: list[Unit], why: str, kind: str) -> None:
         """Ranks wait for units that cannot be had, or not now."""

@@ -263,3 +263,22 @@ def test_who_must_resume_gets_an_error_where_there_is_nothing(bootrun: support.P
     run = bootrun("--load-checkpoint", "ckpt", "--require-checkpoint", "looks.py")
     assert (run.status, began(folder)) == (1, ""), run.stderr
     assert "step-3" in run.stderr
+
+
+def test_files_that_went_with_their_keeper_come_back(
+    bootrun: support.Programs, folder: Path, tmp_path: Path
+) -> None:
+    """Ranks have begun, and look for them later."""
+    save(tmp_path, NEW)
+    waits = 'import os, time\nopen("waits", "w").close()\nwhile not os.path.exists("go"): time.sleep(0.01)\n'
+    (folder / "looks.py").write_text(waits + LOOKS)
+    program = bootrun.start("--load-checkpoint", f"{tmp_path}/ckpt", "looks.py")
+    support.wait_until((folder / "waits").exists, 20.0)
+    for times in (1, 2):
+        for pid in keepers(program):
+            os.kill(pid, signal.SIGKILL)
+        support.wait_until(lambda count=times: program.stderr.count("files are back") == count, 20.0)  # type: ignore[misc]
+    (folder / "go").touch()
+    run = program.wait()
+    assert (run.status, began(folder)) == (0, digest(NEW)), run.stderr
+    assert not list((folder / "tmp").glob("bootseer-arena-*"))
