@@ -1,9 +1,10 @@
 """An environment at another path than the one that it was made for: files that name their own place are rewritten.
 
 PURE but for `relocate`, which does it in a folder where all files were just unpacked, before anybody sees them.
-Rewritten: first lines of scripts, activate scripts, pyvenv.cfg, .pth, direct_url.json, absolute links, and the
-sums of all that in RECORD, so that `pip check` and uninstalling go on working. Times stay, and bytecode with them.
-Refused, with the reason: what keeps its place in files that cannot be rewritten safely.
+Rewritten: first lines of scripts in any form that installers write, activate scripts, pyvenv.cfg, .pth,
+direct_url.json, settings below share/ and etc/ (Jupyter's kernel.json), absolute links, and the sums of all that
+in RECORD. Times stay, and bytecode with them. Named: other texts that have the old place, and scripts whose
+interpreter is not there. Refused, with the reason: what keeps its place in files that cannot be rewritten safely.
 
 Source: execve(2) and pip's distlib (`'''exec'` for first lines that are too long); PEP 376, 610, 660; elf(5).
 """
@@ -18,7 +19,7 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from bootseer.errors import ConfigError, IntegrityError
 from bootseer.mounts.shared_library import find_run_paths
@@ -35,7 +36,12 @@ _RECORD = re.compile(rb"(?:(.*)/)?[^/]+\.dist-info/RECORD", re.DOTALL)
 _EDITABLE = re.compile(rb"(?:.*/)?__editable__[^/]*\.py", re.DOTALL)
 _CONDA = re.compile(rb"conda-meta/[^/]+\.json")
 _LIBRARY = re.compile(rb".*\.so(?:\.[0-9.]+)?", re.DOTALL)
-_TRAMPOLINE = re.compile(rb"#!/bin/sh\n'''exec' (?:\"([^\"\n]+)\"|(\S+))( [^\n]*)?\n' '''\n")
+# What /bin/sh runs and Python takes for a text: pip quotes with ", uv with ' or not at all.
+_TRAMPOLINE = re.compile(rb"#!/bin/sh\n'''exec' ([^\n]*)\n' '''\n")
+_WORD = re.compile(rb"""\"([^\"$`\\\n]+)\"|((?:'[^'\n]*'|\"'\")+)|([^\s\"'$`\\]+)""")
+_SETTINGS = re.compile(rb"(?:share|etc)/.*|(?:.*/)?[^/]+\.(?:pc|cmake|desktop|service)", re.DOTALL)
+_BYTES_LOOKED_AT = 1 << 20  # of a text that is only searched
+MOST_NAMED = 20  # lines for people
 
 Moves = Sequence[tuple[bytes, bytes]]  # (where a target was, where it is), absolute
 
@@ -55,27 +61,54 @@ def replace_paths(data: bytes, moves: Moves) -> bytes:
 
 
 def rewrite_script(data: bytes, moves: Moves) -> bytes:
-    """A text file of `bin`. One whose interpreter's path is too long, or has a space, is started by /bin/sh."""
+    """A file of `bin` that is no program. One whose interpreter's path is too long, or has a space, is started by
+    /bin/sh. What stands behind a zero byte, as of an archive that Python runs, stays."""
+    first_end, text_end = data.find(b"\n") + 1 or len(data), data.find(b"\0")
     found = _TRAMPOLINE.match(data)
+    head_end = found.end() if found is not None else first_end if data.startswith(b"#!") else 0
+    body = data[head_end:] if text_end >= 0 else replace_paths(data[head_end:], moves)
     if found is not None:
-        program, rest = found[1] or found[2], found[3] or b""
-        return _first_lines(replace_paths(program, moves), rest) + replace_paths(data[found.end() :], moves)
-    if not data.startswith(b"#!"):
-        return replace_paths(data, moves)
-    first, newline, body = data.partition(b"\n")
-    words = first[2:].strip()
+        program, rest = split_program(found[1])
+        if program.startswith(b"/") and (moved := replace_paths(program, moves)) != program:
+            return _first_lines(moved, rest) + body
+        return data[:head_end] + body  # not ours, or told from where the script is
+    if not head_end:
+        return body
+    words = data[2:first_end].strip()
     program = next((old for old, _ in moves if words.startswith(old + b"/")), b"")
-    body = replace_paths(body, moves)
     if not program:
-        return first + newline + body
+        return data[:head_end] + body
     # The interpreter's own name has no space; what is left of the line is one argument.
     end = words.find(b" ", len(program))
     program, rest = (words, b"") if end < 0 else (words[:end], words[end:])
     moved = replace_paths(program, moves)
     line = b"#!" + moved + rest
     if len(line) <= MOST_SHEBANG_BYTES and b" " not in moved:
-        return line + newline + body
+        return line + b"\n" + body
     return _first_lines(moved, rest + b' "$0" "$@"') + body
+
+
+def split_program(command: bytes) -> tuple[bytes, bytes]:
+    """The first word of a command of the shell, without its quotes, and what follows; b"" for one that is made
+    of parts, as `"$(dirname "$0")"/python`."""
+    found = _WORD.match(command)
+    if found is None or command[found.end() : found.end() + 1] not in (b"", b" "):
+        return b"", command
+    if found[2] is not None:
+        parts = re.findall(rb"""'([^'\n]*)'|\"(')\"""", found[2])
+        return b"".join(plain or quote for plain, quote in parts), command[found.end() :]
+    return found[1] or found[3], command[found.end() :]
+
+
+def interpreter_of(data: bytes) -> bytes:
+    """What starts a script, as an absolute path; b"" where that is told by other means."""
+    found = _TRAMPOLINE.match(data)
+    if found is not None:
+        program, _ = split_program(found[1])
+        return program if program.startswith(b"/") else b""
+    first = data[:4096].partition(b"\n")[0]
+    words = first[2:].split()
+    return words[0] if first.startswith(b"#!") and words and words[0].startswith(b"/") else b""
 
 
 def rewrite_record(data: bytes, folder: bytes, moves: Moves, rewritten: Mapping[bytes, bytes]) -> bytes:
@@ -113,8 +146,9 @@ def rewrite(path: bytes, data: bytes, moves: Moves) -> bytes:
     Raises: RefusedError.
     """
     if _SCRIPTS.fullmatch(path):
-        return data if data.startswith(_ELF) or b"\0" in data else rewrite_script(data, moves)
-    if _NAMED.fullmatch(path):
+        is_script = data.startswith(b"#!") or b"\0" not in data
+        return rewrite_script(data, moves) if is_script and not data.startswith(_ELF) else data
+    if _NAMED.fullmatch(path) or (_SETTINGS.fullmatch(path) and b"\0" not in data):
         return replace_paths(data, moves)
     if _EDITABLE.fullmatch(path) and replace_paths(data, moves) != data:
         raise RefusedError(f"{_shown(path)} names its place: install that package without -e")
@@ -123,7 +157,7 @@ def rewrite(path: bytes, data: bytes, moves: Moves) -> bytes:
 
 def is_text(path: bytes) -> bool:
     """Whether a file is one that `rewrite` has to see."""
-    return any(pattern.fullmatch(path) for pattern in (_SCRIPTS, _NAMED, _EDITABLE))
+    return any(pattern.fullmatch(path) for pattern in (_SCRIPTS, _NAMED, _EDITABLE, _SETTINGS))
 
 
 def why_not(index: Index, *, is_relocatable: bool) -> str:
@@ -136,30 +170,32 @@ def why_not(index: Index, *, is_relocatable: bool) -> str:
     return ""
 
 
-def relocate(index: Index, tree_fd: int, moves: Moves, where: str) -> int:
+def relocate(index: Index, tree_fd: int, moves: Moves, where: str) -> list[str]:
     """Rewrites files in a folder that has just been unpacked from `index` and that nobody else sees.
 
-    Returns: how many files were changed. Raises: ConfigError when it cannot be, with the reason; StorageError.
+    Returns: what still names the old place, and scripts whose interpreter is not there, a line each.
+    Raises: ConfigError when it cannot be, with the reason; StorageError.
     """
     with LastFolder(tree_fd) as folders, map_os_errors(where):
         try:
-            return _relocate(index, folders, moves)
+            return _relocate(index, folders, moves, where)
         except RefusedError as error:
             raise ConfigError(
                 f"{where}: the environment cannot be moved there from {os.fsdecode(moves[0][0])}: {error}"
             ) from None
 
 
-def _relocate(index: Index, folders: LastFolder, moves: Moves) -> int:
+def _relocate(index: Index, folders: LastFolder, moves: Moves, where: str) -> list[str]:
+    told: list[str] = []
+    paths = {path for _, path in _paths(index)}
     rewritten: dict[bytes, bytes] = {}
     changed: dict[int, bytes] = {}  # by entry of the first name
     records: list[tuple[bytes, bytes]] = []  # and the folder of the packages
-    count = 0
     for entry, path in _paths(index):
         mode = index.modes[entry]
         first = entry if index.links[entry] == -1 else index.links[entry]
         if stat.S_ISLNK(mode):
-            count += _relink(index, entry, folders, moves)
+            _relink(index, entry, folders, moves)
             continue
         if not stat.S_ISREG(mode):
             continue
@@ -169,19 +205,24 @@ def _relocate(index: Index, folders: LastFolder, moves: Moves) -> int:
         if _LIBRARY.fullmatch(path) or _SCRIPTS.fullmatch(path):
             with _File(folders, path) as file:
                 _check_library(file, path, moves)
-        if not is_text(path):
+        is_program = index.sizes[entry] > MOST_TEXT_BYTES
+        if not is_text(path) or is_program:
+            with _File(folders, path) as file:
+                names_it = _names_place(file.read(0, _BYTES_LOOKED_AT), moves)
+            if names_it and first not in changed:
+                told.append(f"{_shown(path)} still names the old place")
             continue
-        if index.sizes[entry] > MOST_TEXT_BYTES:
-            continue  # a program
         with _File(folders, path) as file:
             data = file.read(0, MOST_TEXT_BYTES)
             made = rewrite(path, data, moves)
             if made != data:
                 file.write(made)
-                count += 1
                 rewritten[path] = changed[first] = made
             elif first in changed:  # by another name
                 rewritten[path] = made
+        starter = interpreter_of(made) if _SCRIPTS.fullmatch(path) else b""
+        if starter and not _is_there(starter, os.fsencode(where), paths):
+            told.append(f"{_shown(path)} is started by {_shown(starter)}, which is not there")
     for path, folder in records:
         with _File(folders, path) as file:
             data = file.read(0, MOST_TEXT_BYTES + 1)
@@ -190,8 +231,18 @@ def _relocate(index: Index, folders: LastFolder, moves: Moves) -> int:
             made = rewrite_record(data, folder, moves, rewritten)
             if made != data:
                 file.write(made)
-                count += 1
-    return count
+    return told
+
+
+def _names_place(data: bytes, moves: Moves) -> bool:
+    """Whether a text has an old path; of what is no text, as bytecode, nobody reads it."""
+    return b"\0" not in data and any(old in data for old, _ in moves) and replace_paths(data, moves) != data
+
+
+def _is_there(program: bytes, target: bytes, paths: Set[bytes]) -> bool:
+    """Whether an interpreter is in the tree, in what the tree lies over, or on this node."""
+    inside = program.removeprefix(target + b"/")
+    return (inside != program and inside in paths) or os.path.exists(program)
 
 
 def _paths(index: Index) -> Iterator[tuple[int, bytes]]:
@@ -202,12 +253,12 @@ def _paths(index: Index) -> Iterator[tuple[int, bytes]]:
         yield entry, paths[entry]
 
 
-def _relink(index: Index, entry: int, folders: LastFolder, moves: Moves) -> int:
+def _relink(index: Index, entry: int, folders: LastFolder, moves: Moves) -> None:
     """An absolute link to somewhere in a target."""
     target = index.targets[entry]
     made = replace_paths(target, moves)
     if not target.startswith(b"/") or made == target:
-        return 0
+        return
     path = index.path(entry)
     *above, name = path.split(b"/")
     fd = folders.open(tuple(above))
@@ -217,7 +268,6 @@ def _relink(index: Index, entry: int, folders: LastFolder, moves: Moves) -> int:
     if os.geteuid() == 0:
         os.chown(name, found.st_uid, found.st_gid, dir_fd=fd, follow_symlinks=False)
     os.utime(name, ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=fd, follow_symlinks=False)
-    return 1
 
 
 def _check_library(file: _File, path: bytes, moves: Moves) -> None:
@@ -267,7 +317,10 @@ class _File:
 
 
 def _first_lines(program: bytes, rest: bytes) -> bytes:
-    return b"#!/bin/sh\n'''exec' \"" + program + b'"' + rest + b"\n' '''\n"
+    quoted = b'"' + program + b'"'
+    if re.search(rb"[\"$`\\]", program):  # what the shell looks into, also between "
+        quoted = b"'" + program.replace(b"'", b"'\"'\"'") + b"'"
+    return b"#!/bin/sh\n'''exec' " + quoted + rest + b"\n' '''\n"
 
 
 def _shown(path: bytes) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 
 from bootseer.env.admissible import why_no_environment
 from bootseer.env.owning import owned_by
-from bootseer.env.relocate import relocate, why_not
+from bootseer.env.relocate import MOST_NAMED, relocate, why_not
 from bootseer.env.restore_call import Call
 from bootseer.env.restore_claim import claimed_at
 from bootseer.env.restore_move import Part, move
@@ -58,7 +58,10 @@ def unpack(call: Call, hot: Sequence[int], on_progress: Progress | None) -> bool
             for part in parts:
                 _fill(call, part, opened.blocks, hot, helpers, on_progress)
                 if moves:
-                    relocate(part.below.tree, part.staged.tree_fd, moves, part.claim.target)
+                    told = relocate(part.below.tree, part.staged.tree_fd, moves, part.claim.target)
+                    call.notes += [f"warning: moved to {part.claim.target}: {line}" for line in told[:MOST_NAMED]]
+                    if len(told) > MOST_NAMED:
+                        call.notes.append(f"warning: and {len(told) - MOST_NAMED} more files like these")
             call.before_move()
             move(call, parts)
         finally:

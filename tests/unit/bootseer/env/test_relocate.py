@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,12 +17,16 @@ from hypothesis import strategies as st
 from bootseer.env.relocate import (
     RefusedError,
     is_text,
+    relocate,
     replace_paths,
     rewrite,
     rewrite_record,
     rewrite_script,
     why_not,
 )
+from bootseer.testing.trees import MemoryPacks
+from bootseer.tree.building import build
+from bootseer.tree.from_folder import Folder
 from tests.made_trees import file, folder, make
 
 OLD, NEW = b"/opt/venv", b"/scratch/job/env"
@@ -114,8 +123,90 @@ def test_other_files_are_not_read(path: bytes) -> None:
 
 
 def test_programs_are_not_touched() -> None:
-    for data in (b"\x7fELF" + OLD + b"/lib", b"#!/opt/venv/bin/python\nPK\x03\x04\0\0"):
+    for data in (b"\x7fELF" + OLD + b"/lib", b"PK\x03\x04\0\0" + OLD):
         assert rewrite(b"bin/program", data, MOVES) == data
+
+
+def test_an_archive_that_python_runs_has_another_first_line_only() -> None:
+    data = b"#!/opt/venv/bin/python\nPK\x03\x04\0\0" + OLD
+    assert rewrite(b"bin/program", data, MOVES) == data.replace(b"#!/opt/venv", b"#!/scratch/job/env")
+
+
+BODY = b"import sys\n"
+SPACED = b"/opt/my venv"
+
+
+@pytest.mark.parametrize(
+    ("old", "command", "made"),
+    [
+        (OLD, b'"/opt/venv/bin/python" "$0" "$@"', b'"/scratch/job/env/bin/python" "$0" "$@"'),
+        (OLD, b'/opt/venv/bin/python "$0" "$@"', b'"/scratch/job/env/bin/python" "$0" "$@"'),
+        (OLD, b'\'/opt/venv/bin/python\' "$0" "$@"', b'"/scratch/job/env/bin/python" "$0" "$@"'),
+        (SPACED, b'\'/opt/my venv/bin/python\' "$0" "$@"', b'"/scratch/job/env/bin/python" "$0" "$@"'),
+        (b"/opt/it's", b'\'/opt/it\'"\'"\'s/bin/python\' "$0" "$@"', b'"/scratch/job/env/bin/python" "$0" "$@"'),
+        # uv venv --relocatable: from where the script is.
+        (OLD, b'"$(dirname -- "$(realpath -- "$0")")"/\'python\' "$0" "$@"', None),
+        (OLD, b'"$HOME/opt/venv/bin/python" "$0" "$@"', None),
+        (OLD, b'/usr/bin/python3 "$0" "$@"', None),
+    ],
+)
+def test_scripts_that_a_shell_starts(old: bytes, command: bytes, made: bytes | None) -> None:
+    data = b"#!/bin/sh\n'''exec' " + command + b"\n' '''\n" + BODY
+    expected = data if made is None else b"#!/bin/sh\n'''exec' " + made + b"\n' '''\n" + BODY
+    assert rewrite_script(data, [(old, NEW)]) == expected
+
+
+@pytest.mark.parametrize("name", ["it's $HOME", 'a "b"', "c `d`", "back\\slash", "plain place"])
+def test_what_is_made_is_started_by_a_real_shell(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    (place / "bin").mkdir(parents=True)
+    (place / "bin" / "python").symlink_to(sys.executable)
+    script = tmp_path / "script"
+    script.write_bytes(
+        rewrite_script(
+            b"#!/opt/venv/bin/python -I\nimport sys; print(sys.argv[1:])\n", [(OLD, os.fsencode(place))]
+        )
+    )
+    script.chmod(0o755)
+    run = subprocess.run([script, "x y", "z"], capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("['x y', 'z']\n", "")
+
+
+def test_settings_of_jupyter_and_the_like() -> None:
+    kernel = b'{"argv": ["/opt/venv/bin/python", "-m", "ipykernel_launcher"]}'
+    path = b"share/jupyter/kernels/python3/kernel.json"
+    assert is_text(path)
+    assert rewrite(path, kernel, MOVES) == kernel.replace(OLD, NEW)
+    assert rewrite(b"etc/tool.conf", b"home = /opt/venv\n", MOVES) == b"home = /scratch/job/env\n"
+    picture = b"\x89PNG\0/opt/venv"
+    assert rewrite(b"share/icon.png", picture, MOVES) == picture
+
+
+def test_what_still_names_the_old_place_and_who_is_not_started_is_told(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    site = old / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    (old / "bin").mkdir()
+    (old / "bin" / "python").write_text("")
+    (old / "bin" / "good").write_text(f"#!{old}/bin/python\n")
+    (old / "bin" / "lost").write_text(f"#!{old}/bin/python9\n")
+    (old / "bin" / "other").write_text("#!/nowhere/python\n")
+    (site / "build.py").write_text(f"PREFIX = '{old}'\n")
+    (site / "fine.py").write_text(f"PREFIX = '{old}er'\n")
+    packs = MemoryPacks()
+    built = build(Folder(os.fspath(old)), packs.put)
+    shutil.copytree(old, new)
+    fd = os.open(new, os.O_RDONLY)
+    try:
+        told = relocate(built.tree, fd, [(os.fsencode(old), os.fsencode(new))], os.fspath(new))
+    finally:
+        os.close(fd)
+    assert told == [
+        f"bin/lost is started by {new}/bin/python9, which is not there",
+        "bin/other is started by /nowhere/python, which is not there",
+        "lib/site-packages/build.py still names the old place",
+    ]
+    assert (new / "bin" / "good").read_text() == f"#!{new}/bin/python\n"
 
 
 def test_editable_installs() -> None:
