@@ -68,8 +68,9 @@ bench-guard: setup  ## this code against that of the last tag: launch, restart, 
 man: $(MAN_READY)  ## man pages and completions of shells, in share/
 	@$(BIN)/python -m launcher.manual share
 
-record-parity: setup  ## record what the pinned torchrun does, for the parity suite
-	$(BIN)/python -m tests.parity.record
+record-parity: setup  ## record what torchrun does, the pinned one or TORCH=x, for the parity suite
+	$(BIN)/python -m tests.parity.record $(if $(TORCH),--missing --torch $(TORCH))
+	$(BIN)/python -m tests.parity.options_of $(or $(TORCH),$$($(BIN)/python -c "from importlib import metadata; print(metadata.version('torch').partition('+')[0])"))
 
 clean:  ## remove what can be made again
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -46,6 +46,9 @@ TITLES = {
 }
 
 
+FILES_TOO = "complete -o bashdefault -o default -F"
+
+
 class Parser(argparse.ArgumentParser):
     """Leaves our own flags out of prefix matching."""
 
@@ -134,6 +137,16 @@ def _add(group: argparse._ArgumentGroup, flag: Flag, given: str | None) -> None:
         )
         return
     default = flag.default if given is None else given
+    if flag.dest == "print_completion":
+        group.add_argument(
+            *flag.spellings,
+            dest=flag.dest,
+            action=_PrintCompletion,
+            choices=flag.choices,
+            metavar=flag.metavar,
+            help=text,
+        )
+        return
     group.add_argument(
         *flag.spellings,
         dest=flag.dest,
@@ -171,6 +184,28 @@ def _make_formatter(prog: str) -> argparse.HelpFormatter:
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) >= 40 else 110
     return _Formatter(prog, max_help_position=30, width=width)
+
+
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: object, *__: object) -> None:
+        if not isinstance(shell, str):  # a bare --
+            parser.error("argument --print-completion: expected one argument")
+        try:
+            text = complete(get_args_parser({}, "bootrun", needs_script=False), shell)
+        except ModuleNotFoundError:
+            parser.exit(
+                1, f"{parser.prog}: error: --print-completion needs shtab: pip install 'bootseer[completion]'\n"
+            )
+        sys.stdout.write(text)
+        parser.exit(0)
+
+
+def complete(parser: argparse.ArgumentParser, shell: str) -> str:
+    """What this shell needs to complete a program. Raises: ModuleNotFoundError without shtab."""
+    import shtab
+
+    # Words that no parser knows, as a script's, are names of files: without -o default bash offers nothing.
+    return shtab.complete(parser, shell=shell).replace("complete -o bashdefault -F", FILES_TOO) + "\n"
 
 
 class _Version(argparse.Action):

@@ -61,14 +61,18 @@ def count_cpus() -> int:
 
 
 def narrow_devices(environ: Mapping[str, str], local_rank: int) -> str:
-    """CUDA_VISIBLE_DEVICES that shows a rank its own device only, as its device 0."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    """CUDA_VISIBLE_DEVICES (and HIP_VISIBLE_DEVICES, where it is set) that shows a rank its own device only.
+
+    As its device 0. HIP's variable wins over CUDA's, as it does on ROCm.
+    """
+    name = "HIP_VISIBLE_DEVICES" if environ.get("HIP_VISIBLE_DEVICES") else "CUDA_VISIBLE_DEVICES"
+    visible = environ.get(name)
     if visible is None:
         return str(local_rank)
     devices = visible.split(",")
     if local_rank >= len(devices):
         raise ConfigError(
-            f"--virtual-local-rank: local rank {local_rank} has no device in CUDA_VISIBLE_DEVICES={visible}; "
+            f"--virtual-local-rank: local rank {local_rank} has no device in {name}={visible}; "
             "lower --nproc-per-node or make more devices visible"
         )
     return devices[local_rank].strip()

@@ -126,6 +126,19 @@ FLAGS: tuple[Flag, ...] = (
         help="the same for stderr and filtered_stderr.log",
     ),
     _theirs(
+        "--log-line-prefix-template",
+        default="",
+        metavar="TEXT",
+        help="what stands before lines that --tee copies: ${role_name}, ${local_rank}, ${rank}, ${hostname} and "
+        "text (TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE; default [${role_name}${local_rank}]:)",
+    ),
+    _theirs(
+        "--print-completion",
+        env=False,
+        choices=("bash", "zsh", "tcsh", "fish", "powershell"),
+        help="print what this shell needs to complete the words of bootrun, and end",
+    ),
+    _theirs(
         "--node-rank", kind=int, default=NotGiven(0), metavar="N", help="place of this node; honoured for c10d too"
     ),
     _theirs("--master-addr", default="127.0.0.1", metavar="HOST", help="static: host of node 0"),

@@ -14,13 +14,12 @@ import sys
 from typing import Any
 
 from bootseer.errors import UsageError
-from launcher.cli import get_args_parser
+from launcher.cli import complete, get_args_parser
 from launcher.commands import EXAMPLES, GROUPS
 from launcher.status.command import make_parser as status_parser
 from launcher.warm.options import make_parser
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
-FILES_TOO = "complete -o bashdefault -o default -F"
 USAGE = """\
 examples:
   bootseer completion bash > ~/.local/share/bash-completion/completions/bootrun
@@ -45,14 +44,6 @@ def main(argv: list[str]) -> int:
     except BrokenPipeError:  # who reads it has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def complete(parser: argparse.ArgumentParser, shell: str) -> str:
-    """What this shell needs to complete a program. Raises: ModuleNotFoundError without shtab."""
-    import shtab
-
-    # Words that no parser knows, as a script's, are names of files: without -o default bash offers nothing.
-    return shtab.complete(parser, shell=shell).replace("complete -o bashdefault -F", FILES_TOO) + "\n"
 
 
 def _own_parser() -> argparse.ArgumentParser:

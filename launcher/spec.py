@@ -216,7 +216,8 @@ def build_spec(
         stdout_filters=tuple(args.duplicate_stdout_filters),
         stderr_filters=tuple(args.duplicate_stderr_filters),
         log_dir=args.log_dir,
-        log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        log_line_prefix_template=args.log_line_prefix_template
+        or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         event_log_handler=args.event_log_handler,
         numa_binding=args.numa_binding,
         virtual_local_rank=args.virtual_local_rank,

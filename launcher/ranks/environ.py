@@ -92,4 +92,6 @@ def rank_environ(
     }
     if visible_devices is not None:
         environ["CUDA_VISIBLE_DEVICES"] = visible_devices
+        if inherited.get("HIP_VISIBLE_DEVICES"):
+            environ["HIP_VISIBLE_DEVICES"] = visible_devices
     return environ

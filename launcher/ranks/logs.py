@@ -115,14 +115,14 @@ def _plan_rank(directory: str, redirect: int, tee: int, shown: bool) -> RankLogs
 
 
 def line_prefix(template: str | None, role: str, rank: int, local_rank: int, node: str = "") -> bytes:
-    """What stands before each copied line; `template` is TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, ours: ${node}."""
-    if template is None:
+    """What stands before each copied line; `template` is --log-line-prefix-template, ours: ${node}."""
+    if not template:
         text = f"[{role}{local_rank}]:"
     else:
         import string  # rarely needed, so not for every start
 
         text = string.Template(template).safe_substitute(
-            role_name=role, rank=rank, local_rank=local_rank, node=node
+            role_name=role, rank=rank, local_rank=local_rank, hostname=os.uname().nodename, node=node
         )
     return text.encode(errors="surrogateescape")
 

@@ -96,6 +96,8 @@ def find_meeting(args: argparse.Namespace, conf: Mapping[str, str], warnings: li
 
 def read_timing(conf: Mapping[str, str], backend: str) -> Timing:
     """The numbers of --rdzv-conf; `timeout` is how long a static job gathers, as in torchrun."""
+    if backend == "c10d":
+        _number(conf, "cas_backoff_max_seconds", 0.0)  # of torch's store: there is none here, a wrong one is told
     waits = "timeout" if backend == "static" and "join_timeout" not in conf else "join_timeout"
     return Timing(
         join_timeout_s=_number(conf, waits, 900.0 if waits == "timeout" else 600.0, positive=True),

@@ -1,7 +1,8 @@
 """bootrun reads every command line that torchrun reads, and reads it alike.
 
 Both parsers get the same argv: each prefix of each option string in all forms, random command lines, PET_*
-variables. What must agree is the namespace (without our own values) or the exit status.
+variables. What must agree is the namespace (without our own values) or the exit status. It is compared with the
+newest torchrun; the ones before, down to the installed, read the same but for the options that they do not have.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import difflib
 import io
 from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -21,10 +23,15 @@ from torch.distributed import run as torchrun
 from bootseer.errors import BootseerError
 from launcher.cli import get_args_parser
 from launcher.flags import FLAGS
+from tests.parity import options_of
 
 OWN = frozenset(flag.dest for flag in FLAGS if flag.ours)
 OWN_SPELLINGS = [name for flag in FLAGS if flag.ours for name in flag.spellings] + ["--version"]
+VERSIONS = ("2.13.0", "2.14.1", "2.15.0")
 THEIRS = torchrun.get_args_parser()
+options_of.add_missing(THEIRS, VERSIONS[-1])
+INSTALLED = torchrun.get_args_parser()
+NEWER = frozenset(action.dest for action in THEIRS._actions) - {action.dest for action in INSTALLED._actions}
 OURS = get_args_parser({})
 OPTIONS = sorted(name for action in THEIRS._actions for name in action.option_strings)
 PREFIXES = sorted({name[:length] for name in OPTIONS for length in range(1, len(name) + 1)})
@@ -55,6 +62,7 @@ def without_words() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(difflib, "get_close_matches", lambda *_: [])
         patch.setattr(THEIRS, "format_usage", str)
+        patch.setattr(INSTALLED, "format_usage", str)
         yield
 
 
@@ -96,6 +104,29 @@ def test_every_prefix_is_read_alike(prefix: str) -> None:
         if not any(part.split("=", 1)[0] in OWN_SPELLINGS for part in argv):
             theirs, ours = both(*argv)
             assert ours == theirs, argv
+
+
+def test_the_recorded_options_are_those_of_the_installed_torchrun() -> None:
+    recorded = options_of.load()
+    assert tuple(recorded) == VERSIONS
+    assert recorded[metadata.version("torch").partition("+")[0]] == options_of.read("")
+    assert recorded["2.14.1"] == recorded["2.15.0"], "one parser stands for both"
+
+
+@pytest.mark.parametrize("prefix", [name for name in PREFIXES if any(known.startswith(name) for known in OPTIONS)])
+def test_older_versions_read_the_same_but_for_what_they_do_not_have(prefix: str) -> None:
+    meant = {action.dest for name, action in THEIRS._option_string_actions.items() if name.startswith(prefix)}
+    if meant & NEWER or not prefix.startswith("--"):
+        return  # a prefix of an option that they do not have, which may be one of another there
+    for argv in ([prefix, "1", "script.py"], [f"{prefix}=node", "script.py"]):
+        older = outcome(lambda argv=argv: INSTALLED.parse_args(argv))
+        ours = outcome(lambda argv=argv: OURS.parse_args(argv))
+        if ours[0] == "read":
+            values = {
+                name: value for name, value in vars(OURS.parse_args(argv)).items() if name not in OWN | NEWER
+            }
+            ours = "read", values
+        assert older == ours, argv
 
 
 def test_there_is_something_to_compare() -> None:
@@ -169,8 +200,13 @@ def variables(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def both_with(environ: Mapping[str, str], *argv: str) -> tuple[Outcome, Outcome]:
+    def parse() -> argparse.Namespace:
+        parser = torchrun.get_args_parser()
+        options_of.add_missing(parser, VERSIONS[-1])
+        return parser.parse_args(argv)
+
     with variables(environ):
-        theirs = outcome(lambda: torchrun.parse_args(argv))
+        theirs = outcome(parse)
     return theirs, outcome(lambda: get_args_parser(environ).parse_args(argv))
 
 

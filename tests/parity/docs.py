@@ -9,11 +9,13 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from typing import Any
 
 from launcher.flags import FLAGS, Flag
+from tests.parity import options_of
 from tests.parity.model import Better, Probe
 from tests.parity.probes import PROBES, SUBJECTS
-from tests.parity.record import load, path_of
+from tests.parity.record import is_later, load, path_of
 
 PATH = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "torchrun.md")
 
@@ -26,6 +28,13 @@ Python {python}) and by bootrun, with and without rank hooks; what both show is 
 that every compared fact is the same. *deliberately better* is a difference that is meant; it is checked as well.
 
 Run the probes with `pytest tests/parity`; record torchrun's side anew with `make record-parity`.
+"""
+
+VERSIONS_SAID = """
+
+bootrun reads what the newest does, also where a new option makes a prefix of another ambiguous. Probes that are
+recorded of each version: {counts}; bootrun runs each once and is compared with all of them. The default binding to
+NUMA nodes is none in all these versions. `make record-parity TORCH=2.15.0` records a version.
 """
 
 WRONG_USE = """\
@@ -74,6 +83,7 @@ def generate() -> str:
     recorded = load(path_of(metadata.version("torch")))
     parts = [
         HEAD.format(torch=recorded["torch"], python=recorded["python"]),
+        "## Versions of torchrun\n\n" + _versions(),
         "## Flags of torchrun\n\n" + WRONG_USE + _flags(),
         "## Flags of bootrun only\n\nThey match only in full, so no abbreviation of torchrun's flags changes its "
         "meaning.\n\n" + _own_flags(),
@@ -83,6 +93,34 @@ def generate() -> str:
         "## Warts of torchrun\n\nEach has a test in tests/integration/test_warts.py.\n\n" + _warts(),
     ]
     return "\n".join(parts)
+
+
+def _versions() -> str:
+    """What not all versions have, by their recorded options and by the probes."""
+    recorded = options_of.load()
+    versions = sorted(recorded, key=lambda text: tuple(map(int, text.split("."))))
+    rows = [f"| what | {' | '.join(versions)} | bootrun |", "|---" * (len(versions) + 2) + "|"]
+    names = {
+        name: {v for v in versions if name in _options(recorded[v])}
+        for v in versions
+        for name in _options(recorded[v])
+    }
+    for name, having in names.items():
+        if len(having) < len(versions):
+            rows.append(_version_row(f"`{name}`", [v in having for v in versions]))
+    for probe in PROBES:
+        if probe.since and not any(name in names and len(names[name]) < len(versions) for name in probe.flags):
+            rows.append(_version_row(_cell(probe.shows), [not is_later(probe.since, v) for v in versions]))
+    counts = ", ".join(f"{v}: {len(load(path_of(v))['probes'])}" for v in versions)
+    return "\n".join(rows) + VERSIONS_SAID.format(counts=counts)
+
+
+def _options(recorded: list[dict[str, Any]]) -> list[str]:
+    return [option["names"][0] for option in recorded]
+
+
+def _version_row(what: str, having: list[bool]) -> str:
+    return f"| {what} | {' | '.join('yes' if has else '-' for has in having)} | yes |"
 
 
 def _flags() -> str:

@@ -130,6 +130,7 @@ class Probe(NamedTuple):
     starter: str = ""  # Python that sets a state of the process in which the launcher begins; "" is none
     python_bound: bool = False  # depends on the version of argparse: only replayed with the recorded Python
     needs_torch: bool = False
+    since: str = ""  # torch version that has it first
 
     def digest(self) -> str:
         """Changes when the probe does something else, so that an old recording is noticed."""

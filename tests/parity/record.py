@@ -11,9 +11,11 @@ import json
 import os
 import platform
 import sys
+import tempfile
 from importlib import metadata
 from typing import Any
 
+from tests.parity import overlay
 from tests.parity.compare import compare
 from tests.parity.model import Observation, Probe
 from tests.parity.probes import BY_NAME, PROBES
@@ -37,12 +39,18 @@ def load(path: str) -> dict[str, Any]:
     return data
 
 
-def record(probe: Probe, rounds: int) -> tuple[Observation, list[str]]:
+def is_later(since: str, version: str) -> bool:
+    """Whether a torch version does not have what came with another one."""
+    numbers = [tuple(map(int, text.partition("+")[0].split("."))) for text in (since or "0", version)]
+    return numbers[0] > numbers[1]
+
+
+def record(probe: Probe, rounds: int, torchrun: str = TORCHRUN) -> tuple[Observation, list[str]]:
     """What torchrun shows, and what was not the same in each round."""
-    first = json.loads(json.dumps(run(probe, [TORCHRUN])))
+    first = json.loads(json.dumps(run(probe, [torchrun])))
     unstable: list[str] = []
     for _ in range(rounds - 1):
-        again = json.loads(json.dumps(run(probe, [TORCHRUN])))
+        again = json.loads(json.dumps(run(probe, [torchrun])))
         unstable += compare(first, again, ()).unexplained
     return first, unstable
 
@@ -53,20 +61,31 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="probes to record (default: all)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--missing", action="store_true", help="only probes that are new or have changed")
+    parser.add_argument("--torch", default="", help="another version than the installed one (overlay.py)")
+    parser.add_argument("--wheel", default="", help="of that version; default: pip brings it")
     args = parser.parse_args()
-    version = metadata.version("torch")
+    version = args.torch or metadata.version("torch")
+    with tempfile.TemporaryDirectory(prefix="parity-torch-") as folder:
+        torchrun = overlay.make(version, folder, args.wheel) if args.torch else TORCHRUN
+        return record_all(args, version, torchrun)
+
+
+def record_all(args: argparse.Namespace, version: str, torchrun: str) -> int:
+    """The probes that were asked for, by one torchrun."""
     path = path_of(version)
     data = load(path)
     data.update(torch=version.partition("+")[0], python=platform.python_version())
     known = data["probes"]
     for name in set(known) - set(BY_NAME):
         del known[name]
-    chosen = [probe for probe in PROBES if not args.names or probe.name in args.names]
+    has_it = [probe for probe in PROBES if not is_later(probe.since, version)]
+    chosen = [probe for probe in has_it if not args.names or probe.name in args.names]
+    chosen.sort(key=lambda probe: probe.since == "")  # what is new first
     if args.missing:
         chosen = [probe for probe in chosen if known.get(probe.name, {}).get("digest") != probe.digest()]
     bad = 0
     for number, probe in enumerate(chosen, 1):
-        observation, unstable = record(probe, args.rounds)
+        observation, unstable = record(probe, args.rounds, torchrun)
         print(f"{number}/{len(chosen)} {probe.name}", *unstable, sep="\n    ", flush=True)
         bad += bool(unstable)
         known[probe.name] = {"digest": probe.digest(), "observation": observation}

@@ -1,8 +1,9 @@
 """Every probe through bootrun, its ranks exec'd, forked or without hooks, against torchrun when it was recorded.
 
 Some probes run through torchrun itself each time. A difference that no probe declares is a failure, and so is a
-declared one that is not there any more. To fork ranks with torch takes its import each time: of the probes that do
-not use it only every fourth has it, and all with BOOTSEER_CAMPAIGN=full.
+declared one that is not there any more. bootrun runs a probe once for the recordings of all torch versions. To
+fork ranks with torch takes its import each time: of the probes that do not use it only every fourth has it, and
+all with BOOTSEER_CAMPAIGN=full.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import pytest
 from tests.parity.compare import Verdict, compare
 from tests.parity.model import Observation, Probe
 from tests.parity.probes import PROBES
-from tests.parity.record import load, path_of
+from tests.parity.record import is_later, load, path_of
 from tests.parity.runner import run
 from tests.support import BOOTRUN, TORCHRUN
 
-PATH = path_of(metadata.version("torch"))
+INSTALLED = metadata.version("torch").partition("+")[0]
+PATH = path_of(INSTALLED)
 RECORDED = load(PATH)
+# Of newer versions a part of the probes may be recorded; what is new in them is.
+NEWER = {version: load(path_of(version)) for version in ("2.14.1", "2.15.0")}
 SAME_PYTHON = RECORDED.get("python", "").split(".")[:2] == platform.python_version().split(".")[:2]
 LIVE = [probe for probe in PROBES if probe.live]
 Verdicts = dict[tuple[str, str], Verdict]
@@ -39,7 +43,7 @@ WITH_TORCH = {probe.name for number, probe in enumerate(PROBES) if IS_FULL or pr
 
 def check(probe: Probe, way: str, theirs: Observation, ours: Observation, verdicts: Verdicts) -> None:
     """Compares, counts and fails with every unexplained fact."""
-    hooks = "off" if way == "bare" else "auto"
+    hooks = "off" if way.startswith("bare") else "auto"
     better = [rule for rule in probe.better if rule.hooks in ("", hooks)]
     verdict = compare(theirs, json.loads(json.dumps(ours)), better)
     verdicts[probe.name, way] = verdict
@@ -55,7 +59,10 @@ def test_bootrun_shows_what_torchrun_showed(probe: Probe, way: str, verdicts: Ve
         pytest.skip(f"recorded with Python {RECORDED['python']}")
     preload = ["--preload", "none"] if way == "fork" and probe.name not in WITH_TORCH else []
     ours = run(probe, [BOOTRUN, *WAYS[way], *preload])
-    check(probe, way, RECORDED["probes"][probe.name]["observation"], ours, verdicts)
+    for version, recorded in {INSTALLED: RECORDED, **NEWER}.items():
+        if probe.name in recorded["probes"]:
+            key = way if version == INSTALLED else f"{way}-{version}"
+            check(probe, key, recorded["probes"][probe.name]["observation"], ours, verdicts)
 
 
 @pytest.mark.slow
@@ -69,9 +76,19 @@ def test_torchrun_itself_still_shows_the_same(probe: Probe, verdicts: Verdicts) 
 
 def test_every_probe_is_recorded_as_it_is_now() -> None:
     known = RECORDED["probes"]
-    assert set(known) == {probe.name for probe in PROBES}, "run `make record-parity`"
-    old = [probe.name for probe in PROBES if known[probe.name]["digest"] != probe.digest()]
+    there = [probe for probe in PROBES if not is_later(probe.since, INSTALLED)]
+    assert set(known) == {probe.name for probe in there}, "run `make record-parity`"
+    old = [probe.name for probe in there if known[probe.name]["digest"] != probe.digest()]
     assert not old, f"changed since they were recorded, run `make record-parity`: {old}"
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_what_is_new_in_a_version_is_recorded_and_nothing_is_out_of_date(version: str) -> None:
+    known = NEWER[version]["probes"]
+    new = {probe.name for probe in PROBES if probe.since and not is_later(probe.since, version)}
+    assert new <= set(known), f"run `make record-parity TORCH={version}`"
+    old = [probe.name for probe in PROBES if probe.name in known and known[probe.name]["digest"] != probe.digest()]
+    assert not old, f"changed since they were recorded, run `make record-parity TORCH={version}`: {old}"
 
 
 def test_enough_probes() -> None:

@@ -245,6 +245,24 @@ PROBES = (
         "rest",
         "--rdzv-conf",
     ),
+    wrong(
+        "bad-cas-backoff",
+        "--rdzv-conf cas_backoff_max_seconds that is not finite",
+        (
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:{port}"),
+            *("--rdzv-conf", "cas_backoff_max_seconds=inf", "{script}"),
+        ),
+        "cas_backoff_max_seconds",
+        "--rdzv-conf",
+    )._replace(since="2.15.0"),
+    Probe(
+        "print-completion",
+        "--print-completion needs no script",
+        ("--print-completion", "zsh"),
+        facts=("status",),
+        flags=("--print-completion",),
+        since="2.14.1",
+    ),
     wrong("bad-restarts", "--max-restarts=-1", (*STANDALONE, "--max-restarts", "-1", "{script}"), "restarts"),
     wrong(
         "bad-interval",
