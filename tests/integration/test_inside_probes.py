@@ -41,8 +41,14 @@ def start(program: Programs, tmp_path: Path) -> Start:
     for name in ("torch", "torch/_inductor"):
         (tmp_path / name / "__init__.py").touch()
 
-    def run(script: str = SCRIPT, module: str = MODULE, *, variables: dict[str, str] | None = None) -> Run:
-        (tmp_path / "torch" / "_inductor" / "cpu_vec_isa.py").write_text(module)
+    def run(
+        script: str = SCRIPT,
+        module: str = MODULE,
+        *,
+        name: str = "cpu_vec_isa",
+        variables: dict[str, str] | None = None,
+    ) -> Run:
+        (tmp_path / "torch" / "_inductor" / f"{name}.py").write_text(module)
         (tmp_path / "rank.py").write_text(script)
         env = {Probes.VARIABLE: "1"} if variables is None else variables
         words = [sys.executable, "-B", "-u", INSIDE, "script", "", *IDENTITY]
@@ -99,3 +105,68 @@ def test_an_import_that_failed_is_waited_for_again(start: Start) -> None:
     first += "try:\n    import torch._inductor.cpu_vec_isa\nexcept ImportError as error:\n    print(error)\n"
     assert said(start(first + "sys.second = 1\n" + SCRIPT, module)) == ["not yet", *PLAIN, "[]"]
     assert said(start(first + "sys.second = 1\n" + SCRIPT, module)) == ["not yet", *MARKED, "[]"]
+
+
+# ---- headers ---------------------------------------------------------------------------------------------------
+
+# As torch has it: before a kernel is looked for, the headers that it would be compiled with are.
+CODECACHE = """
+import functools, os
+@functools.cache
+def _precompile_header(header, hashable_cmd_line, **compile_command):
+    print("header", header, hashable_cmd_line, compile_command)
+    return "/tmp/made.h"
+class CppCodeCache:
+    @classmethod
+    def load_async(cls, main_path):
+        flags = [_precompile_header(each, "g++", device_type="cpu") for each in ("torch/a.h", "torch/b.h")]
+        if not os.path.exists(main_path[:-4] + ".so"):
+            print("kernel", flags)
+        return flags
+def package(main_path):
+    return _precompile_header("torch/aoti.h", "g++")
+"""
+KERNELS = """
+import sys
+from torch._inductor import codecache
+for name in ("there", "new", "there"):
+    print(name, codecache.CppCodeCache.load_async(f"{sys.argv[1]}/{name}.main.cpp"))
+print(codecache.package(f"{sys.argv[1]}/there.main.cpp"))
+"""
+COMPILES = [
+    "header torch/a.h g++ {'device_type': 'cpu'}",
+    "header torch/b.h g++ {'device_type': 'cpu'}",
+]
+NEW = ["kernel ['/tmp/made.h', '/tmp/made.h']", "new ['/tmp/made.h', '/tmp/made.h']"]
+PACKAGE = ["header torch/aoti.h g++ {}", "/tmp/made.h"]
+
+
+@pytest.mark.xfail(strict=True, reason="headers are compiled for kernels that are there")
+def test_no_header_is_compiled_for_a_kernel_that_is_there(start: Start, tmp_path: Path) -> None:
+    """Its name stands for it: a compiler that was called all the same would find it where torch's headers are."""
+    (tmp_path / "cache/there.main.so").touch()
+    there = "there ['torch/a.h', 'torch/b.h']"
+    run = start(KERNELS, CODECACHE, name="codecache")
+    assert said(run) == [there, *COMPILES, *NEW, there, *PACKAGE]
+
+
+def test_without_kept_caches_torch_compiles_its_headers(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "cache/there.main.so").touch()
+    there = "there ['/tmp/made.h', '/tmp/made.h']"
+    run = start(KERNELS, CODECACHE, name="codecache", variables={})
+    assert said(run) == [*COMPILES, there, *NEW, there, *PACKAGE]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        CODECACHE.replace("_precompile_header", "_precompiled"),
+        CODECACHE.replace("(header, hashable_cmd_line,", "(kind, header, hashable_cmd_line='',"),
+        CODECACHE.replace("main_path", "path"),
+    ],
+    ids=["another function", "other arguments", "another caller"],
+)
+def test_a_torch_that_has_other_headers_is_left_alone(start: Start, tmp_path: Path, module: str) -> None:
+    (tmp_path / "cache/there.main.so").touch()
+    plain = said(start(KERNELS, module, name="codecache", variables={}))
+    assert said(start(KERNELS, module, name="codecache")) == plain
