@@ -80,10 +80,13 @@ class Node:
             raise BenchError(f"nothing was kept: {done.line}; {self.caches.notes}")
         return done.generation
 
-    def train(self, model: Model, *, kill: Callable[[], bool] | None = None) -> Steps | None:
-        """A job of RANKS ranks. With `kill` rank 0 is killed when it says so, and there is no result."""
+    def train(self, model: Model, *, kill: Callable[[], bool] | None = None, keeps: bool = True) -> Steps | None:
+        """A job of RANKS ranks. With `kill` rank 0 is killed when it says so, and there is no result.
+
+        Args: keeps: with first-step caches; else torch has its own in the node's temporary folder.
+        """
         words = [BOOTRUN, "--standalone", "--nproc-per-node", str(RANKS)]
-        out, job = self._start([*words, os.path.join(HERE, "compile_rank.py")], model)
+        out, job = self._start([*words, os.path.join(HERE, "compile_rank.py")], model, keeps)
         try:
             if kill is None:
                 _wait(job)
@@ -114,7 +117,9 @@ class Node:
     def close(self) -> None:
         self.caches.close()
 
-    def _start(self, words: Sequence[str], model: Model | None) -> tuple[str, subprocess.Popen[bytes]]:
+    def _start(
+        self, words: Sequence[str], model: Model | None, keeps: bool = True
+    ) -> tuple[str, subprocess.Popen[bytes]]:
         out = os.path.join(self.folder, "jobs", str(self._jobs))
         self._jobs += 1
         os.makedirs(out)
@@ -123,7 +128,7 @@ class Node:
             job = subprocess.Popen(
                 [*BOUND, *words, out, *sizes],
                 cwd=self.folder,
-                env=self.environ | self.caches.variables,
+                env=self.environ | (self.caches.variables if keeps else {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -24,6 +24,7 @@ class Trained(NamedTuple):
     crashed: Steps  # on a fresh node after the crash
     finished: int  # files that were finished when the rank was killed
     lost: int  # of these, those that the fresh node did not get
+    plain: Steps  # cold, without first-step caches
 
 
 class Restored(NamedTuple):
@@ -43,15 +44,21 @@ class Built(NamedTuple):
     is_rebuilt: bool
 
 
-def train(place: str, keys: str, model: Model, share: float) -> Trained:
-    """The model, cold, restored, and after a crash. Args: share: of what is compiled, when a rank is killed."""
+def train(place: str, keys: str, model: Model, share: float, is_plain_first: bool = True) -> Trained:
+    """The model, without caches, cold, restored, and after a crash.
+
+    Args: share: of what is compiled, when a rank is killed; is_plain_first: or after the cold one.
+    """
     store = os.path.join(place, "store")
+    plain = train_plain(place, keys, model) if is_plain_first else None
     first = Node(os.path.join(place, "ada"), store, keys)
     first.seed()
     cold = first.train(model)
     compiled = len(objects_of(first))
     first.capture()
     first.close()
+    if plain is None:
+        plain = train_plain(place, keys, model)
     second = Node(os.path.join(place, "bob"), store, keys)
     seeded = second.caches.seed()
     restored = second.train(model)
@@ -79,9 +86,20 @@ def train(place: str, keys: str, model: Model, share: float) -> Trained:
         raise BenchError("a job that nobody killed has no result")
     if not cold.misses or not seeded.files:
         raise BenchError(f"a cold start found caches, or a restored one none: {cold}, {seeded}")
-    if not cold.losses == restored.losses == crashed.losses:
-        raise BenchError(f"caches changed the losses: {cold.losses}, {restored.losses}, {crashed.losses}")
-    return Trained(cold, restored, seeded.took_s, seeded.size, crashed, len(finished), lost)
+    if not plain.losses == cold.losses == restored.losses == crashed.losses:
+        found = (plain.losses, cold.losses, restored.losses, crashed.losses)
+        raise BenchError(f"caches changed the losses: {found}")
+    return Trained(cold, restored, seeded.took_s, seeded.size, crashed, len(finished), lost, plain)
+
+
+def train_plain(place: str, keys: str, model: Model) -> Steps:
+    """The model on a node that has nothing, as it is without Bootseer's caches."""
+    node = Node(os.path.join(place, "tom"), os.path.join(place, "unused"), keys)
+    found = node.train(model, keeps=False)
+    node.close()
+    if found is None or not found.misses:
+        raise BenchError(f"a start without caches has no result, or found some: {found}")
+    return found
 
 
 def train_and_restore(place: str, keys: str, model: Model) -> Restored:

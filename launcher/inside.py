@@ -625,34 +625,29 @@ def write_private(path: str, text: str) -> None:
         os.close(fd)
 
 
-# ---- probes of inductor ------------------------------------------------------------------------------------
+# ---- kept caches of inductor -------------------------------------------------------------------------------
 
 
-class Probes:
-    """Inductor's test libraries are loaded once for a cache, where the cache is kept (first-step caches).
+class Replacing:
+    """Exchanges what a module has, once it is imported; waits for that as FirstStep does.
 
-    At each start inductor runs a process for each set of vector instructions, to see whether a library with them
-    can be loaded: a second, half of a first step whose graphs are all there. Those that could be are marked in the
-    cache, beside them; it is bound to versions and processor. Marked ones are not tried again. No key of inductor
-    changes by it. Waits for the module as FirstStep does; where torch does it in another way, nothing happens.
+    Args: replace: gets the module; where that is not as it is known, nothing happens.
     """
 
-    VARIABLE = "BOOTSEER_MARK_PROBES"
-    MODULE = "torch._inductor.cpu_vec_isa"
-    MARK = ".loads"
-
-    def __init__(self) -> None:
+    def __init__(self, module: str, replace: "Callable[[Any], None]") -> None:
+        self._module = module
+        self._replace = replace
         self._lock = None  # type: Any
 
     def install(self) -> None:
-        if self.MODULE in sys.modules:
+        if self._module in sys.modules:
             self.replace()
         else:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, *_where: "Any") -> None:
         """Part of the protocol of sys.meta_path: "not found here"."""
-        if name != self.MODULE or self._lock is not None:
+        if name != self._module or self._lock is not None:
             return
         try:
             locks = sys.modules["_frozen_importlib"]._module_locks
@@ -663,41 +658,85 @@ class Probes:
             pass
 
     def replace(self) -> None:
-        """Puts ours in place of the function that runs such a process."""
         try:
-            kind = sys.modules[self.MODULE].VecISA
-            if self in sys.meta_path and sys.modules["_thread"]._count() == 0:
-                sys.meta_path.remove(self)
-            plain = kind._probe_load
-            if plain.__code__.co_varnames[: plain.__code__.co_argcount] == ("self", "output_path"):
-                kind._probe_load = self._make_probe(plain)
-        except Exception:
+            self._replace(sys.modules[self._module])
+        except KeyError:
             self._lock = None  # the import failed; there may be another one
+            return
+        except Exception:
+            pass
+        if self in sys.meta_path and sys.modules["_thread"]._count() == 0:
+            sys.meta_path.remove(self)
 
-    def _make_probe(self, plain: "Callable[..., bool]") -> "Callable[..., bool]":
-        # What it needs is in cells, as for files.
-        mark, system, errors = self.MARK, os, OSError
 
-        def probe(isa: "Any", output_path: str) -> bool:
-            path = output_path + mark
+def _parameters_of(function: "Any") -> "Tuple[str, ...]":
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount]  # type: ignore[no-any-return]
+
+
+def mark_probes(module: "Any") -> None:
+    """Inductor's test libraries are loaded once for a cache.
+
+    At each start inductor runs a process for each set of vector instructions, to see whether a library with them
+    can be loaded: a second, half of a first step whose graphs are all there. Those that could be are marked in the
+    cache, beside them; it is bound to versions and processor. Marked ones are not tried again.
+    """
+    kind = module.VecISA
+    plain = kind._probe_load
+    if _parameters_of(plain) != ("self", "output_path"):
+        return
+    # What it needs is in cells, as for files.
+    mark, system, errors = ".loads", os, OSError
+
+    def probe(isa: "Any", output_path: str) -> "Any":
+        path = output_path + mark
+        try:
+            system.stat(path)
+            return True
+        except errors:
+            pass
+        is_loaded = plain(isa, output_path)
+        if is_loaded is True:
             try:
-                system.stat(path)
-                return True
+                fd = system.open(path, system.O_WRONLY | system.O_CREAT | system.O_CLOEXEC, 0o600)
+                try:
+                    system.write(fd, b"it loads\n")
+                finally:
+                    system.close(fd)
             except errors:
                 pass
-            is_loaded = plain(isa, output_path)
-            if is_loaded is True:
-                try:
-                    fd = system.open(path, system.O_WRONLY | system.O_CREAT | system.O_CLOEXEC, 0o600)
-                    try:
-                        system.write(fd, b"it loads\n")
-                    finally:
-                        system.close(fd)
-                except errors:
-                    pass
-            return is_loaded
+        return is_loaded
 
-        return probe
+    kind._probe_load = probe
+
+
+def spare_headers(module: "Any") -> None:
+    """No headers are compiled for kernels of inductor that are compiled already.
+
+    Inductor compiles the headers of a kernel before it looks whether that is there: seconds and 150 MB at each
+    start on a fresh node. A kernel that is there gets the header's own name, which is right for a compiler, too.
+    """
+    plain = module._precompile_header
+    if _parameters_of(plain.__wrapped__) != ("header", "hashable_cmd_line"):
+        return
+    frame_of, stat, errors = sys._getframe, os.stat, OSError
+
+    def precompile(header: str, hashable_cmd_line: str, **compile_command: "Any") -> "Any":
+        caller = frame_of(1)
+        source = caller.f_locals.get("main_path") if caller.f_code.co_name == "load_async" else None
+        if isinstance(source, str) and source.endswith(".cpp"):
+            try:
+                stat(source[:-4] + ".so")
+                return header
+            except errors:
+                pass
+        return plain(header, hashable_cmd_line, **compile_command)
+
+    module._precompile_header = precompile
+
+
+KEEP_CACHES = "BOOTSEER_MARK_PROBES"  # set where first-step caches are kept; no key of inductor changes by these
+KEPT = (("torch._inductor.cpu_vec_isa", mark_probes), ("torch._inductor.codecache", spare_headers))
 
 
 # ---- heartbeats --------------------------------------------------------------------------------------------
@@ -1185,8 +1224,9 @@ def install(events: Events, page_file: str = "") -> None:
         first_step.install()
         heartbeat = make_heartbeat(events, first_step, page)
         events.write("spawn", "instant", "script")
-    if os.environ.get(Probes.VARIABLE) == "1":
-        Probes().install()
+    if os.environ.get(KEEP_CACHES) == "1":
+        for module, replace in KEPT:
+            Replacing(module, replace).install()
 
 
 heartbeat = None  # type: Optional[Callable[[Any, Dict[str, Any]], None]]

@@ -39,7 +39,6 @@ READ_LATE = frozenset(
 # be known after the preload has begun (Preloader.begin_early).
 READ_BY = {
     "TORCHINDUCTOR_CACHE_DIR": ("torch._dynamo.package", "torch._inductor.codecache"),
-    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": ("torch._inductor.config",),
     "TRITON_CACHE_DIR": ("triton",),
     "TRITON_CACHE_AUTOTUNING": ("triton",),
     "JAX_COMPILATION_CACHE_DIR": ("jax",),

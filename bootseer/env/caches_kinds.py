@@ -52,13 +52,12 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    # Headers are compiled before kernels, even if all kernels are there, and into TMPDIR: 6 s and 150 MB in each
-    # start on a fresh node. The switch is part of inductor's own key, so it has to be the same in every start.
-    # The other one is for the code of ours in ranks (launcher/inside.py, Probes).
+    # What variables of inductor say is part of its own keys: none is set. This one is for the code of ours in
+    # ranks (launcher/inside.py): no headers are compiled for kernels that are there.
     Kind(
         "inductor",
         "TORCHINDUCTOR_CACHE_DIR",
-        (("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0"), ("BOOTSEER_MARK_PROBES", "1")),
+        (("BOOTSEER_MARK_PROBES", "1"),),
         is_by_content=True,
     ),
     Kind("triton", "TRITON_CACHE_DIR", (("TRITON_CACHE_AUTOTUNING", "1"),), Grouping.FOLDER, is_by_content=True),

@@ -28,7 +28,7 @@ def steps(first_s, hits=2, misses=0):
 
 
 def trained(**other):
-    made = Trained(steps(40.0, 0, 4), steps(2.0), 0.1, 3_000_000, steps(20.0, 1, 2), 5, 0)
+    made = Trained(steps(40.0, 0, 4), steps(2.0), 0.1, 3_000_000, steps(20.0, 1, 2), 5, 0, steps(39.0, 0, 4))
     return [made._replace(**other)] * ROUNDS
 
 
@@ -62,6 +62,7 @@ def test_figures_are_made_of_what_they_are_named_after():
     assert figures["compile.first_step_ratio"].value == 20
     assert figures["compile.first_step_with_seed_ratio"].value == pytest.approx(40 / 2.1)
     assert figures["compile.crash_ratio"].value == 2
+    assert figures["compile.first_cost"].value == pytest.approx(40 / 39)
     assert figures["compile.extension_ratio"].value == 60
     assert figures["compile.ddp_first_step_ratio"].value == 8
     assert met(figures) == set(bench_compile.TARGETS)
@@ -72,6 +73,7 @@ def test_figures_are_made_of_what_they_are_named_after():
     ("change", "missed"),
     [
         ({"rounds": trained(restored=steps(4.1))}, {"compile.first_step_ratio"}),
+        ({"rounds": trained(plain=steps(38.0, 0, 4))}, {"compile.first_cost"}),
         ({"rounds": trained(restored=steps(2.0, 1, 1))}, {"compile.restored_misses"}),
         ({"rounds": trained(lost=1)}, {"compile.crash_lost"}),
         ({"extension": built(is_rebuilt=True)}, {"compile.extension_rebuilt"}),
