@@ -12,7 +12,7 @@ import json
 import os
 from typing import Any
 
-from bench.fork import check_forked
+from bench.fork import read_events
 from bench.gpu_section import Section
 from bench.launch import HERE, SCRIPTS, Place, make_place
 from bench.processes import run_all
@@ -35,29 +35,24 @@ def measure(section: Section) -> None:
         section.say("nothing is compiled without torch")
         return
     place = make_place(section.folder)
-    found: dict[str, dict[str, Any]] = {}
+    cold: dict[str, Any] = {}
     for name in JOBS:
         if section.left_s() < LEAST_S:
             section.say(f"no time for {name}")
             break
-        found[name] = run_job(place, name, [section.device, *SIZES[section.size]], section.left_s() - 3)
-        section.sample(f"compile_{name}_first_step_s", "s", found[name]["first_step_s"])
-        section.sample(f"compile_{name}_to_step_s", "s", found[name]["to_step_s"])
-        section.say(f"{name}: {found[name]}")
-    cold = found.get("cold")
-    for name in ("keep", "again", "fork"):
-        if cold is None or name not in found:
-            continue
-        if abs(found[name]["loss"] - cold["loss"]) > 0.05 * abs(cold["loss"]):
-            raise BenchError(f"caches changed the loss: {cold['loss']}, {name} {found[name]['loss']}")
-        if name != "keep" and found[name]["misses"]:
-            section.say(f"{name}: {found[name]['misses']} things were compiled again")
-    if cold and "keep" in found:
-        section.sample("compile_first_cost", "ratio", found["keep"]["first_step_s"] / cold["first_step_s"])
-    if cold and "again" in found:
-        section.sample("compile_first_step_ratio", "ratio", cold["first_step_s"] / found["again"]["first_step_s"])
-    if cold and "fork" in found:
-        section.sample("compile_to_step_ratio", "ratio", cold["to_step_s"] / found["fork"]["to_step_s"])
+        found = run_job(place, name, [section.device, *SIZES[section.size]], section.left_s() - 3)
+        section.say(f"{name}: {found}")
+        section.sample(f"compile_{name}_first_step_s", "s", found["first_step_s"])
+        section.sample(f"compile_{name}_to_step_s", "s", found["to_step_s"])
+        cold = cold or found
+        if abs(found["loss"] - cold["loss"]) > 0.05 * abs(cold["loss"]):
+            raise BenchError(f"caches changed the loss: {cold['loss']}, {name} {found['loss']}")
+        if name == "keep":
+            section.sample("compile_first_cost", "ratio", found["first_step_s"] / cold["first_step_s"])
+        elif name != "cold":
+            section.sample(f"compile_{name}_misses", "misses", found["misses"])
+            section.sample(f"compile_{name}_ratio", "ratio", cold["first_step_s"] / found["first_step_s"])
+            section.sample(f"compile_{name}_to_step_ratio", "ratio", cold["to_step_s"] / found["to_step_s"])
 
 
 def run_job(place: Place, name: str, words: list[str], limit_s: float) -> dict[str, Any]:
@@ -90,8 +85,9 @@ def run_job(place: Place, name: str, words: list[str], limit_s: float) -> dict[s
     ]
     command += [os.path.join(HERE, "gpu_compile_rank.py"), folder, *words]
     (ended,) = run_all([command], environ, place.folder, limit_s)
-    if flags == ("--keep-caches",):
-        check_forked(logs, ended.output, 1)
     with open(os.path.join(folder, "steps.json"), encoding="ascii") as file:
         found: dict[str, Any] = json.load(file)
+    how = [event["attrs"].get("how") for event in read_events(logs) if event["name"] == "rank_started"]
+    if EXEC[1] not in flags and how != ["fork"]:
+        raise BenchError(f"the rank should have been forked, and was started by {how}: {ended.output[-1000:]}")
     return {**found, "to_step_s": (found.pop("stepped_ns") - ended.began_ns) / 1e9}

@@ -128,7 +128,8 @@ def run_job(section: Section, name: str, case: Case) -> tuple[dict[str, Any], li
     script, logs = os.path.join(folder, "job.py"), os.path.join(folder, "logs")
     with open(script, "w", encoding="ascii") as file:
         file.write(case.text)
-    flags = ["--standalone", "--nproc-per-node", str(RANKS), "--hang-least", "2", "--log-dir", logs]
+    flags = ["--standalone", "--nproc-per-node", str(RANKS), "--local-addr", "127.0.0.1"]
+    flags += ["--hang-least", "2", "--log-dir", logs]
     command = [
         os.path.join(SCRIPTS, "bootrun"),
         *flags,
@@ -138,9 +139,10 @@ def run_job(section: Section, name: str, case: Case) -> tuple[dict[str, Any], li
         script,
         *case.words,
     ]
+    environ = {**place.environ, "GLOO_SOCKET_IFNAME": "lo"}
     end_s = time.monotonic() + min(REPORT_S, section.left_s() - 5)
     with open(os.path.join(folder, "said"), "wb") as said:
-        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=place.environ)
+        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environ)
     try:
         while job.poll() is None and time.monotonic() < end_s:
             # The text is written after the record.

@@ -39,6 +39,8 @@ PACKAGES = (
         "humanize",
         "pytest>=8.4",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.7",
+        "execnet",
         "pluggy",
         "iniconfig",
         "hypothesis>=6.100",

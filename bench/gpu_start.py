@@ -108,9 +108,11 @@ def run_job(way: Way, place: Place, ranks: int, job: list[str]) -> Took:
     folder = place.fresh()
     logs = os.path.join(folder, "logs")
     command = [os.path.join(SCRIPTS, way.program), "--standalone", "--nproc-per-node", str(ranks), *way.flags]
+    command += ["--local-addr", "127.0.0.1"]  # where there is no network names may not be found
     command += ["--max-restarts", "1", "--log-dir", logs, place.script(SCRIPT), folder, *job]
     # The moment of death has no fixed relation to the moments at which a launcher looks.
     environ = {**place.environ, SHARING_OFF: "1", "BENCH_SETTLE_S": str(random.uniform(0.3, 0.5))}
+    environ["GLOO_SOCKET_IFNAME"] = "lo"
     (ended,) = run_all([command], environ, place.folder, 120.0)
     if way.is_forked:
         check_forked(logs, ended.output, 2 * ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -13,23 +14,39 @@ from bench.record import BenchError
 
 ALSO = ("tests/integration/test_fork_devices.py", "tests/unit/launcher/test_devices.py")
 LEAST_S = 15.0
+MARK = "pytest.mark.gpu"
+AT_ONCE = 4  # tests: most of their time imports torch
 
 
 def measure(section: Section) -> None:
     """Both, as far as there is time."""
-    run_tests(section, "tests", ["-m", "gpu", "tests/integration", "tests/unit"])
+    run_tests(section, "tests", ["-m", "gpu", *find_files()])
     if section.left_s() > LEAST_S:
         run_tests(section, "other_tests", list(ALSO))
+
+
+def find_files() -> list[str]:
+    """Files with such tests: to collect all takes longer than to run these, and needs what is not there."""
+    found = []
+    for folder, _, names in os.walk(os.path.join(ROOT, "tests")):
+        for path in [os.path.join(folder, name) for name in names if name.startswith("test_")]:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                if MARK in file.read():
+                    found.append(os.path.relpath(path, ROOT))
+    return sorted(found)
 
 
 def run_tests(section: Section, name: str, words: list[str]) -> None:
     """Counts what passed, failed and was skipped; what failed is said."""
     report = os.path.join(section.folder, f"{name}.xml")
-    given = ["-q", "-p", "no:cacheprovider", "-W", "ignore", "--timeout", "60", f"--junitxml={report}"]
+    # Of the plugins that the machine has only those that are known: others may not fit our pytest.
+    given = ["-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--timeout", "60", "-W", "ignore"]
+    if importlib.util.find_spec("xdist"):
+        given += ["-p", "xdist.plugin", "-n", str(AT_ONCE)]
+    command = [sys.executable, "-m", "pytest", *given, f"--junitxml={report}", *words]
+    environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     try:
-        status = subprocess.run(
-            [sys.executable, "-m", "pytest", *given, *words], cwd=ROOT, timeout=max(1.0, section.left_s() - 3)
-        ).returncode
+        status = subprocess.run(command, cwd=ROOT, env=environ, timeout=max(1.0, section.left_s() - 3)).returncode
     except subprocess.TimeoutExpired:
         status = -1
     if not os.path.exists(report):
