@@ -31,7 +31,7 @@ TARGETS = {
     "fork_fallbacks.slowest_s": Target(at_most=15),
 }
 DEADLINE_S = 30.0
-PREFIX = "bootrun: ranks are exec'd, not forked: "
+PREFIX = "bootrun: warning: ranks are exec'd, not forked: "
 BOOTRUN = os.path.join(sysconfig.get_path("scripts"), "bootrun")
 # What an outer job or a developer's shell may have set.
 FOREIGN = ("PET_", "TORCHELASTIC_", "BOOTSEER_", "PYTHON", "COV", "OMP_", "LD_PRELOAD")

@@ -423,7 +423,9 @@ class Agent:
             self._around.say(f"warning: killed what ranks had started and did not end in time: {_name(killed)}")
         if stuck:
             names = ", ".join(f"{pid} ({name}{', in ' + wait if wait else ''})" for pid, name, wait in stuck)
-            self._around.say(f"processes that cannot be killed (waiting in the kernel) are left behind: {names}")
+            self._around.say(
+                f"warning: processes that cannot be killed (waiting in the kernel) are left behind: {names}"
+            )
         if group is None:
             return
         for failure in group.failures:
@@ -470,7 +472,7 @@ class Agent:
         try:
             self._port = self._around.hold_port(None)
         except (BootseerError, OSError) as error:
-            self._around.say(f"no port is held for the next attempt: {error}")
+            self._around.say(f"warning: no port is held for the next attempt: {error}")
 
     # ---- signals ---------------------------------------------------------------------------------------------
 

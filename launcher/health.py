@@ -64,7 +64,7 @@ class NodeHealth:
         try:
             self._process = ServiceProcess(self._loop, argv + self._arguments, environ, self._take, self._on_end)
         except OSError as error:
-            self._say(f"this node is not checked: {error.strerror}")
+            self._say(f"warning: this node is not checked: {error.strerror}")
 
     def close(self) -> None:
         process, self._process = self._process, None
@@ -96,7 +96,7 @@ class NodeHealth:
         try:
             found = from_json(one_line(str(answer.get("check")))[:64], answer)[0]
         except ValueError as error:
-            self._say(f"a check said what could not be understood: {error}")
+            self._say(f"warning: a check said what could not be understood: {error}")
             return
         self.tell(found)
         if found.level not in (OK, UNKNOWN) and len(self.found) < MOST_TOLD:

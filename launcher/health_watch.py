@@ -69,7 +69,7 @@ class HealthWatch:
         try:
             found = from_json(one_line(str(answer.get("check")))[:64], answer)[0]
         except ValueError as error:
-            self._say(f"a check said what could not be understood: {error}")
+            self._say(f"warning: a check said what could not be understood: {error}")
             return
         key = key_of(found)
         if answer.get("is_over") is True:
@@ -82,4 +82,4 @@ class HealthWatch:
     def _on_end(self, why: str) -> None:
         self._process = None
         self.found.clear()  # nobody would say that it is over
-        self._say(f"this node is not checked any more while ranks run: {why}")
+        self._say(f"warning: this node is not checked any more while ranks run: {why}")

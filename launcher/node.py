@@ -180,7 +180,7 @@ class Node:
         """
         is_fatal = self._spec.strict and not self._has_ranks
         if not is_fatal:  # else the error says it
-            self.say(why)
+            self.say(why if why.startswith("warning: ") else f"warning: {why}")
         if self._events_dir:
             from bootseer.events import Stage
 
@@ -390,7 +390,9 @@ class Node:
         if self._spec.is_single or self._spec.max_nodes == 1 or not self._spec.peers:
             return
         if secret is None:
-            self.say("nodes do not help each other, as the job has no secret: each reads the store for itself")
+            self.say(
+                "warning: nodes do not help each other, as the job has no secret: each reads the store for itself"
+            )
             return
         from launcher.peers import NodePeers
 
@@ -683,7 +685,7 @@ class Node:
 
     def _say_exec_instead(self, why: str) -> None:
         """Ranks that were to be forked are exec'd."""
-        self.say(f"ranks are exec'd, not forked: {why}")
+        self.say(f"warning: ranks are exec'd, not forked: {why}")
         if self._events_dir:
             from bootseer.events import Stage
 
@@ -871,7 +873,7 @@ class Node:
         try:
             self._status = StatusServer(self._loop, os.environ, answer, self._on_status_named)
         except (BootseerError, OSError) as error:
-            self.say(f"bootseer status does not see this job: {error}")
+            self.say(f"warning: bootseer status does not see this job: {error}")
 
     def _on_status_named(self, paths: list[str]) -> None:
         self._status_paths = paths

@@ -213,7 +213,7 @@ class NodeSteps:
                     file.writelines(f"{host}\n" for host in order.hosts)
                 return path
             except OSError as error:
-                self._events.say(f"the hosts of the job cannot be written to {path}: {error.strerror}")
+                self._events.say(f"warning: the hosts of the job cannot be written to {path}: {error.strerror}")
         return ",".join(order.hosts)
 
     # ---- checks ----------------------------------------------------------------------------------------------

@@ -69,7 +69,9 @@ class Acceptor:
         except OSError as error:
             # What rank 0 has left behind may hold it a moment longer.
             if self._loop.time() > patience_s:
-                self._say(f"port {self.port} is still taken ({error.strerror}): no node can join until it is free")
+                self._say(
+                    f"warning: port {self.port} is still taken ({error.strerror}): no node can join until then"
+                )
                 patience_s = float("inf")
             self._timer = self._loop.call_later(_RETAKE_S, self._retake, patience_s)
             return
@@ -100,7 +102,7 @@ class Acceptor:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    self._say(f"cannot accept more connections: {error.strerror}")
+                    self._say(f"warning: cannot accept more connections: {error.strerror}")
                     self._pause()
                     return
                 continue  # that connection is gone already

@@ -86,7 +86,7 @@ def test_ranks_that_were_all_forked_pass(tmp_path):
         (["fork", "exec"], ""),
         (["fork"], ""),
         ([], ""),
-        (["fork", "fork"], "bootrun: ranks are exec'd, not forked: a thread\n"),
+        (["fork", "fork"], "bootrun: warning: ranks are exec'd, not forked: a thread\n"),
     ],
 )
 def test_ranks_that_were_not_all_forked_give_no_figure(tmp_path, how, output):
