@@ -170,7 +170,7 @@ class _Looked:
         except Torn as torn:
             raise Torn(f"{path} {torn}") from None
         if facts is not None:
-            keeps_value = facts.kind == "json" or path.endswith(KEPT)
+            keeps_value = facts.kind in ("json", "text") or path.endswith(KEPT)
             self.facts[path] = facts._replace(
                 tensors=facts.tensors if self._has_index else None, value=facts.value if keeps_value else None
             )

@@ -84,6 +84,8 @@ def _find(name: str) -> Callable[[str, Parts], Facts] | None:
         return _json
     if _FLAX.fullmatch(base):
         return _msgpack
+    if base == "latest":
+        return _pointer
     return next((parser for suffixes, parser in _PARSERS if base.endswith(suffixes)), None)
 
 
@@ -98,6 +100,13 @@ def _safetensors(base: str, parts: Parts) -> Facts:
         why = _what_it_is(parts)
         raise Torn(why or str(error).removeprefix(f"{base}: ")) from error
     return Facts("safetensors", header.tensors.keys())
+
+
+def _pointer(_base: str, parts: Parts) -> Facts:
+    data = parts.get(0, min(parts.size, 4096))
+    if not data.strip(b"\0"):
+        raise Torn("holds zeros")
+    return Facts("text", value=data.decode("utf-8", "replace").strip())
 
 
 def _json(_base: str, parts: Parts) -> Facts:

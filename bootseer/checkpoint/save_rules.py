@@ -426,6 +426,9 @@ def _deepspeed_pointer(folder: _Folder) -> str:
     }
     if inner and not folder.has("latest", "latest_universal"):
         return f"has no file named latest, by which DeepSpeed finds {min(inner)}"
+    named = folder.value("latest")
+    if inner and isinstance(named, str) and named not in folder.folders:
+        return f"latest names {named[:80]!r}, which is not there"
     return ""
 
 

@@ -263,7 +263,7 @@ DEEPSPEED = {
     "zero_optimization": {"stage": 2},
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 1,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    "optimizer": {"type": "AdamW", "params": {"lr": 5e-5, "torch_adam": True}},
     "zero_force_ds_cpu_optimizer": False,
 }
 
