@@ -82,7 +82,7 @@ def run_job(loop: Loop, console: Console, guard: GuardClient, spec: LaunchSpec, 
             forked=agent.on_forked,
             exec_instead=node.preloader.on_exec_instead,
             service_ended=node.on_service_ended,
-            helper_ended=node.recorded_start.on_helper_ended,
+            helper_ended=node.on_helper_ended,
         )
     )
     guard.set_grace(spec.shutdown_timeout_s)

@@ -89,6 +89,10 @@ def _run(name: str, texts: Iterable[str]) -> dict[str, Any]:
         from launcher.ranks import start_prefetch
 
         return start_prefetch.run(*texts)
+    if name == "imports":
+        from launcher.ranks import import_observe
+
+        return import_observe.run(*texts)
     from launcher.ranks import start_observe
 
     return start_observe.run(*texts)

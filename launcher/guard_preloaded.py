@@ -62,7 +62,7 @@ class PreloadedProcess:
         self.number = number
         self.pid = pid
         self.fd = fd
-        self.importing = ""  # the module that is being imported, or whose fault its end was
+        self.importing = ""  # the module that is being imported, or whose fault its end was, and what imports it
         self.why = ""
         self.asked: list[Any] = []
         self.parked: list[int] = []  # processes that wait to become ranks
@@ -170,7 +170,7 @@ class PreloadedProcess:
             case "ready":
                 self._tell("preload_ready", self.number, int(fields[1]), fields[2:])
             case "failed":
-                self.importing = fields[1]
+                self.importing = "\n".join([fields[1], *fields[3:]])  # what imports it goes with it
                 self.is_to_blame = True
                 self.kill(fields[2])
             case "refused":

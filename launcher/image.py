@@ -22,7 +22,7 @@ from launcher.loop import Alarm, EventLoop
 from launcher.mounts import Mount
 from launcher.ranks.command import INSIDE
 from launcher.ranks.environ import RANK_VARIABLES
-from launcher.ranks.program import PRELOADED, TRACER, RankProgram
+from launcher.ranks.program import IMPORT_WATCH, PRELOADED, TRACER, RankProgram
 from launcher.service import ServiceProcess
 from launcher.spec import LaunchSpec
 from launcher.stage_span import StageSpan
@@ -159,6 +159,7 @@ class NodeImage:
                 f"{RANK_FOLDER}/inside.py": INSIDE,
                 f"{RANK_FOLDER}/preloaded.py": PRELOADED,
                 f"{RANK_FOLDER}/tracer.py": TRACER,
+                f"{RANK_FOLDER}/import_watch.py": IMPORT_WATCH,
                 LISTING: _LISTING_FILE,
             },
             peers="" if self._peers is None else self._peers.path,

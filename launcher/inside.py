@@ -381,14 +381,17 @@ class FirstStep:
         self.is_done = False
 
     def install(self) -> None:
-        if "torch.optim.optimizer" in sys.modules:
+        is_there = "torch.optim.optimizer" in sys.modules
+        if is_there:
             self._guarded(self._trace)
             self._guarded(self._hook)
-        else:
+        if not is_there or watch is not None:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, *_where: "Any") -> None:
         """Part of the protocol of sys.meta_path: "not found here"."""
+        if watch is not None:
+            watch.find_spec(name)
         if name == "torch" or name == "torch.optim.optimizer":
             self._guarded(self._watch, name)
 
@@ -404,6 +407,9 @@ class FirstStep:
         path = self._events.path
         if os.getpid() != self._events.pid or not path.endswith(".jsonl") or os.environ.get("LOCAL_RANK") != "0":
             return
+        if watch is not None:
+            watch.remove()
+            write_private(path[:-6] + ".uses", "".join(watch.lines()))
         write_private(path[:-6] + ".imports", "".join(list_start()))
 
     def _guarded(self, function: "Callable[..., None]", *args: "Any") -> None:
@@ -443,15 +449,7 @@ class FirstStep:
         if fd < 0 or self._is_traced or os.pread(fd, len(RING_MAGIC), PAGE_BYTES) != RING_MAGIC:
             return
         self._is_traced = True
-        folder = os.path.dirname(os.path.abspath(_TEMPLATE.get("__file__") or __file__))
-        if folder.endswith("/__pycache__"):
-            folder = folder[: -len("/__pycache__")]
-        path = folder + "/tracer.py"
-        with open(path, "rb", 0) as file:
-            code = compile(file.readall(), path, "exec", 0, True)
-        names = {"__name__": NAME}  # type: Dict[str, Any]
-        exec(code, names)
-        self._step_ended = names["install"](fd, _import_apart, map_file)
+        self._step_ended = load_beside("tracer")["install"](fd, _import_apart, map_file)
 
     def _hook(self) -> None:
         if self._is_hooked or "torch.optim.optimizer" not in sys.modules:
@@ -492,6 +490,8 @@ class FirstStep:
 
     def _retire(self) -> None:
         # In place, and not while another thread may be walking over the list.
+        if watch is not None and not self.is_done:
+            return
         if self._is_hooked and self in sys.meta_path and sys.modules["_thread"]._count() == 0:
             sys.meta_path.remove(self)
 
@@ -542,6 +542,52 @@ def list_start() -> "List[str]":
     except NotImplementedError:
         pass  # this interpreter keeps none
     return lines
+
+
+def watch_imports(events: Events) -> None:
+    """In local rank 0, if bootrun has asked by an empty file for what imports use and the script changes."""
+    global watch
+    path = events.path
+    try:
+        if os.environ.get("LOCAL_RANK") != "0" or not path.endswith(".jsonl"):
+            return
+        if os.stat(path[:-6] + ".uses").st_size == 0:
+            watch = load_beside("import_watch")["Watch"](frozenset(), True)
+            watch.install(FirstStep)  # which hands on what it is asked
+    except Exception:
+        pass
+
+
+def has_stepped() -> bool:
+    """Whether the first step is over."""
+    return first_step is not None and first_step.is_done
+
+
+def load_beside(name: str, known: "Dict[str, Dict[str, Any]]" = {}) -> "Dict[str, Any]":
+    """The names of another file of ours, beside this one; compiled before, if this one was."""
+    if name in known:
+        return known[name]
+    folder, _, own = os.path.abspath(_TEMPLATE.get("__file__") or __file__).rpartition("/")
+    compiled = folder + "/" + name + own[len("inside") :] if own.endswith(".pyc") else ""
+    if folder.endswith("/__pycache__"):
+        folder = folder[: -len("/__pycache__")]
+    path, code = folder + "/" + name + ".py", None
+    if compiled:
+        try:
+            found = os.stat(path)
+            stamp = [(int(each) & 0xFFFFFFFF).to_bytes(4, "little") for each in (0, found.st_mtime, found.st_size)]
+            with open(compiled, "rb", 0) as file:
+                data = file.readall() or b""
+            if data[4:16] == b"".join(stamp):
+                code = sys.modules["marshal"].loads(data[16:])
+        except (OSError, ValueError, EOFError, TypeError):
+            pass
+    if code is None:
+        with open(path, "rb", 0) as file:
+            code = compile(file.readall() or b"", path, "exec", 0, True)
+    names = known[name] = {"__name__": NAME}
+    exec(code, names)
+    return names
 
 
 class Opened:
@@ -1207,7 +1253,7 @@ def _preload(path: str, arguments: "List[str]") -> "Tuple[Callable[..., object],
 
 def install(events: Events, page_file: str = "") -> None:
     """What a rank gets from us; the first event says that its script begins. Args: page_file: "" for none."""
-    global heartbeat, rank_pid, known_modules, known_folders, layout_path, page
+    global heartbeat, rank_pid, known_modules, known_folders, layout_path, page, first_step
     rank_pid = events.pid
     known_modules = known_modules or frozenset(sys.modules)
     known_folders = tuple([folder + "/" for folder in sys.path if folder])
@@ -1217,6 +1263,7 @@ def install(events: Events, page_file: str = "") -> None:
         pages.append(page.fd)
     if events.path:
         watch_opened(events)
+        watch_imports(events)
     if events.path.endswith(".jsonl"):
         layout_path = events.path[:-6] + ".layout"
     if events.path or page is not None:
@@ -1238,6 +1285,8 @@ known_folders = ()  # type: Tuple[str, ...]
 compiled = ("", b"", None)  # type: Tuple[str, bytes, Any]  # a script's path, text and code, made beforehand
 listed = (0, 0)  # modules and folders of imports that the preloaded process has listed
 opened = None  # type: Optional[Opened]
+first_step = None  # type: Optional[FirstStep]
+watch = None  # type: Any  # of imports, in local rank 0 of a start that is recorded
 thaw = None  # type: Optional[Callable[[], None]]  # in a forked rank: undoes the freeze, to end as an exec'd one
 
 

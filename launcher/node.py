@@ -21,7 +21,7 @@ from launcher.ranks import logs
 from launcher.ranks.console import Console
 from launcher.ranks.group import Rank, RankGroup
 from launcher.ranks.port import HeldPort, hold_any, hold_given
-from launcher.ranks.preloader import Preloader, PreloadSpan
+from launcher.ranks.preloader import OBSERVE, Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram
 from launcher.recorded_start import HelperSpan, RecordedStart
 from launcher.rendezvous.messages import (
@@ -104,7 +104,17 @@ class Node:
         self.host = os.uname().nodename
         self._writer: EventWriter | None = None
         self._brought: list[tuple[str, str]] = []  # stage and digest, of which is to be said if it was warmed
-        self.preloader = Preloader(loop, guard, spec, SECRET_VARIABLES, self._say_exec_instead, self._note_preload)
+        self.preloader = Preloader(
+            *(
+                loop,
+                guard,
+                spec,
+                SECRET_VARIABLES,
+                self._say_exec_instead,
+                self._note_preload,
+                self._say_begun_anew,
+            )
+        )
         self.recorded_start = RecordedStart(guard, spec, self._note_helper, self._on_start_recorded)
         self.checkpoint: NodeCheckpoint | None = None
         self.peers: NodePeers | None = None
@@ -435,7 +445,9 @@ class Node:
     def _on_start_recorded(self) -> None:
         """What the start has read is known: other nodes will read the same of what was built here."""
         if self.workplace.has_built:
-            self.workplace.touched(self.recorded_start.files(), self.preloader.hot_imports)
+            self.preloader.when_known(
+                lambda: self.workplace.touched(self.recorded_start.files(), self.preloader.hot_imports)
+            )
 
     def _on_image_failed(self, why: str) -> None:
         """Ranks that run inside go on; there will be no others."""
@@ -527,6 +539,7 @@ class Node:
                 return
             assert program is not None
             self.recorded_start.prepare(group.ranks[0])
+            self.preloader.prepare(group.ranks[0].events_file)
             try:
                 group.spawn(program, SECRET_VARIABLES, self._numa_prefix, self._visible_devices, checkpoint, fork)
             except (BootseerError, OSError) as error:
@@ -620,6 +633,23 @@ class Node:
         number = writer.begin(Stage.IMPORT, "preload", mono_ns=span.began_ns)
         attrs = {"modules": span.modules} if not span.error else {}
         writer.end(Stage.IMPORT, "preload", number, mono_ns=span.ended_ns, error=span.error or None, **attrs)
+
+    def on_helper_ended(self, number: int, cpu_s: float, answer: dict[str, Any]) -> None:
+        """A helper of the guard's is gone, by itself or not."""
+        if number == OBSERVE:
+            self.preloader.on_helper_ended()
+        else:
+            self.recorded_start.on_helper_ended(number, cpu_s, answer)
+
+    def _say_begun_anew(self, why: str) -> None:
+        """Forked ranks have replaced themselves by exec'd ones."""
+        self.say(f"warning: forked ranks have begun anew, exec'd: {why}")
+        if self._events_dir:
+            from bootseer.events import Stage
+
+            writer = self._events()
+            writer.attempt = self._attempt
+            writer.instant(Stage.SPAWN, "exec_instead", error=why)
 
     def _note_helper(self, span: HelperSpan) -> None:
         """What was read ahead, or recorded, as an event of no stage: no rank waits for it."""
@@ -1185,6 +1215,7 @@ class Node:
         self._finish_record()
         if self._record is not None:
             self._record.finish()
+        self.preloader.close()
         self._note_warmed()
         self._pages.close()
         if self._writer is not None:

@@ -3,14 +3,14 @@
 Loaded by inside.py, by path, in the interpreter, environment, folder and sys.path of the ranks; stdlib only, needs
 Python 3.8. In: frames of NUL-joined fields on one socket to the guard (a length of four bytes, then the fields).
     modules SIGN+NAME...       once: "?" may be absent, "!" asked for by the user, "~" recorded at an earlier start
-                               >PATH before them: a file for what the imports have touched; + after them: more
-                               come, with
+                               >PATH before them: a file for what the imports have touched; =WHAT: what the script
+                               is known to change without harm; + after them: more come, with
     rest COUNT CHANGE... SIGN+NAME...       once, then: variables, NAME=VALUE or NAME to be unset
     prepare COUNT              ranks will be asked for soon: fork processes that wait to become them (parked)
     fork GUARD_PID PORT SPARE PAIRS NAME=VALUE... RANK...
-Out: importing NAME | ready COUNT ABSENT... | failed NAME WHY | parked PID... | discarded | forked KEY MONO_NS... |
-refused WHY; ranks are the parked processes in order. They are children of a short-lived process between, so that
-they become the guard's children, as exec'd ranks are.
+Out: importing NAME | ready COUNT ABSENT... | failed NAME WHY ALSO... | parked PID... | discarded |
+forked KEY MONO_NS... | refused WHY; ranks are the parked processes in order. They are children of a short-lived
+process between, so that they become the guard's children, as exec'd ranks are.
 """
 
 import os
@@ -122,10 +122,12 @@ class _GuardGone(Exception):
 class _Failed(Exception):
     """Ranks must not be forked from here."""
 
-    def __init__(self, name: str, why: str) -> None:
+    def __init__(self, name: str, why: str, *also: str) -> None:
+        """Args: also: what imports it, and is to be left out with it."""
         Exception.__init__(self, name, why)
         self.name = name
         self.why = why
+        self.also = also
 
 
 class _Rank:
@@ -169,7 +171,9 @@ class _Preloaded:
         self.comm = _read_text("/proc/self/comm").rstrip("\n")
         self.start_environ = dict(os.environ)
         self.import_changes = {}  # type: Dict[str, Optional[str]]
-        self.rank_reads = []  # type: List[str]
+        self.watch = None  # type: Any  # of what imports use
+        self.sentry = None  # type: Any
+        self.allowed = []  # type: List[str]
         self.tasks = set(os.listdir("/proc/self/task"))
         self.suspect = ""  # imported when a thread appeared last
         self.listing_path = ""  # where what imports have touched is to be told
@@ -219,7 +223,7 @@ class _Preloaded:
     def end_with(self, failed: "_Failed") -> None:
         """The guard ends this process, together with what an import has started."""
         try:
-            self.send("failed", failed.name, failed.why)
+            self.send("failed", failed.name, failed.why, *failed.also)
             while True:
                 self.receive()
         except (_GuardGone, OSError):
@@ -234,6 +238,8 @@ class _Preloaded:
             self.listing_path = entries.pop(0)[1:]
             self.inside["opened"] = self.inside["Opened"]()
             self.inside["opened"].install()
+        self.allowed = [entry[1:] for entry in entries if entry.startswith("=")]
+        entries = [entry for entry in entries if not entry.startswith("=")]
         if os.getsid(0) != os.getpid():
             raise _Failed("", "PYTHON_EXEC names a program that starts the interpreter as its child")
         self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # daemons that an import starts are found as well
@@ -242,9 +248,10 @@ class _Preloaded:
             raise _Failed("", "a debugger or profiler is active in the interpreter")
         top = self._reserve_huge_pages()
         self._pose_as_rank()
-        encode = os.environ.encodekey
-        os.environ.encodekey = self._noting(encode)
         os.environ.update(SET_WHILE_IMPORTING)
+        imports = self.inside["load_beside"]("import_watch")
+        self.watch = imports["Watch"](PER_RANK, False)
+        self.watch.install()
         thresholds = self.gc.get_threshold()
         rarely = (max(OBJECTS_BETWEEN_COLLECTIONS, thresholds[0]), *thresholds[1:])
         if thresholds[0]:
@@ -253,8 +260,9 @@ class _Preloaded:
         self._stop_counting()
         if self.gc.get_threshold() == rarely:  # else an import has set its own
             self.gc.set_threshold(*thresholds)
-        os.environ.encodekey = encode
+        self.watch.remove()
         self.libc.free(top)  # what imports did not need goes back to the system
+        self.sentry = imports["Sentry"](self.watch, self.allowed)
         self._settle()
         self.send("ready", str(len(sys.modules)), *absent)
 
@@ -312,14 +320,6 @@ class _Preloaded:
                 self.main.__dict__.pop(name, None)
             self.main.__loader__ = sys.modules["_frozen_importlib"].BuiltinImporter
 
-    def _noting(self, encode: "Any") -> "Any":
-        def encodekey(name: str) -> "Any":
-            if name in PER_RANK:
-                self.rank_reads.append(name)
-            return encode(name)
-
-        return encodekey
-
     def _import(self, sign: str, name: str) -> bool:
         try:
             __import__(name)
@@ -371,6 +371,7 @@ class _Preloaded:
         def counted() -> "Any":
             if not known:
                 self.has_counted = True
+                self.watch.use_all(VISIBLE)
                 number = _ask_fork(count)
                 if number is None:
                     return count()
@@ -405,8 +406,10 @@ class _Preloaded:
         if not tasks <= self.tasks:
             self.suspect = name
         self.tasks = tasks
-        if self.rank_reads:
-            raise _Failed(name, "reads %s%s" % (self.rank_reads[0], when))
+        if self.watch is not None and self.watch.rank_reads:
+            who, variable = self.watch.rank_reads[0]
+            also = self.watch.chain(who)
+            raise _Failed(also[0] if also else name, "reads %s%s" % (variable, when), *also[1:])
         if _has_children():
             raise _Failed(name, "starts a process%s" % when)
         opened = [where for fd, where in now.items() if fd not in self.fds]
@@ -865,7 +868,7 @@ class _Preloaded:
             sys.path[:] = self.own_path
         except Exception:
             is_prepared = False  # what it is will show: it is exec'd
-        call = self._become(rank) if is_prepared else None
+        call = self._become(rank, environ) if is_prepared else None
         os.read(fd, 1)  # its end, too: the guard knows of this rank, and who lets it go was killed meanwhile
         os.close(fd)
         if call is None:
@@ -920,7 +923,7 @@ class _Preloaded:
             del filters[0]
         return path, data, code
 
-    def _become(self, rank: "_Rank") -> "Call":
+    def _become(self, rank: "_Rank", environ: "Dict[str, str]") -> "Call":
         mode, events_file, run_id, node, number, attempt, page_file, target = rank.argv[3:11]
         args = rank.argv[11:]
         options = rank.argv[:2]
@@ -935,10 +938,41 @@ class _Preloaded:
                 if place.get(name) is self.main:
                     place[name] = sys.modules["__main__"]
             inside["install"](inside["Events"](events_file, run_id, node, int(number), int(attempt)), page_file)
+            self._arm(rank, events_file, environ)
             return call  # type: ignore[no-any-return]
         except Exception:
             inside["exec_bare"](inside["bare_command"](mode, target, args, options))
             raise AssertionError
+
+    def _arm(self, rank: "_Rank", events_file: str, environ: "Dict[str, str]") -> None:
+        """From now on it is seen when a module that is imported would be another one than that which is there."""
+        inside, pid = self.inside, os.getpid()
+        masked = self.signal.pthread_sigmask(self.signal.SIG_BLOCK, ())
+        ignored = [each for each in range(1, 32) if self.signal.getsignal(each) == self.signal.SIG_IGN]
+
+        def is_over() -> bool:
+            """Others count on this rank, or it has gone far."""
+            distributed = sys.modules.get("torch.distributed")
+            is_initialized = getattr(distributed, "is_initialized", bool)
+            return bool(os.getpid() != pid or inside["has_stepped"]() or is_initialized())
+
+        def begin_anew(why: str) -> None:
+            """As an exec'd rank; the next start knows."""
+            os.chdir(self.cwd)
+            if events_file.endswith(".jsonl"):
+                inside["write_private"](events_file[:-6] + ".anew", why + "\n")
+                if rank.environ.get("LOCAL_RANK") == "0":
+                    inside["write_private"](events_file[:-6] + ".uses", "")
+            else:
+                os.write(2, ("bootrun: warning: the rank begins anew: %s\n" % why).encode("utf-8", "replace"))
+            for each in range(1, 32):
+                if self.signal.getsignal(each) == self.signal.SIG_IGN and each not in ignored:
+                    self.signal.signal(each, self.signal.SIG_DFL)
+            self.signal.pthread_sigmask(self.signal.SIG_SETMASK, masked)
+            self.libc.fflush(None)
+            os.execve(rank.argv[0], rank.argv, environ)
+
+        self.sentry.arm(os.path.basename(self.target), is_over, begin_anew)
 
     def _exchange(self, environ: "Dict[str, str]") -> None:
         """What entering an image does to a rank's environment."""

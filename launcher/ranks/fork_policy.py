@@ -47,13 +47,15 @@ def plan(
     obstacle: str,
     mentions_framework: bool,
     record_modules: tuple[str, ...] | None,
-    environ_conflict: str,
+    doubt: str,
+    trouble: str = "",
 ) -> ForkPlan:
     """Decides.
 
     Args: obstacle: find_obstacle's; mentions_framework: the script's text has one, or it cannot be looked at (-m);
-        record_modules: what an earlier start imported, None for no record; environ_conflict:
-        find_environ_conflict's, which the user overrules by asking for forks.
+        record_modules: what an earlier start imported that may be imported before, None for no record; doubt: why
+        it is not known what imports would see, if there is none; trouble: why nothing is worth preloading, by the
+        record. The user overrules both by asking for forks.
     """
     if mode is ForkMode.OFF:
         return EXEC
@@ -63,10 +65,22 @@ def plan(
         return FORK
     if mode is ForkMode.RESTARTS:
         return FORK_LATER
-    is_worth_it = mentions_framework if record_modules is None else uses_framework(record_modules)
-    if environ_conflict:
-        return EXEC._replace(reason=environ_conflict if is_worth_it else "")
-    return FORK if is_worth_it else FORK_LATER
+    if trouble:
+        return FORK_LATER._replace(reason=trouble)
+    if record_modules is not None:
+        return FORK if uses_framework(record_modules) else FORK_LATER
+    if mentions_framework and doubt:
+        return FORK_LATER._replace(reason=doubt)
+    return FORK if mentions_framework else FORK_LATER
+
+
+def find_trouble(left_out: Mapping[str, str]) -> str:
+    """Why a framework itself is left to the ranks, as a clause; "" if it is not."""
+    for name in FRAMEWORKS:
+        if name in left_out:
+            within = [why for each, why in left_out.items() if why and _is_within(each, FRAMEWORKS)]
+            return left_out[name] or next(iter([*within, *filter(None, left_out.values())]), f"{name} is left out")
+    return ""
 
 
 def uses_framework(modules: Iterable[str]) -> bool:

@@ -2,12 +2,14 @@
 
 In: the launch specification, what the guard tells of the process, the first steps of ranks. Out: requests to the
 guard, one line when ranks are exec'd although they were to be forked, the record of hot imports, events.
-The rules are in fork_policy.py. Nothing here can fail a start: whatever goes wrong, ranks are exec'd.
+The rules are in fork_policy.py; which of the imports of a start may come before the script is found in a helper of
+the guard (import_observe.py). Nothing here can fail a start: whatever goes wrong, ranks are exec'd.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -17,7 +19,7 @@ from launcher.guard_client import GuardClient
 from launcher.loop import Cancellable, EventLoop
 from launcher.ranks import fork_policy, hot_imports
 from launcher.ranks.environ import constant_environ
-from launcher.ranks.program import RankProgram, own_program
+from launcher.ranks.program import RankProgram, compile_import_watch, own_program
 from launcher.spec import LaunchSpec
 
 DEFAULT_MODULES = ("torch", "torch.distributed")
@@ -26,6 +28,10 @@ LATER_S = 30.0
 AGAIN_S = 3.0  # after one that was ready was killed
 # One that fails is started again without what failed, so often.
 MOST_STARTS = 5
+# After so many failures in a row, over several starts, only what was preloaded last is; after more, nothing.
+ONLY_PROVEN_AFTER, GIVEN_UP_AFTER = 2, 5
+OBSERVE = 3  # number of the helper (recorded_start.py has the others)
+EVENTS_SUFFIX = ".jsonl"
 MOST_SCRIPT_BYTES = 1 << 20
 SOCKET_FD = "4"
 MORE = "+"  # after what is imported at first: preloaded.py waits for the rest
@@ -59,14 +65,17 @@ class Preloader:
         unset: tuple[str, ...],
         say_exec: Callable[[str], object],
         note: Callable[[PreloadSpan], object],
+        say_anew: Callable[[str], object] = lambda _why: None,
     ) -> None:
-        """Args: unset: variables that ranks do not get; say_exec: says why ranks are exec'd, not forked."""
+        """Args: unset: variables that ranks do not get; say_exec: says why ranks are exec'd, not forked; say_anew:
+        says why forked ranks have begun anew."""
         self._loop = loop
         self._guard = guard
         self._spec = spec
         self._unset = unset
         self._say_exec = say_exec
         self._note = note
+        self._say_anew = say_anew
         self._program: RankProgram | None = None
         self._has_plan = False
         self._begins_anew = False  # the process ends, as ranks are run by something else
@@ -83,6 +92,16 @@ class Preloader:
         self._is_all_known = False  # `begin` was called
         self._awaits_rest = False  # the process has been given only what can be imported before that
         self._dropped: dict[str, str] = {}
+        self._left_out: dict[str, str] = {}  # of what was imported: what each rank imports itself, and why
+        self._changes: tuple[str, ...] = ()  # what the script changes
+        self._is_whole = False  # all that the last start has imported is known
+        self._proven: tuple[str, ...] = ()  # what was preloaded last, by whatever start
+        self._failures = 0  # since then
+        self._last_failure = ""
+        self._asked = ""  # files of the rank that notes what imports use, without their suffixes
+        self._observed = ""  # the same, while a helper looks at them
+        self._before: tuple[str, ...] = ()  # what that rank was forked with
+        self._then: Callable[[], object] | None = None  # to be called when it has
         self._why = ""  # it has ended
         self._why_timeout = ""  # it was ended for this
         self._timer: Cancellable | None = None
@@ -102,6 +121,13 @@ class Preloader:
     def hot_imports(self) -> tuple[str, ...]:
         """What is known of this job's."""
         return self._known
+
+    def when_known(self, then: Callable[[], object]) -> None:
+        """Calls `then` when they are: at once, or when a helper has looked at this start's."""
+        if self._observed:
+            self._then = then
+        else:
+            then()
 
     def begin_early(self, environ: Mapping[str, str], with_caches: Callable[[str], RankProgram]) -> None:
         """As `begin`, which has to follow: all is known but where first-step caches are.
@@ -173,7 +199,7 @@ class Preloader:
         entry = spec.entry
         obstacle = fork_policy.find_obstacle(entry.mode, entry.target, spec.rank_hooks, spec.numa_binding, environ)
         recorded: tuple[str, ...] | None = None
-        source = ""
+        source, trouble = b"", ""
         if not obstacle:
             python = f"{program.python}@{program.image}" if program.image else program.python
             self._key = hot_imports.make_key(python, entry.mode, entry.target)
@@ -184,21 +210,41 @@ class Preloader:
                 self._dropped = {name: why for name, why in record.dropped.items() if name not in spec.preload}
                 self._known = record.modules
                 self._caches_folder = record.caches_folder
+                self._left_out, self._changes, self._is_whole = (
+                    dict(record.left_out),
+                    record.changes,
+                    record.is_whole,
+                )
+                self._proven, self._failures = record.proven, record.failures
+                self._last_failure = record.last_failure
+                trouble = fork_policy.find_trouble(self._left_out)
+                self._is_whole &= not trouble  # it may be mended, where no change of the script shows that
+                if self._failures >= GIVEN_UP_AFTER:
+                    obstacle = f"preloading has failed {self._failures} times in a row ({self._last_failure})"
+                    if mode is fork_policy.ForkMode.AUTO:
+                        self._say_exec(obstacle)
             self._known = self._known or self._stored
             recorded = self._known or None
             source = _read_source(entry.mode, entry.target)
+        text = source.decode(errors="replace")
         self._plan = fork_policy.plan(
             mode,
             obstacle,
-            entry.mode == "module" or fork_policy.mentions_framework(source),
+            entry.mode == "module" or fork_policy.mentions_framework(text),
             recorded,
-            fork_policy.find_environ_conflict(os.path.basename(entry.target), source),
+            "" if recorded else _find_doubt(os.path.basename(entry.target), source, text),
+            trouble,
         )
         if self._plan.reason:
             self._say_exec(self._plan.reason)
 
     def _chosen(self) -> tuple[str, ...]:
-        return fork_policy.choose_modules(self._spec.preload, DEFAULT_MODULES, self._known, self._dropped)
+        known = self._known
+        if self._failures >= ONLY_PROVEN_AFTER and self._proven:
+            known = self._proven
+        given = self._spec.preload  # is tried whatever is known of it, until it fails
+        left_out = {name: why for name, why in self._left_out.items() if name not in given}
+        return fork_policy.choose_modules(given, DEFAULT_MODULES, known, {**left_out, **self._dropped})
 
     def move(self, program: RankProgram) -> None:
         """Ranks are run elsewhere from now on: the image had to be opened anew."""
@@ -221,6 +267,8 @@ class Preloader:
         entry = spec.entry
         argv = [of.python, "-u", of.inside, "preload", of.preloaded, SOCKET_FD, entry.mode, entry.target]
         telling = [">" + self.listing_path] if self.listing_path and not self._has_attempt else []
+        telling += ["=" + what for what in self._changes]
+        compile_import_watch(of.python)
         self._guard.preload(
             self._starts,
             [*of.prefix, *argv, *entry.args],
@@ -260,17 +308,96 @@ class Preloader:
         if self._later is None and self._plan.restarts and self._spec.can_restart:
             self._later = self._loop.call_later(LATER_S, self._load_for_restarts)
 
+    def prepare(self, events_file: str) -> None:
+        """The ranks of an attempt are about to be started; local rank 0 is asked to note what imports use, unless
+        that is known."""
+        self._asked = ""
+        wanted = self._plan.restarts and not self._is_whole and (self._cache or self._spec.can_restart)
+        if self._key is None or not wanted or not events_file.endswith(EVENTS_SUFFIX) or self._program is None:
+            return
+        place = events_file.removesuffix(EVENTS_SUFFIX)
+        try:
+            os.close(os.open(place + ".uses", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+        except OSError:
+            return
+        self._asked = place
+        compile_import_watch(self._program.python)
+
     def first_step_seen(self, events_file: str, is_forked: bool) -> None:
         """All ranks of this node have made their first step; `events_file` of local rank 0."""
-        if self._key is None or not events_file.endswith(".jsonl"):
+        if self._key is None or not events_file.endswith(EVENTS_SUFFIX):
             return
-        listing = hot_imports.read_listing(events_file[: -len(".jsonl")] + ".imports")
-        hot = fork_policy.filter_hot(listing)
-        if hot:
-            # A forked rank lists only what it has imported itself.
-            before = tuple(name for name in self._modules if name not in self._spec.preload) if is_forked else ()
-            self._known = tuple(dict.fromkeys((*before, *hot)))
+        place = events_file.removesuffix(EVENTS_SUFFIX)
+        anew = self._find_begun_anew(place)
+        # A forked rank lists only what it has imported itself.
+        is_forked = is_forked and place not in anew
+        self._before = tuple(name for name in self._modules if name not in self._spec.preload) if is_forked else ()
+        if anew:
+            self._say_anew(next(iter(anew.values())))
+            self._is_whole = False
+        if place in (self._asked, *anew):
+            self._asked, self._observed = "", place
+            self._guard.help(OBSERVE, "imports", [place])
+            return
+        listing = hot_imports.read_listing(place + ".imports")
+        known = {*self._known, *self._left_out, *self._modules}
+        if self._is_whole and any(name not in known for name in fork_policy.filter_hot(listing)):
+            self._is_whole = False  # the next start is asked
             self._remember()
+        self._get_ready()
+
+    def _find_begun_anew(self, place: str) -> dict[str, str]:
+        """Which ranks have begun anew, as something was not as it was when modules were preloaded, and why."""
+        folder = os.path.dirname(place)
+        found = {}
+        try:
+            for name in sorted(os.listdir(folder)):
+                if name.endswith(".anew"):
+                    path = os.path.join(folder, name)
+                    found[path.removesuffix(".anew")] = hot_imports.read_line(path)
+                    os.unlink(path)
+        except OSError:
+            pass
+        return found
+
+    def on_helper_ended(self) -> None:
+        """It has found what of a start's imports may come before the script; or not."""
+        place, self._observed = self._observed, ""
+        if place and self._take_plan(place):
+            self._remember()
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+        self._get_ready()
+
+    def close(self) -> None:
+        """The job is over; what a helper has not found by now is found here."""
+        place, self._observed = self._observed, ""
+        if place:
+            from launcher.ranks import import_observe
+
+            try:
+                import_observe.observe(place)
+            except (OSError, ValueError):
+                return
+            if self._take_plan(place):
+                self._remember()
+
+    def _take_plan(self, place: str) -> bool:
+        from launcher.ranks import import_observe
+
+        plan = import_observe.read_plan(place + import_observe.PLAN)
+        if plan is None:
+            return False
+        self._known = tuple(dict.fromkeys((*self._before, *plan.modules)))
+        kept = {} if not self._before else self._left_out
+        self._left_out = {name: why for name, why in {**kept, **plan.left_out}.items() if name not in self._known}
+        changes = plan.changes if not self._before else (*self._changes, *plan.changes)
+        self._changes = tuple(dict.fromkeys(changes))
+        self._is_whole = True
+        return True
+
+    def _get_ready(self) -> None:
         if self._plan.restarts and self._spec.can_restart:
             self._load_for_restarts()
 
@@ -282,7 +409,7 @@ class Preloader:
             return
         wanted = self._chosen()
         if self._state is State.READY:
-            if set(wanted) <= set(self._modules):
+            if set(wanted) <= set(self._modules) and not self._left_out.keys() & set(self._modules):
                 return
         elif spec.fork_ranks == "auto" and not self._plan.first and not fork_policy.uses_framework(self._known):
             return
@@ -291,7 +418,17 @@ class Preloader:
     def _remember(self) -> None:
         if self._key is not None:
             # A cache that cannot be written only costs the next start its head start.
-            record = hot_imports.Record(self._known, self._dropped, self._caches_folder)
+            record = hot_imports.Record(
+                self._known,
+                self._dropped,
+                self._caches_folder,
+                self._left_out,
+                self._changes,
+                self._is_whole,
+                self._proven,
+                self._failures,
+                self._last_failure,
+            )
             hot_imports.write_record(self._cache, self._key, record)
 
     # ---- what the guard tells --------------------------------------------------------------------------------
@@ -304,6 +441,10 @@ class Preloader:
         self._state = State.READY
         self._note_span(count, "")
         self._go(True)
+        proven = tuple(name for name in self._modules if name not in self._spec.preload)
+        if self._failures or (proven != self._proven and self._known):
+            self._proven, self._failures = proven, 0
+            self._remember()
 
     def on_ended(self, number: int, module: str, why: str, is_its_fault: bool) -> None:
         """The process has failed or is gone."""
@@ -320,6 +461,7 @@ class Preloader:
         if is_slow:
             why, self._why_timeout = self._why_timeout, ""
             module = module or "what is to be preloaded"
+        module, *also = module.split("\n")  # what imports it fails with it
         text = f"{module} {why}" if module else why
         is_unnamed = not was_loading or text.startswith("it ")
         self._why = f"the preloaded process has ended: {why}" if is_unnamed else text
@@ -327,8 +469,14 @@ class Preloader:
             self._note_span(0, text)
             # A framework that is slow on a cold node is not at fault.
             is_its_fault |= is_slow and module not in DEFAULT_MODULES
-            if module in self._modules and is_its_fault:
-                self._dropped[module] = why
+            if is_its_fault:
+                if not {module, *also}.intersection(self._spec.preload):  # what the user names is tried again
+                    self._failures, self._last_failure = self._failures + 1, text
+                if module in self._modules:
+                    self._dropped[module] = why
+                for name in also:
+                    if name in self._modules:
+                        self._dropped[name] = f"imports {module}, which {why}"
                 self._remember()
         if self._waiting is not None:
             self._say_exec(self._why)
@@ -377,14 +525,28 @@ class Preloader:
             then(fork)
 
 
-def _read_source(mode: str, target: str) -> str:
-    """The text of a script, "" where there is none to be read."""
+def _read_source(mode: str, target: str) -> bytes:
+    """The text of a script, or of a module in the working folder; empty where there is none to be read."""
     if mode not in ("script", "run-path"):
-        return ""
+        base = target.replace(".", "/")
+        target = next((path for path in (f"{base}.py", f"{base}/__main__.py") if os.path.isfile(path)), "")
     try:
         if not os.path.isfile(target):
-            return ""
+            return b""
         with open(target, "rb") as file:
-            return file.read(MOST_SCRIPT_BYTES).decode(errors="replace")
+            return file.read(MOST_SCRIPT_BYTES)
     except OSError:
+        return b""
+
+
+def _find_doubt(name: str, source: bytes, text: str) -> str:
+    """Why it is not known what imports of a script would see, as a clause; "" for no reason."""
+    if not fork_policy.mentions_framework(text):
         return ""
+    conflict = fork_policy.find_environ_conflict(name, text)
+    if conflict:
+        return conflict
+    from launcher.ranks import script_text
+
+    doubt = script_text.find_doubt(source, fork_policy.FRAMEWORKS, sys.stdlib_module_names)
+    return f"{name} {doubt} before it imports torch, and no start is on record" if doubt else ""

@@ -19,6 +19,7 @@ UNCHECKED = 1  # flags of a compiled file that is not compared with its source (
 
 PRELOADED = INSIDE.rpartition("/")[0] + "/preloaded.py"
 TRACER = INSIDE.rpartition("/")[0] + "/tracer.py"  # found by inside.py, beside itself
+IMPORT_WATCH = INSIDE.rpartition("/")[0] + "/import_watch.py"  # likewise
 
 
 class RankProgram(NamedTuple):
@@ -60,6 +61,11 @@ def inside_path(python: str) -> str:
 def preloaded_path(python: str) -> str:
     """The same for the program of the preloaded process, which the rank-side file loads."""
     return _program_path(python, PRELOADED)
+
+
+def compile_import_watch(python: str) -> None:
+    """Compiles the file that notes imports, when that was not done before."""
+    _program_path(python, IMPORT_WATCH)
 
 
 def _program_path(python: str, path: str) -> str:

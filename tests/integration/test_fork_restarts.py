@@ -180,8 +180,9 @@ def test_what_the_first_step_needed_is_there_at_the_next_start(job: Job, script:
     text = (
         HEAD
         + """
-open("%s-%s" % (sys.argv[1], rank), "w").write(" ".join(sys.modules))
+before = " ".join(sys.modules)
 import torch
+open("%s-%s" % (sys.argv[1], rank), "w").write(before)
 weight = torch.nn.Parameter(torch.ones(2))
 weight.sum().backward()
 torch.optim.AdamW([weight]).step()

@@ -12,7 +12,7 @@ import pytest
 from launcher.cli import parse
 from launcher.guard_client import GuardClient
 from launcher.loop import Loop
-from launcher.ranks import hot_imports, preloader
+from launcher.ranks import hot_imports, import_observe, preloader
 from launcher.ranks.preloader import MORE, MOST_STARTS, Preloader, PreloadSpan
 from launcher.ranks.program import RankProgram, own_program
 from launcher.spec import build_spec
@@ -31,6 +31,8 @@ class Guard:
         self.rests: list[tuple[list[str], tuple[str, ...]]] = []  # changes, modules
         self.prepared: list[int] = []
         self.unloads = 0
+        self.helped: list[str] = []
+        self.answer: Callable[[], None] | None = None  # to be called when a helper has done its work
 
     def preload(
         self, number: int, argv: list[str], environ: dict[str, str], unset: tuple[str, ...], modules: list[str]
@@ -47,6 +49,13 @@ class Guard:
 
     def unload(self) -> None:
         self.unloads += 1
+
+    def help(self, number: int, name: str, texts: list[str]) -> None:
+        assert (number, name) == (preloader.OBSERVE, "imports")
+        self.helped.append(texts[0])
+        if self.answer is not None:
+            import_observe.observe(texts[0])
+            self.answer()
 
 
 class Start:
@@ -69,6 +78,7 @@ class Start:
         self.preloader = Preloader(
             self.loop, cast(GuardClient, self.guard), self.spec, (), self.said.append, self.spans.append
         )
+        self.guard.answer = self.preloader.on_helper_ended
         if begins:
             self.preloader.begin(environ)
 
@@ -77,9 +87,17 @@ class Start:
         self.preloader.settle(is_first, self.forks.append)
         return self.forks
 
-    def first_step(self, listing: str, is_forked: bool = False) -> None:
+    def first_step(self, listing: str, is_forked: bool = False, uses: str = "") -> None:
+        """Args: uses: what imports use, as a Watch notes it, after the lines of the modules themselves."""
         events = self.folder / "rank0.jsonl"
+        self.preloader.prepare(os.fspath(events))
         events.with_suffix(".imports").write_text(listing)
+        modules = [line.split("\t") for line in listing.splitlines()]
+        lines = [f"begun\t0\t\t0\t__main__\t{self.script}\n"]
+        lines += [f"begun\t{tick}\t__main__\t1\t{name}\t{path}\n" for tick, (name, path) in enumerate(modules, 1)]
+        asked = events.with_suffix(".uses")
+        if asked.exists() and not asked.stat().st_size:
+            asked.write_text("".join([*lines, uses, "end\n"]))
         self.preloader.first_step_seen(os.fspath(events), is_forked)
 
     def ready(self, count: int) -> None:
@@ -353,7 +371,8 @@ def test_auto_loads_later_only_for_a_framework(start: Callable[..., Start]) -> N
     job.preloader.attempt_started()
     job.first_step(library("numpy"))
     assert job.guard.loaded == []
-    job.first_step(library("numpy", "torch"))
+    for _ in range(2):  # the first one shows that there is more, the second one is asked what that uses
+        job.first_step(library("numpy", "torch"))
     assert job.guard.loaded == [(*TORCH, "~numpy")]
 
 

@@ -42,10 +42,10 @@ NAME_LISTS = st.lists(NAMES, max_size=8).map(tuple)
 def test_plan() -> None:
     records = (None, ("json",), ("json", "torch"))
     flags = (False, True)
-    table = itertools.product(ForkMode, ("", "obstacle"), flags, records, ("", "sets X"))
-    for mode, obstacle, mentions, record, conflict in table:
-        made = plan(mode, obstacle, mentions, record, conflict)
-        assert made == expected_plan(mode, obstacle, mentions, record, conflict)
+    table = itertools.product(ForkMode, ("", "obstacle"), flags, records, ("", "sets X"), ("", "torch reads X"))
+    for mode, obstacle, mentions, record, doubt, trouble in table:
+        made = plan(mode, obstacle, mentions, record, doubt, trouble)
+        assert made == expected_plan(mode, obstacle, mentions, record, doubt, trouble)
 
 
 def expected_plan(
@@ -53,21 +53,18 @@ def expected_plan(
     obstacle: str,
     mentions: bool,
     record: tuple[str, ...] | None,
-    conflict: str,
+    doubt: str,
+    trouble: str,
 ) -> ForkPlan:
     """The same said in another way: what the user has decided, then what stands against a fork."""
     is_auto = mode is ForkMode.AUTO
-    is_worth_it = not is_auto or (mentions if record is None else "torch" in record)
-    if mode is ForkMode.OFF or obstacle or (is_auto and conflict):
-        if mode is ForkMode.OFF:
-            reason = ""
-        elif is_auto:
-            reason = conflict if is_worth_it and not obstacle else ""
-        else:
-            reason = obstacle
+    if mode is ForkMode.OFF or obstacle:
+        reason = obstacle if mode in (ForkMode.ON, ForkMode.RESTARTS) else ""
         return ForkPlan(first=False, restarts=False, at_once=False, reason=reason)
-    is_first = is_worth_it and mode is not ForkMode.RESTARTS
-    return ForkPlan(first=is_first, restarts=True, at_once=is_first, reason="")
+    is_worth_it = not is_auto or (mentions if record is None else "torch" in record)
+    against = "" if not is_auto else trouble or (doubt if is_worth_it and record is None else "")
+    is_first = is_worth_it and mode is not ForkMode.RESTARTS and not against
+    return ForkPlan(first=is_first, restarts=True, at_once=is_first, reason=against)
 
 
 def test_plans_are_consistent() -> None:

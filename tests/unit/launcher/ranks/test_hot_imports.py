@@ -221,7 +221,7 @@ def test_what_is_no_file_is_no_record(folder: str, spoil: Callable[[str], None])
 @pytest.mark.parametrize(
     "change",
     [
-        lambda data: data.replace(b"imports 1", b"imports 2"),
+        lambda data: data.replace(b"imports 2", b"imports 1"),
         lambda data: data.replace(b"end\n", b"unknown x\nend\n"),
         lambda data: data.replace(b"end\n", b"\nend\n"),
         lambda data: data + b"module more\n",

@@ -1,0 +1,119 @@
+"""PURE: what the text of a script does before it imports a framework; trees of texts.
+
+In: sources. Out: what its first import might notice of that, for a start of which nothing is recorded. Trees are
+made by the compiler itself, as module ast takes 10 ms to load. Separate from import_texts.py, as it is on the
+launch path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+_ONLY_TREE = 0x400  # ast.PyCF_ONLY_AST
+MOST_NESTED = 200
+_HARMLESS_CALLS = """
+    logging.getLogger warnings.filterwarnings warnings.simplefilter os.path.join os.path.dirname
+    os.path.abspath os.path.basename os.path.exists os.path.realpath os.getcwd os.environ.get os.getenv
+    time.time time.monotonic time.perf_counter datetime.datetime.now pathlib.Path Path re.compile namedtuple
+    collections.namedtuple TypeVar typing.TypeVar field dataclass dataclasses.dataclass dataclasses.field
+    print frozenset set dict list tuple int float str bool len range sorted reversed getattr hasattr
+    isinstance issubclass min max sum abs round any all zip enumerate map filter repr type
+"""
+_HARMLESS_METHODS = """
+    join split strip lstrip rstrip format startswith endswith lower upper replace get items keys values
+    resolve encode decode absolute
+"""
+# Third parties whose imports change nothing that torch reads: they come before it in sorted imports.
+_HARMLESS_PACKAGES = """
+    absl accelerate aiohttp attr click datasets diffusers dill dotenv einops evaluate fire fsspec h5py
+    huggingface_hub hydra joblib lightning loguru matplotlib mlflow numpy omegaconf packaging pandas peft PIL
+    psutil pyarrow pydantic pytorch_lightning regex requests rich safetensors scipy sentencepiece
+    simple_parsing sklearn tensorboard tiktoken timm tokenizers tqdm transformers trl typer typing_extensions
+    wandb yaml
+"""
+# Their imports import torch themselves.
+_HAVE_TORCH = "accelerate deepspeed lightning peft pytorch_lightning timm torchaudio torchmetrics torchvision trl"
+
+
+def find_doubt(source: bytes, packages: Collection[str], standard: Collection[str]) -> str:
+    """What a script does before it imports one of `packages` that its import might notice, as a clause; "" for
+    nothing. Args: standard: modules of the standard library."""
+    tree = parse(source)
+    if tree is None:
+        return ""  # it will not run
+    for statement in tree.body:
+        for node in executed([statement]):
+            kind = type(node).__name__
+            line = getattr(node, "lineno", 0)
+            if kind == "Import" or (kind == "ImportFrom" and not node.level):
+                names = [alias.name for alias in node.names] if kind == "Import" else [node.module or ""]
+                for name in names:
+                    top = name.partition(".")[0]
+                    if top in packages or top in _HAVE_TORCH.split():
+                        return ""
+                    if top not in standard and top not in _HARMLESS_PACKAGES.split():
+                        return f"imports {name} in line {line}"
+            elif kind == "ImportFrom":
+                return f"imports from its own package in line {line}"
+            elif kind == "Call" and not _is_harmless(dotted(node.func)):
+                return f"calls {dotted(node.func).strip('.') or 'a function'} in line {line}"
+            elif kind in ("Assign", "AugAssign", "AnnAssign", "Delete"):
+                targets = getattr(node, "targets", None) or [node.target]
+                for target in flat(targets):
+                    if type(target).__name__ in ("Attribute", "Subscript"):
+                        return f"changes {dotted(getattr(target, 'value', target)).strip('.')} in line {line}"
+            elif kind in ("With", "AsyncWith", "For", "While", "Await"):
+                return f"executes more than imports in line {line}"
+    return ""
+
+
+def _is_harmless(called: str) -> bool:
+    if called in _HARMLESS_CALLS.split():
+        return True
+    return called.rpartition(".")[2] in _HARMLESS_METHODS.split() and not called.startswith(("os.", "sys."))
+
+
+# ---- trees -----------------------------------------------------------------------------------------------------
+
+
+def parse(source: bytes) -> Any:
+    try:
+        return compile(source, "", "exec", _ONLY_TREE, True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def dotted(node: Any) -> str:
+    """`a.b.c` of names and attributes; what stands for anything else is empty."""
+    parts: list[str] = []
+    while type(node).__name__ == "Attribute":
+        parts.append(node.attr)
+        node = node.value
+    parts.append(node.id if type(node).__name__ == "Name" else "")
+    return ".".join(reversed(parts))
+
+
+def executed(statements: Iterable[Any], depth: int = 0) -> Iterator[Any]:
+    """All nodes that are executed with these statements: not the bodies of functions."""
+    for node in statements:
+        yield node
+        kind = type(node).__name__
+        if depth < MOST_NESTED:
+            skipped = "body" if kind.endswith("FunctionDef") or kind == "Lambda" else ""
+            for field in node._fields:
+                if field != skipped:
+                    value = getattr(node, field, None)
+                    nodes = value if isinstance(value, list) else [value]
+                    yield from executed([each for each in nodes if hasattr(each, "_fields")], depth + 1)
+
+
+def flat(targets: Iterable[Any]) -> Iterator[Any]:
+    for target in targets:
+        kind = type(target).__name__
+        if kind in ("Tuple", "List"):
+            yield from flat(target.elts)
+        elif kind == "Starred":
+            yield from flat([target.value])
+        else:
+            yield target
