@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+from bench import fork_programs
 from bench.launch import SCRIPTS, SHARING_OFF, Place, make_place
 from bench.processes import Ended, Running, become_subreaper, reap_orphans, run_all
 from bench.record import BenchError, Figures, Target, note
@@ -51,6 +52,7 @@ TARGETS = {
     "fork.pss_ratio_8": Target(at_least=3.5, samples=MINIMUM_ROUNDS),
     "fork.pss_ratio_8_trained": Target(at_least=3.5, samples=MINIMUM_ROUNDS),
 }
+TARGETS.update(fork_programs.TARGETS)
 CASES = ("restart", "first", "memory")
 SIZES = (2, 8)
 MEMORY_RANKS = 8
@@ -302,10 +304,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this bench."""
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=list(SIZES), metavar="RANKS")
+    parser.add_argument("--programs", nargs="*", choices=list(fork_programs.PROGRAMS), metavar="PROGRAM")
 
 
 def run(args: argparse.Namespace) -> Figures:
     """Measures and returns the figures."""
+    if args.programs is not None:
+        become_subreaper()
+        figures = Figures()
+        fork_programs.measure(figures, args.rounds, args.programs or list(fork_programs.PROGRAMS))
+        return figures
     needed = ["torch", *(["transformers"] if {"first", "memory"} & set(args.cases) else [])]
     for name in needed:
         if importlib.util.find_spec(name) is None:

@@ -1,0 +1,224 @@
+"""Real programs, `bench fork --programs`: second start and restart of each, torchrun's time over bootrun's.
+
+A loop like nanoGPT's, transformers' Trainer, accelerate, Lightning, and a script with torchmetrics, two ranks
+each. A start counts from the launcher's begin to all ranks' first step; bootrun's is the second one, after
+one that has shown what the program imports. A restart counts from the death of the last rank to the first
+step of all in the next attempt. Both are of the same run. What is not installed is left out, with a line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from bench.launch import Place, make_place
+from bench.processes import run_all
+from bench.record import Figures, Target, note
+
+RANKS = 2
+MINIMUM_ROUNDS = 3
+# Packages that each needs, and its script.
+PROGRAMS: dict[str, tuple[tuple[str, ...], str]] = {
+    "nanogpt": (
+        ("torch", "numpy"),
+        """
+import os
+import time
+import math
+import pickle
+from contextlib import nullcontext
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.distributed import init_process_group, destroy_process_group
+
+def main(stepped):
+    init_process_group("gloo")
+    model = DDP(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.from_numpy(np.ones((2, 8), dtype=np.float32))).sum().backward()
+    optimizer.step()
+    stepped()
+    destroy_process_group()
+""",
+    ),
+    "transformers": (
+        ("torch", "transformers", "accelerate"),
+        """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return {"input_ids": torch.arange(8), "labels": torch.arange(8)}
+
+def main(stepped):
+    class Stepped(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            stepped()
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    how = dict(output_dir=folder + "/out", max_steps=1, report_to=[], use_cpu=True, save_strategy="no")
+    args = TrainingArguments(**how, disable_tqdm=True)
+    Trainer(model=model, args=args, train_dataset=Data(), callbacks=[Stepped()]).train()
+""",
+    ),
+    "accelerate": (
+        ("torch", "accelerate"),
+        """
+import torch
+from accelerate import Accelerator
+
+def main(stepped):
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(8, 8)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    accelerator.backward(model(torch.ones(2, 8)).sum())
+    optimizer.step()
+    stepped()
+""",
+    ),
+    "lightning": (
+        ("torch", "lightning"),
+        """
+import torch
+import lightning as L
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def training_step(self, batch, index):
+        return self.layer(batch).sum()
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+def main(stepped):
+    class Stepped(L.Callback):
+        def on_train_batch_end(self, *args, **kwargs):
+            stepped()
+    data = torch.utils.data.DataLoader(torch.ones(8, 8), batch_size=2)
+    how = dict(accelerator="cpu", devices=2, strategy="ddp", max_steps=1, logger=False, enable_checkpointing=False)
+    trainer = L.Trainer(**how, enable_progress_bar=False, enable_model_summary=False, callbacks=[Stepped()])
+    trainer.fit(Module(), data)
+""",
+    ),
+    "torchmetrics": (
+        ("torch", "torchmetrics"),
+        """
+import torch
+import torch.distributed as dist
+import torchmetrics
+
+def main(stepped):
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    metric = torchmetrics.MeanMetric()
+    loss = model(torch.ones(2, 8)).sum()
+    loss.backward()
+    optimizer.step()
+    metric.update(loss.detach())
+    metric.compute()
+    stepped()
+    dist.destroy_process_group()
+""",
+    ),
+}
+HARNESS = """
+import os as _os, signal as _signal, time as _time
+folder, rank = _os.environ["BENCH_FORK_FOLDER"], _os.environ["RANK"]
+attempt = _os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+def _write(name, text):
+    with open(_os.path.join(folder, name + ".part"), "w") as file:
+        file.write(text)
+    _os.rename(_os.path.join(folder, name + ".part"), _os.path.join(folder, name))
+
+def _stepped():
+    _write("past-%s-%s" % (attempt, rank), "%d %d" % (_time.monotonic_ns(), _os.getpid()))
+    if attempt != "0":
+        return
+    while not all(_os.path.exists(_os.path.join(folder, "past-0-%d" % each)) for each in range(2)):
+        _time.sleep(0.005)
+    if rank == "1":
+        _time.sleep(float(_os.environ["BENCH_FORK_SETTLE_S"]))
+        _write("death", str(_time.monotonic_ns()))
+        _os.kill(_os.getpid(), _signal.SIGKILL)
+    _time.sleep(300)
+
+main(_stepped)
+"""
+SETTLE_S = 8.0  # a job that restarts has run for a while: what its next attempt is forked from is there
+TARGETS = {
+    **{f"fork.program_start_ratio_{name}": Target(at_least=1.5, samples=MINIMUM_ROUNDS) for name in PROGRAMS},
+    **{f"fork.program_restart_ratio_{name}": Target(at_least=8, samples=MINIMUM_ROUNDS) for name in PROGRAMS},
+}
+
+
+class Times(NamedTuple):
+    """Of one run, in seconds."""
+
+    start: float
+    restart: float
+
+
+def run_once(argv: Sequence[str], name: str, place: Place, cache: str) -> Times:
+    """One start with one restart."""
+    from bench.fork import DEADLINE_S, environ_of, read_moments
+
+    folder = place.fresh()
+    environ = {**environ_of(place, folder, cache), "BENCH_FORK_SETTLE_S": str(SETTLE_S)}
+    words = [
+        *argv,
+        "--max-restarts",
+        "1",
+        "--log-dir",
+        os.path.join(folder, "logs"),
+        place.script(f"program_{name}.py"),
+    ]
+    (ended,) = run_all([words], environ, place.folder, DEADLINE_S)
+    first_ns = max(past for past, _ in read_moments(folder, "past-0", RANKS))
+    again_ns = max(past for past, _ in read_moments(folder, "past-1", RANKS))
+    with open(os.path.join(folder, "death"), encoding="ascii") as file:
+        death_ns = int(file.read())
+    return Times((first_ns - ended.began_ns) / 1e9, (again_ns - death_ns) / 1e9)
+
+
+def measure(figures: Figures, rounds: int, names: Sequence[str]) -> None:
+    """Adds the figures of each program that can be run here."""
+    from bench.fork import command
+
+    for name in names:
+        packages, text = PROGRAMS[name]
+        missing = [each for each in packages if importlib.util.find_spec(each) is None]
+        if missing:
+            note(f"{name} is left out: {', '.join(missing)} not installed (pip install '.[bench]')")
+            continue
+        with tempfile.TemporaryDirectory(prefix="bench-programs-") as folder:
+            place = make_place(folder)
+            with open(place.script(f"program_{name}.py"), "w", encoding="utf-8") as file:
+                file.write(text + HARNESS)
+            cache = os.path.join(folder, "cache")
+            ways = {"torchrun": command("torchrun", RANKS), "bootrun": command("bootrun", RANKS)}
+            found: dict[str, list[Times]] = {way: [] for way in ways}
+            for number in range(-1, rounds):
+                for way in list(ways) if number % 2 else reversed(ways):
+                    times = run_once(ways[way], name, place, cache)
+                    note(f"{name} {way}: start {times.start:.2f} s, restart {times.restart:.3f} s")
+                    if number >= 0:  # the one before shows bootrun what is imported, and warms the page cache
+                        found[way].append(times)
+        add_figures(figures, name, found)
+
+
+def add_figures(figures: Figures, name: str, found: dict[str, list[Times]]) -> None:
+    """Times of both, and their ratios within rounds."""
+    for kind in Times._fields:
+        ours, theirs = ([getattr(each, kind) for each in found[way]] for way in ("bootrun", "torchrun"))
+        figures.add(f"fork.program_{kind}_s_{name}", "s", ours)
+        figures.add(f"fork.program_{kind}_torchrun_s_{name}", "s", theirs)
+        figures.add_ratio(f"fork.program_{kind}_ratio_{name}", theirs, ours)
