@@ -1,0 +1,146 @@
+"""Which imports may come before the script: tables of what one start has shown, and of what texts say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import pytest
+
+from launcher.ranks.import_plan import MAIN, Module, Patch, Use, Watched, decide
+from launcher.ranks.import_texts import find_patches, uses_at_import
+from launcher.ranks.script_text import find_doubt
+
+LIB = "/env/lib/python3.12/site-packages"
+NEEDS = {"b": {"a"}, "c": {"b"}}  # d stands alone
+
+
+def watched(*uses: Use) -> Watched:
+    modules = {MAIN: Module(0, "", 0, "/home/train.py")}
+    for tick, name in enumerate("abcd", 1):
+        modules[name] = Module(tick * 10, MAIN, tick, f"{LIB}/{name}.py")
+    modules["e"] = Module(50, MAIN, 5, f"{LIB}/e.cpython-312-x86_64-linux-gnu.so")
+    return Watched(modules, NEEDS, uses)
+
+
+def change(what: str, tick: int = 5, by: str = MAIN) -> Use:
+    return Use(tick, tick, by, True, what)
+
+
+def read(what: str, by: str, tick: int = 15) -> Use:
+    return Use(tick, tick, by, False, what)
+
+
+def mentioned(*names: str):  # type: ignore[no-untyped-def]
+    def mention(modules: Sequence[str], _names: tuple[str, ...]) -> Collection[str]:
+        return [name for name in modules if name in names]
+
+    return mention
+
+
+@pytest.mark.parametrize(
+    ("uses", "mention", "patches", "kept"),
+    [
+        ((), (), (), "abcde"),
+        ((read("env:X", "a"),), (), (), "abcde"),
+        ((change("env:X"), read("env:X", "a")), (), (), "de"),
+        ((change("env:X"), read("env:Y", "a")), (), (), "abcde"),
+        ((change("env:X", 20), read("env:X", "a")), (), (), "abcde"),
+        ((change("env:X"), read("env:*", "d", 45)), (), (), "abce"),
+        ((change("env:X"),), ("e",), (), "abcd"),  # native code names it
+        ((change("env:OMP_NUM_THREADS"),), (), (), "abcd"),
+        ((read("env:RANK", "b", 25),), (), (), "ade"),
+        ((read("env:LOCAL_RANK", "d", 45),), (), (), "abce"),
+        ((change("cwd", 35),), (), (), "abc"),
+        ((change("file:/home/x"), read("file:/home/x", "a")), (), (), "de"),
+        ((change("file:/home/x"), read("file:/home", "d", 45)), (), (), "abce"),
+        ((change("file:/home"), read("file:/home/x", "d", 45)), (), (), "abce"),
+        ((change("file:/home/y"), read("file:/home/x", "a")), (), (), "abcde"),
+        ((change("process"), read("file:/home/x", "a")), (), (), "de"),
+        ((change("argv"),), (), (), "abcde"),
+        ((change("argv"),), ("c",), (), "abde"),
+        ((change("warnings"),), ("d",), (), "abce"),
+        ((change("builtins", 25),), (), (), "ab"),
+        ((change("finders", 35),), (), (), "abc"),
+        ((change("random"), change("random", 17, "a")), (), (), "de"),
+        ((change("random"),), (), (), "abcde"),
+        ((change("logger:a"), change("logger:a", 17, "a")), (), (), "de"),
+        ((change("logger:root"), change("logger:a", 17, "a")), (), (), "abcde"),
+        # What is left out changes something before others, too.
+        ((read("env:RANK", "a"), change("env:X", 17, "a"), read("env:X", "d", 45)), (), (), "e"),
+        ((), ("c",), (Patch(MAIN, 2, "b", "value"),), "abde"),
+        ((), (), (Patch(MAIN, 2, "b", "value"),), "abcde"),
+        ((), ("c",), (Patch(MAIN, 9, "b", "value"),), "abcde"),  # after the import of c
+        ((), (), (Patch(MAIN, 2, "*", ""),), "a"),
+    ],
+)
+def test_what_may_come_before(
+    uses: tuple[Use, ...], mention: tuple[str, ...], patches: tuple[Patch, ...], kept: str
+) -> None:
+    plan = decide(watched(*uses), list("abcde"), patches, mentioned(*mention))
+    assert "".join(plan.modules) == kept
+    assert set(plan.left_out) == set("abcde") - set(kept)
+    assert any(plan.left_out.values()) or kept == "abcde"
+
+
+@pytest.mark.parametrize(
+    ("text", "uses"),
+    [
+        ("import sys\nN = len(sys.argv)", True),
+        ("from sys import argv", True),
+        ("import sys\ndef f(): return sys.argv", False),
+        ("import sys\ndef f(): return sys.argv\nN = f()", True),
+        ("import sys\nclass C:\n    n = sys.argv", True),
+        ("import sys\ndef f(n=sys.argv): pass", True),
+        ("getattr(__import__('sys'), 'argv')", False),
+        ("'argv", True),  # not to be parsed, and named
+        ("argument = 1", False),
+    ],
+)
+def test_what_an_import_uses(text: str, uses: bool) -> None:
+    assert uses_at_import(text.encode(), ("sys.argv",)) == uses
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import lib\nlib.value = 1", [("lib", "value")]),
+        ("import lib.part as p\np.value += 1", [("lib.part", "value")]),
+        ("from lib import part\npart.value = 1", [("lib.part", "value")]),
+        ("from lib import Kind\nKind.method = print", [("lib", "Kind")]),
+        ("import lib\nsetattr(lib, 'value', 1)", [("lib", "value")]),
+        ("import lib\nshort = lib.part\nshort.value = 1", [("lib.part", "value")]),
+        ("import lib\nlib.table['x'] = 1", [("lib", "table")]),
+        ("import sys\nsys.modules['other'] = None", [("other", "")]),
+        ("import sys\nsys.modules[name] = None", [("*", "")]),
+        ("from unittest import mock\nmock.patch('lib.part.value')", [("lib.part", "value")]),
+        ("import os\nos.environ['X'] = '1'", []),
+        ("class C:\n    def f(self): self.value = 1", []),
+        ("import lib\nvalue = lib.value", []),
+        ("x = (", [("*", "")]),
+    ],
+)
+def test_what_a_file_changes_in_modules(text: str, found: list[tuple[str, str]]) -> None:
+    patches = find_patches(
+        text.encode() if text != "x = (" else b"setattr(", MAIN, {"lib", "lib.part", "os", "sys"}
+    )
+    assert [(patch.module, patch.name) for patch in patches] == found
+
+
+@pytest.mark.parametrize(
+    ("text", "doubt"),
+    [
+        ("import os, sys\nimport numpy as np\nimport torch", ""),
+        ("import logging\nlog = logging.getLogger(__name__)\nimport torch", ""),
+        ("def f():\n    anything()\nimport torch\nanything()", ""),
+        ("from dotenv import load_dotenv\nload_dotenv()\nimport torch", "calls load_dotenv in line 2"),
+        ("import config\nimport torch", "imports config in line 1"),
+        ("from . import config\nimport torch", "imports from its own package in line 1"),
+        ("import os\nos.environ[name] = '1'\nimport torch", "changes os.environ in line 2"),
+        ("import os\nos.chdir('/')\nimport torch", "calls os.chdir in line 2"),
+        ("import sys\nsys.path.append('x')\nimport torch", "calls sys.path.append in line 2"),
+        ("import lightning\nprepare()", ""),
+        ("def main():\n    import torch\nmain()", "calls main in line 3"),
+    ],
+)
+def test_what_a_script_does_before_torch(text: str, doubt: str) -> None:
+    assert find_doubt(text.encode(), {"torch"}, {"os", "sys", "logging"}) == doubt
