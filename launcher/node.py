@@ -633,6 +633,15 @@ class Node:
         number = writer.begin(Stage.IMPORT, "preload", mono_ns=span.began_ns)
         attrs = {"modules": span.modules} if not span.error else {}
         writer.end(Stage.IMPORT, "preload", number, mono_ns=span.ended_ns, error=span.error or None, **attrs)
+        for why in span.left_out if span.is_part_of_start else ():
+            writer.instant(Stage.IMPORT, "fell_back", error=f"imported by each rank itself: {why}")
+        if span.error and span.is_part_of_start:
+            took_s = (span.ended_ns - span.began_ns) / 1e9
+            writer.instant(
+                Stage.IMPORT,
+                "fell_back",
+                error=f"preloading failed and was of no use, {took_s:.1f} s: {span.error}",
+            )
 
     def on_helper_ended(self, number: int, cpu_s: float, answer: dict[str, Any]) -> None:
         """A helper of the guard's is gone, by itself or not."""

@@ -30,6 +30,7 @@ AGAIN_S = 3.0  # after one that was ready was killed
 MOST_STARTS = 5
 # After so many failures in a row, over several starts, only what was preloaded last is; after more, nothing.
 ONLY_PROVEN_AFTER, GIVEN_UP_AFTER = 2, 5
+MOST_SAID = 5  # reasons for what is left to the ranks
 OBSERVE = 3  # number of the helper (recorded_start.py has the others)
 EVENTS_SUFFIX = ".jsonl"
 MOST_SCRIPT_BYTES = 1 << 20
@@ -52,6 +53,7 @@ class PreloadSpan(NamedTuple):
     modules: int  # that the process has
     error: str
     is_part_of_start: bool  # the first ranks waited for it
+    left_out: tuple[str, ...] = ()  # why some of what is known to be imported is left to each rank
 
 
 class Preloader:
@@ -507,7 +509,8 @@ class Preloader:
 
     def _note_span(self, modules: int, error: str) -> None:
         first = self._plan.at_once and not self._has_attempt
-        self._note(PreloadSpan(self._began_ns, time.monotonic_ns(), modules, error, first))
+        left_out = tuple(why for why in self._left_out.values() if why)[:MOST_SAID]
+        self._note(PreloadSpan(self._began_ns, time.monotonic_ns(), modules, error, first, left_out))
 
     def _cancel_later(self) -> None:
         if self._later is not None:
