@@ -16,7 +16,7 @@ from launcher.preloaded import PER_RANK
 
 MOST_ROUNDS = 20
 MOST_WHY_CHARS = 200
-# Import statements of these were seen to look neither at the working folder nor at relative paths (strace).
+# Taken to look neither at the working folder nor at relative paths when they are imported; not traced.
 _KNOWN_ANYWHERE = """
     torch numpy scipy pandas pyarrow transformers tokenizers safetensors huggingface_hub accelerate datasets
     sklearn sympy networkx mpmath yaml regex requests tqdm packaging filelock fsspec jinja2 markupsafe
