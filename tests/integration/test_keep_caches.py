@@ -184,7 +184,7 @@ def test_restart_after_a_crash_puts_caches_in_order_first(
     assert names == ["caches", "caches_seeded"]
 
 
-def test_store_that_cannot_be_used_is_a_cold_start(
+def test_store_that_can_be_nowhere_is_an_error(
     machines: Callable[[str], Machine], bootrun: support.Programs
 ) -> None:
     machine = machines("node")
@@ -192,8 +192,8 @@ def test_store_that_cannot_be_used_is_a_cold_start(
     file.write_text("")
     machine.store = file / "below"
     found = run(machine, bootrun)
-    assert found.status == 0, found.stderr
-    assert "cold 0" in found.stdout
+    assert found.status == 1 and "cold" not in found.stdout
+    assert f"error: {machine.store}" in found.stderr or f"{machine.store}: " in found.stderr, found.stderr
 
 
 def write_odd_python(machine: Machine) -> Path:
