@@ -628,12 +628,12 @@ class _Preloaded:
         threads = self._unknown_threads()
         if threads:
             return "the preloaded process has a thread (%s)" % threads[0]
-        if self.is_fit:
-            return ""  # but for what libraries do at a fork, nothing foreign has run here since
         known = set(self.fds.values())
         for fd, where in _open_fds().items():
             if self.fds.get(fd) != where and fd not in self.parked and where not in known:
                 return "the preloaded process has %s open" % where
+        if self.is_fit:
+            return ""  # but for what libraries do at a fork, nothing foreign has run here since
         trouble = self._find_device_state()
         self.is_fit = self.has_forked and not trouble
         return trouble
