@@ -82,6 +82,8 @@ class Texts:
         if path.endswith(".py"):
             source = read_file(path, MOST_SOURCE_BYTES)
             return source is None or import_texts.uses_at_import(source, names)
+        if any("." in name for name in names):
+            return False  # names of Python
         data = read_file(path, MOST_NATIVE_BYTES)
         words = [name.removesuffix(".*").rpartition(".")[2].encode() for name in names]
         return data is None or any(word in data for word in words)

@@ -21,6 +21,8 @@ _KNOWN_ANYWHERE = """
     torch numpy scipy pandas pyarrow transformers tokenizers safetensors huggingface_hub accelerate datasets
     sklearn sympy networkx mpmath yaml regex requests tqdm packaging filelock fsspec jinja2 markupsafe
 """
+_OF_TORCH = ("TORCH", "PYTORCH_", "ATEN_", "KINETO_")
+_TAKES = {"fsspec.config": "FSSPEC"}  # of all variables, those that begin so
 # State of the interpreter, and what a module has to mention to look at it, or to change it, when it is imported.
 MENTIONS = {
     "argv": ("sys.argv",),
@@ -190,11 +192,16 @@ def _find_out(
     modules = watched.modules
     found: dict[str, str] = {}
     changed: dict[str, Use] = {}  # by others, when first
+    takes_all = {use.by for use in watched.uses if use.what == "env:*"}  # lacks RANK, as documented
     for use in watched.uses:
         if use.by in chosen:
-            if use.what.startswith("env:") and use.what[4:] in PER_RANK:
+            if use.what.startswith("env:") and use.what[4:] in PER_RANK and use.by not in takes_all:
                 found.setdefault(use.by, f"{use.by} reads {use.what[4:]} when it is imported")
-        elif use.is_change and (use.what not in changed or use.first < changed[use.what].first):
+        elif (
+            use.is_change
+            and not _is_own_business(modules, use)
+            and (use.what not in changed or use.first < changed[use.what].first)
+        ):
             changed[use.what] = use
 
     def after(use: Use) -> list[str]:
@@ -226,6 +233,8 @@ def _find_out(
                 for name in after(use)
                 if modules[name].origin.endswith(".so") or (name, "native") in _native_users(watched)
             ]
+            if what[4:].startswith(_OF_TORCH):  # no other library reads these
+                names = [name for name in names if name.startswith("torch")]
             if not is_native(what[4:]):
                 names = list(
                     mentions([name for name in names if modules[name].origin.endswith(".so")], (what[4:],))
@@ -256,6 +265,12 @@ def _find_out(
     return found
 
 
+def _is_own_business(modules: Mapping[str, Module], use: Use) -> bool:
+    """Whether a library that is left out changes the interpreter: what it imports itself may have done that."""
+    is_seen = use.what.startswith(("env:", "file:")) or use.what in ("cwd", "process")
+    return not is_seen and use.by in modules and not is_users(modules[use.by].origin)
+
+
 def _native_users(watched: Watched) -> set[tuple[str, str]]:
     return {(use.by, use.what) for use in watched.uses if use.what == "native"}
 
@@ -264,7 +279,8 @@ def _find_causes(changed: Mapping[str, Use], use: Use) -> list[Use]:
     """Earlier changes of what a module has used: of a variable, a file, or of any where it may have used all."""
     kind, _, rest = use.what.partition(":")
     if kind == "env":
-        names = [use.what] if rest != "*" else [what for what in changed if what.startswith("env:")]
+        start = "env:" + next((start for name, start in _TAKES.items() if use.by.startswith(name)), "")
+        names = [use.what] if rest != "*" else [what for what in changed if what.startswith(start)]
     elif kind == "file" and not use.is_change:
         folder = _folder(rest)
         names = [

@@ -48,6 +48,8 @@ def mentioned(*names: str):  # type: ignore[no-untyped-def]
         ((change("env:X"), read("env:*", "d", 45)), (), (), "abce"),
         ((change("env:X"),), ("e",), (), "abcd"),  # native code names it
         ((change("env:OMP_NUM_THREADS"),), (), (), "abcd"),
+        ((change("env:PYTORCH_X"),), (), (), "abcde"),  # none of torch's
+        ((read("env:*", "a"), read("env:RANK", "a")), (), (), "abcde"),  # a copy of all
         ((read("env:RANK", "b", 25),), (), (), "ade"),
         ((read("env:LOCAL_RANK", "d", 45),), (), (), "abce"),
         ((change("cwd", 35),), (), (), "abc"),
