@@ -46,6 +46,8 @@ NATIVE_LATER = (
     *("TORCH_CUDA_ARCH_LIST", "PYTORCH_ENABLE_MPS_FALLBACK", "TF_ENABLE_"),
 )
 MOST_CHECKED_FILES = 64
+OF_TORCH = ("TORCH", "PYTORCH_", "ATEN_", "KINETO_")
+TAKES = {"fsspec.config": "FSSPEC"}  # go through all variables for those that begin so
 
 
 def is_native(variable: str) -> bool:
@@ -611,7 +613,7 @@ class Sentry:
             kind, _, rest = what.partition(":")
             if who not in watch.begun:
                 continue
-            if kind == "env":
+            if kind == "env" and not (who in TAKES and not rest.startswith(TAKES[who])):
                 self._readers.setdefault(rest, []).append(who)
             elif kind == "native":
                 self._native.append(who)
@@ -701,9 +703,15 @@ class Sentry:
         return found
 
     def _find_reader(self, name: str, variable: str) -> str:
+        if "env:" + variable in self._allowed:
+            return ""
         for reader in self._within(name, (*self._readers.get(variable, ()), *self._readers.get("*", ()))):
             return "%s reads %s when it is imported, and %s has changed it" % (reader, variable, self._script)
-        if is_native(variable) and self._within(name, self._native):
+        # Torch's variables are read by torch alone.
+        native = self._native
+        if variable.startswith(OF_TORCH):
+            native = [each for each in native if each.startswith("torch")]
+        if is_native(variable) and self._within(name, native):
             return "native code of %s may read %s when it is loaded, and %s has changed it" % (
                 name,
                 variable,

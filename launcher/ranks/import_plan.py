@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.import_watch import IS_LIBRARY, MAIN, is_native
+from launcher.import_watch import IS_LIBRARY, MAIN, OF_TORCH, TAKES, is_native
 from launcher.preloaded import PER_RANK
 
 MOST_ROUNDS = 20
@@ -21,8 +21,6 @@ _KNOWN_ANYWHERE = """
     torch numpy scipy pandas pyarrow transformers tokenizers safetensors huggingface_hub accelerate datasets
     sklearn sympy networkx mpmath yaml regex requests tqdm packaging filelock fsspec jinja2 markupsafe
 """
-_OF_TORCH = ("TORCH", "PYTORCH_", "ATEN_", "KINETO_")
-_TAKES = {"fsspec.config": "FSSPEC"}  # of all variables, those that begin so
 # State of the interpreter, and what a module has to mention to look at it, or to change it, when it is imported.
 MENTIONS = {
     "argv": ("sys.argv",),
@@ -233,7 +231,7 @@ def _find_out(
                 for name in after(use)
                 if modules[name].origin.endswith(".so") or (name, "native") in _native_users(watched)
             ]
-            if what[4:].startswith(_OF_TORCH):  # no other library reads these
+            if what[4:].startswith(OF_TORCH):  # no other library reads these
                 names = [name for name in names if name.startswith("torch")]
             if not is_native(what[4:]):
                 names = list(
@@ -279,8 +277,14 @@ def _find_causes(changed: Mapping[str, Use], use: Use) -> list[Use]:
     """Earlier changes of what a module has used: of a variable, a file, or of any where it may have used all."""
     kind, _, rest = use.what.partition(":")
     if kind == "env":
-        start = "env:" + next((start for name, start in _TAKES.items() if use.by.startswith(name)), "")
-        names = [use.what] if rest != "*" else [what for what in changed if what.startswith(start)]
+        start = "env:" + next((start for name, start in TAKES.items() if use.by.startswith(name)), "")
+        names = (
+            [use.what]
+            if rest != "*" and rest.startswith(start[4:])
+            else []
+            if rest != "*"
+            else [what for what in changed if what.startswith(start)]
+        )
     elif kind == "file" and not use.is_change:
         folder = _folder(rest)
         names = [
