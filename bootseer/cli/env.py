@@ -181,13 +181,13 @@ def key_(
     """Print the key of the environment that a start here and now would ask for; --json has all that is in it."""
     import msgspec
 
-    from bootseer.env.commands import key_here
+    from bootseer.env.commands import key_of_start
     from bootseer.env.commands_spec import make_spec
 
     flags = to_flags(
         setup, setup_input, setup_target, setup_variable, env_store, env_key, env_max_age, python, config
     )
-    keyed = key_here(make_spec(flags, os.environ, os.getcwd()), os.environ, say).keyed
+    keyed = key_of_start(make_spec(flags, os.environ, os.getcwd()), os.environ, say)
     record = {"key": keyed.key, "document": msgspec.to_builtins(keyed.document), **facts_of(keyed)}
     report(record, as_json, keyed.key)
 

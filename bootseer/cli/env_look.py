@@ -89,9 +89,11 @@ def explain(
         "compared_with": found.nearest.key if found.nearest is not None else "",
         "changes": explaining.rows(found.nearest) if found.nearest is not None else [],
         "lines": found.lines,
+        "observed": found.keyed.document.reads,
+        "guessed": found.keyed.guessed_names,
         **facts_of(found.keyed),
     }
-    report(record, as_json, "\n".join(lines))
+    report(record, as_json, "\n".join([*lines, *found.inputs]))
 
 
 def verify(

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from bootseer import aio
-from bootseer.env.gc import Generation, KeyFacts, Limits, Piece, Removal, is_alive, plan
+from bootseer.env.gc import Generation, KeyFacts, Limits, Piece, Removal, are_reads_over, is_alive, plan
 from bootseer.env.held_lease import Pause, pause_until
 from bootseer.env.layout import (
     DOCUMENT,
     KEYS,
+    READS,
     TREES,
     USED,
     env_path,
@@ -24,6 +25,7 @@ from bootseer.env.layout import (
     is_key,
     key_folder,
     lease_number_of,
+    reads_folder,
     tree_folder,
 )
 from bootseer.env.lease import BEAT_S, BuilderLease, Seen
@@ -98,8 +100,25 @@ async def collect(
         gone = [each for each in done.removals if await _remove(store, leases, each, seen, say)]
         kept = sum(each.freed_bytes for each in done.removals) - sum(each.freed_bytes for each in gone)
         done = done._replace(removals=gone, left_bytes=done.left_bytes + kept)
+        await _remove_reads(store, limits, now_s, say)
     freed = sum(each.freed_bytes for each in done.removals)
     return Collected(done.removals, freed, done.left_bytes, done.leased, done.recent)
+
+
+async def _remove_reads(store: Store, limits: Limits, now_s: float, say: Say) -> None:
+    """Lists of what set-ups have read that nobody uses. Who is about to use one runs set-up."""
+    await refuse_links(store, READS)
+    for guess in await _list(store, READS):
+        if not is_key(guess.name):
+            continue
+        try:
+            await refuse_links(store, reads_folder(guess.name))
+        except Untrusted as error:
+            say(str(error))
+            continue
+        used_s = max((entry.mtime_s for entry in await _list(store, reads_folder(guess.name))), default=0.0)
+        if are_reads_over(used_s, limits, now_s):
+            await store.delete(reads_folder(guess.name))
 
 
 async def _look(store: Store, leases: BuilderLease, key: str, now_s: float, say: Say) -> _Looked:

@@ -91,6 +91,7 @@ class Reads(NamedTuple):
     sources: tuple[Source, ...]
     variables: tuple[str, ...]  # that stand in it
     unknown: tuple[str, ...]  # programs of which nothing is known, by name
+    is_plain: bool = True  # installers alone, and what reads nothing
 
 
 def read_command(
@@ -104,6 +105,7 @@ def read_command(
         tuple(dict.fromkeys(reader.sources)),
         tuple(dict.fromkeys(reader.variables)),
         tuple(dict.fromkeys(reader.unknown)),
+        reader.is_plain and not reader.unknown,
     )
 
 
@@ -116,6 +118,7 @@ class _Reader:
         self.sources: list[Source] = []
         self.variables: list[str] = []
         self.unknown: list[str] = []
+        self.is_plain = True
 
     def read(self, command: str, cwd: str, depth: int) -> None:
         """A line, whose `cd` ends with it."""
@@ -160,6 +163,7 @@ class _Reader:
                 self._script(rest[0], texts[0])
         elif program in _FETCHERS:
             self.wanted.append(Wanted("", f"what {program} fetches", False))
+            self.is_plain = False
         elif program not in _HARMLESS:
             self._script(words[0], words[0].text)
 

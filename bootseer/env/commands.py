@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.env.document import KeyDocument, decode
-from bootseer.env.keying import Keyed, make_key
+from bootseer.env.keying import Keyed, make_key, unpinned_line
 from bootseer.env.layout import document_path, is_key
+from bootseer.env.reads import GUESSED
+from bootseer.env.resolving import Resolved, resolve, with_each
 from bootseer.env.restore import recover
-from bootseer.env.setup_keeper_look import There, find_there, is_current, unpinned_line
+from bootseer.env.setup_keeper_look import There, find_there, is_current
 from bootseer.env.spec import SetupSpec
-from bootseer.env.store import MOST_DOCUMENT_BYTES, EnvStore
+from bootseer.env.store import MOST_DOCUMENT_BYTES, EnvStore, Found
 from bootseer.errors import ConfigError, IntegrityError, NotFound, StorageError, UsageError
 from bootseer.storage import open_store, redact
 from bootseer.storage.near import folder_of
@@ -62,14 +64,24 @@ class Here(NamedTuple):
 
     keyed: Keyed
     there: There | None  # the environment of this key, in its place already
+    found: Found | None  # in the store
+    candidates: list[Keyed]  # the same by each list of reads that the store has
 
 
-def key_here(spec: SetupSpec, environ: Mapping[str, str], say: Say, *, recovers: bool = False) -> Here:
+def key_here(
+    spec: SetupSpec,
+    environ: Mapping[str, str],
+    say: Say,
+    envs: EnvStore | None = None,
+    *,
+    recovers: bool = False,
+    refused: Say | None = None,
+) -> Here:
     """The key of a start here and now: of targets that have its environment already it is that of before set-up.
 
-    Args: say: also gets what the key cannot know. recovers: what a killed run has left at the targets is
-    completed, or undone, before.
-    Raises: as `make_key` and `recover`.
+    Args: say: also gets what the key cannot know. envs: knows what set-ups have read. recovers: what a killed run
+    has left at the targets is completed, or undone, before. refused: as `EnvStore.find` has it.
+    Raises: as `make_key` and `recover`; StorageError.
     """
     fresh = make_key(spec, environ)
     if recovers:
@@ -78,18 +90,47 @@ def key_here(spec: SetupSpec, environ: Mapping[str, str], say: Say, *, recovers:
             say(line)
         if lines:
             fresh = make_key(spec, environ)
-    here = Here(fresh, None)
+    here: Here | None = None
     there = find_there(fresh.targets, environ)
     if there is not None:
         # Set-up of something else would begin with what is there: then that counts.
         known = make_key(spec, environ, known_base=there.base)
-        if is_current(there, known, time.time()):
-            here = Here(known, there)
+        lists = [] if envs is None else aio.run_sync(envs.reads.find(known.guess_key))
+        candidates = with_each(known, lists if there.reads is None else [there.reads, *lists], known.look(environ))
+        for candidate in candidates:
+            if is_current(there, candidate, time.time()):
+                found = None if envs is None else aio.run_sync(envs.find(candidate.key, time.time(), refused))
+                here = Here(candidate, there, found, candidates)
+                break
+    if here is None:
+        resolved = Resolved(fresh, None)
+        if envs is not None:
+            resolved = aio.run_sync(resolve(envs, fresh, fresh.look(environ, say), time.time(), refused))
+        here = Here(resolved.keyed, None, resolved.found, list(resolved.candidates))
     for note in here.keyed.notes:
         say(note)
+    if here.keyed.reads is not None and here.keyed.reads.how == GUESSED:
+        for note in here.keyed.unknown:
+            say(note)
     if here.keyed.unpinned:
-        say(unpinned_line(here.keyed))
+        say(unpinned_line(here.keyed.unpinned, here.keyed.max_age_s))
     return here
+
+
+def key_of_start(spec: SetupSpec, environ: Mapping[str, str], say: Say) -> Keyed:
+    """The key of a start here and now; without a store, or one that fails, by what commands name.
+
+    Raises: as `make_key`.
+    """
+    folder = folder_of(spec.store) if spec.store else ""
+    if not spec.store or (folder and not os.path.isdir(folder)):
+        return key_here(spec, environ, say).keyed
+    try:
+        with opened(spec.store, say) as envs:
+            return key_here(spec, environ, say, envs).keyed
+    except StorageError as error:
+        say(f"warning: the environment store cannot be used, so the key is that of the first guess: {error}")
+        return key_here(spec, environ, lambda _: None).keyed
 
 
 def find_key(envs: EnvStore, text: str) -> str:

@@ -12,6 +12,7 @@ from bootseer import aio
 from bootseer.env import explain as explaining
 from bootseer.env.collecting import Collected
 from bootseer.env.commands import (
+    Here,
     Progress,
     Say,
     check_document,
@@ -26,6 +27,8 @@ from bootseer.env.document import KeyDocument
 from bootseer.env.explain import Explanation
 from bootseer.env.keying import Keyed
 from bootseer.env.lease import BuilderLease
+from bootseer.env.reads import GUESSED
+from bootseer.env.resolving import with_each
 from bootseer.env.spec import SetupSpec
 from bootseer.env.store import EnvStore, Found, Listed
 from bootseer.errors import EnvError, IntegrityError, NotFound
@@ -33,6 +36,8 @@ from bootseer.tree.verifying import Verified
 from bootseer.trust import Trust
 
 MOST_COMPARED = 256  # documents, the newest first
+MOST_GUESSES = 8  # whose reads are looked at
+MOST_SHOWN = 12  # names that are read
 MOST_NAMED = 10_000  # faults that are listed; all are counted
 
 
@@ -73,6 +78,7 @@ class Explained(NamedTuple):
     builder: str  # who builds it at this moment, "" for nobody
     nearest: Explanation | None  # what differs from the nearest one, or from the one that was asked for
     compared: int  # documents
+    candidates: int  # lists of what set-ups have read that are believed
 
     @property
     def lines(self) -> list[str]:
@@ -80,12 +86,32 @@ class Explained(NamedTuple):
         lines = [] if self.nearest is None else explaining.lines(self.nearest, 100)
         if self.found is not None:
             return [line.replace("missed because ", "", 1) for line in lines]
-        if self.nearest is not None and self.nearest.key == self.keyed.key:
-            if self.builder:
-                return [f"missed because it is not finished: {self.builder} builds it"]
-            if not self.refused:
-                lines = [f"missed although its document is there: {_NOTHING}"]
+        if self.builder:
+            return [f"missed because it is not finished: {self.builder} builds it"]
+        if self.refused and not self.candidates:
+            lines = ["missed although set-up with these commands was kept: what there is of it is not believed"]
+        elif self.nearest is not None and self.nearest.key == self.keyed.key and not self.refused:
+            lines = [f"missed although its document is there: {_NOTHING}"]
         return [*lines, *(f"not used: {each}" for each in self.refused)]
+
+    @property
+    def inputs(self) -> list[str]:
+        """For people: what counts, as it was observed, and as the commands say."""
+        guessed = f"the commands name (guessed): {_few(self.keyed.guessed_names)}"
+        reads = self.keyed.reads
+        if reads is None:
+            return ["what set-up reads is known once it has run (observed): nothing yet", guessed]
+        if reads.how == GUESSED:
+            whole = ", and all of the working folder counts" if reads.is_whole else ""
+            return [f"what set-up reads could not be watched (observed): nothing{whole}", guessed]
+        return [f"set-up reads (observed): {_few(list(self.keyed.document.reads))}", guessed]
+
+
+def _few(names: Sequence[str]) -> str:
+    """The user's own first, not what was looked up above and in the system."""
+    ordered = sorted(names, key=lambda name: (name.startswith(("/", "~/")) or name.endswith(" above)"), name))
+    more = f" and {len(names) - MOST_SHOWN} more (--json has all)" if len(names) > MOST_SHOWN else ""
+    return (", ".join(map(explaining.shown, ordered[:MOST_SHOWN])) or "nothing") + more
 
 
 _NOTHING = "it has expired, or its builder ended before it was published"
@@ -96,22 +122,41 @@ def explain(spec: SetupSpec, environ: Mapping[str, str], other: str, *, say: Say
 
     Raises: as `make_key`; NotFound; StorageError.
     """
-    keyed = key_here(spec, environ, say).keyed
     refused: list[str] = []
     with opened(spec.store, refused.append, trust=Trust.load(environ), may_be_new=True) as envs:
-        found = aio.run_sync(envs.find(keyed.key, time.time()))
+        here = key_here(spec, environ, say, envs)
+        keyed, found = here.keyed, here.found
         of_key, refused[:] = list(refused), []
         documents = []
         if other:
             documents = [_document_of(envs, find_key(envs, other))]
         elif found is None:
             documents = _documents(envs)
+        others = [] if found is not None else _otherwise(envs, here, documents, environ)
         seen = aio.run_sync(BuilderLease(envs.store, owner=owner()).look(keyed.key)) if found is None else None
     for line in refused:  # of other keys
         say(line)
-    nearest = explaining.explain(keyed.document, documents) if documents or found is None else None
+    start = keyed.document
+    if keyed.reads is None:
+        start = others[0] if others else keyed.guess
+    nearest = explaining.explain(start, documents, others) if documents or found is None else None
     builder = seen.holder.owner if seen is not None and seen.is_working else ""
-    return Explained(keyed, found, of_key, builder, nearest, len(documents))
+    return Explained(keyed, found, of_key, builder, nearest, len(documents), len(here.candidates))
+
+
+def _otherwise(
+    envs: EnvStore, here: Here, documents: Sequence[tuple[str, KeyDocument]], environ: Mapping[str, str]
+) -> list[KeyDocument]:
+    """What the start would ask for by what other set-ups have read, of other commands and bases, too."""
+    keyed = here.keyed
+    guesses = dict.fromkeys(document.guess for _, document in documents if document.guess != keyed.guess_key)
+    lists = [
+        reads
+        for guess in [each for each in guesses if each][:MOST_GUESSES]
+        for reads in aio.run_sync(envs.reads.find(guess))
+    ]
+    found = with_each(keyed, lists, keyed.look(environ))
+    return [each.document for each in (*here.candidates, *found)]
 
 
 def _documents(envs: EnvStore) -> list[tuple[str, KeyDocument]]:

@@ -17,6 +17,7 @@ from bootseer.env.commands import Say, find_key, key_here, opened, read_document
 from bootseer.env.document import KeyDocument
 from bootseer.env.env_tree import StoredTree
 from bootseer.env.explain import shown as plain
+from bootseer.env.reads import Reads
 from bootseer.env.restore import THERE, UNPACK, recover, restore
 from bootseer.env.setup_keeper_look import find_there
 from bootseer.env.snapshot import Snapshot
@@ -58,15 +59,17 @@ def restore_key(
 def restore_spec(spec: SetupSpec, to: Sequence[str], environ: Mapping[str, str], *, say: Say, count: Count) -> Put:
     """That of a start here and now. Raises: as `restore_key`."""
     with opened(spec.store, say, trust=Trust.load(environ)) as envs:
-        keyed, there = key_here(spec, environ, say, recovers=True)
-        found = _find(envs, keyed.key, "`bootseer env explain` with the same flags says why")
+        here = key_here(spec, environ, say, envs, recovers=True)
+        keyed, there, found = here.keyed, here.there, here.found
+        if found is None:
+            found = _find(envs, keyed.key, "`bootseer env explain` with the same flags says why")
         if there is not None and there.tree != found.snapshot.tree and keyed.unpinned and not to:
             raise ConfigError(
                 f"{', '.join(keyed.targets)}: was set up here, maybe with other versions: make the folder anew, or"
                 " name another one by --to"
             )
         # The key says what the targets have, and that the environment belongs on top of it.
-        return _put(envs, found, keyed.document, to, environ, say, count, is_of_here=not to)
+        return _put(envs, found, keyed.document, to, environ, say, count, is_of_here=not to, reads=keyed.reads)
 
 
 def _find(envs: EnvStore, key: str, way_out: str) -> Found:
@@ -86,6 +89,7 @@ def _put(
     count: Count,
     *,
     is_of_here: bool,
+    reads: Reads | None = None,
 ) -> Put:
     snapshot = found.snapshot
     if document is not None and (reason := why_other_targets(snapshot.targets, document.targets)):
@@ -106,6 +110,7 @@ def _put(
         StoredTree(envs.tree_url(snapshot), snapshot.tree, environ=environ, log=lambda text: (say(text), None)[1]),
         targets=targets,
         base=document.base if document is not None else {},
+        reads=reads,
         ways=(THERE, UNPACK),
         on_progress=count,
         environ=environ,
@@ -113,7 +118,7 @@ def _put(
     )
     for line in (*done.failures, *done.notes):
         say(line)
-    aio.run_sync(envs.touch(found, time.time()))
+    aio.run_sync(envs.touch(found, time.time(), document.guess if document is not None else ""))
     return Put(snapshot.key, found, targets, done.how, done.took_s, dict(done.skipped))
 
 

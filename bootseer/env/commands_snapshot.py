@@ -18,6 +18,8 @@ from bootseer.env.commands import Say, key_here, opened, owner
 from bootseer.env.document import encode
 from bootseer.env.keying import Keyed
 from bootseer.env.lease import BuilderLease, Lease, Ready, kept
+from bootseer.env.observing import decide, plan
+from bootseer.env.resolving import Resolved, like, resolve
 from bootseer.env.restore import alone_at
 from bootseer.env.settling import settle_later
 from bootseer.env.setup_keeper_look import mark
@@ -69,8 +71,8 @@ def snapshot(
     trust = Trust.load(environ)
     signing = options.signing.key(trust)
     with opened(spec.store, say, trust=trust, may_be_new=True) as envs:
-        keyed, there = key_here(spec, environ, say, recovers=True)
-        known = aio.run_sync(envs.find(keyed.key, time.time()))
+        here = key_here(spec, environ, say, envs, recovers=True)
+        keyed, there, known = here.keyed, here.there, here.found
         if known is not None and not options.rebuilds:
             return Made(keyed, known, False, 0.0, 0.0, 0)
         if there is not None:
@@ -79,13 +81,18 @@ def snapshot(
                 " make the folder anew, and run this again"
             )
         replaces = 0 if known is None else known.generation
-        cannot = aio.run_sync(envs.prepare(keyed.key, encode(keyed.document), signing))
+        cannot = aio.run_sync(envs.prepare_reads(keyed.guess_key, encode(keyed.guess), signing))
         if cannot is not None:
             raise EnvError(cannot.why)
 
-        async def until() -> Found | None:
-            found = await envs.find(keyed.key, time.time())
-            return found if found is not None and found.generation > replaces else None
+        now = keyed.look(environ)
+
+        async def until() -> Resolved | None:
+            resolved = await resolve(envs, keyed, now, time.time())
+            found = resolved.found
+            if found is None or (found.snapshot.key == keyed.key and found.generation <= replaces):
+                return None
+            return resolved
 
         leases = BuilderLease(envs.store, owner=owner(), say=say)
         seen = aio.run_sync(leases.look(keyed.key))
@@ -93,12 +100,15 @@ def snapshot(
             say(f"{seen.holder.owner} builds it: waiting for that, at most {spec.wait_s:g} s")
         taken = aio.run_sync(leases.acquire(keyed.key, until, spec.wait_s))
         if isinstance(taken, Ready):
-            return Made(keyed, taken.found, False, 0.0, 0.0, 0)
+            resolved = taken.found
+            assert resolved.found is not None, "it was waited for"
+            return Made(resolved.keyed, resolved.found, False, 0.0, 0.0, 0)
         if not isinstance(taken, Lease):
             raise EnvError(taken.why)
         with kept(taken) as lease, alone_at(keyed.targets, environ=environ, wait_s=spec.wait_s):
-            now = key_here(spec, environ, lambda _: None)
-            if now.keyed.key != keyed.key or now.there is not None:
+            again = key_here(spec, environ, lambda _: None)
+            key = like(keyed, again.keyed, again.keyed.look(environ)).key
+            if key != keyed.key or again.there is not None:
                 raise EnvError(f"{', '.join(keyed.targets)}: was changed by another job meanwhile: run this again")
             if unclean := why_unclean(keyed.targets, environ):
                 raise EnvError(unclean)
@@ -142,8 +152,11 @@ class _Making:
         self._lease.tell("looks at the targets")
         begin_setup(keyed.targets, self._environ)
         capture.begin()
-        self._lease.tell("runs set-up commands")
         environ = setup_environ(self._environ, keyed.targets)
+        planned = plan(keyed, spec, environ, [log_path])
+        for note in planned.notes:
+            self._say(note)
+        self._lease.tell("runs set-up commands")
         try:
             ran = run_setup(
                 spec.commands,
@@ -152,6 +165,7 @@ class _Making:
                 log_path=log_path,
                 timeout_s=spec.timeout_s,
                 on_line=on_line,
+                watch=planned.watch,
             )
         except SetupFailed:
             raise  # its message names the log, which stays
@@ -163,12 +177,18 @@ class _Making:
         if ran.left_running:
             self._say(f"set-up left processes running, which were ended: {', '.join(ran.left_running[:5])}")
         changes = capture.end()
-        changed = why_changed(keyed, spec, self._environ)
+        decided = decide(keyed, spec, self._environ, planned, ran.watched)
+        changed = why_changed(keyed, spec, self._environ, is_watched=decided.is_watched) or decided.why_not
         end_setup(keyed.targets, self._environ, is_clean=not changed)
         if changed:
             raise EnvError(
                 f"{changed}, so what it made is not published: make the folder anew, and run this again"
             )
+        for note in decided.notes:
+            self._say(note)
+        if decided.keyed.key != keyed.key:
+            replaces = 0
+        keyed = self._keyed = decided.keyed
         if changes.is_empty:
             self._say(
                 f"set-up changed nothing in {', '.join(keyed.targets)}: if it installs elsewhere, name that folder"
@@ -180,6 +200,8 @@ class _Making:
         )
         document = encode(keyed.document)
         made = self._describe(built, ran.took_s)
+        assert keyed.reads is not None, "set-up has run"
+        aio.run_sync(self._envs.reads.publish(encode(keyed.guess), keyed.reads, signing))
         done = aio.run_sync(self._envs.publish(made, document, built.tree.index_bytes, signing, replaces=replaces))
         if not isinstance(done, Published):
             raise EnvError(done.why)
@@ -226,7 +248,15 @@ class _Making:
         """So that the next start here sees that the targets are set up. Without it set-up is only keyed anew."""
         keyed = self._keyed
         try:
-            mark(capture.left(), keyed.key, found.snapshot.tree, keyed.document.base, self._environ)
+            mark(
+                capture.left(),
+                keyed.key,
+                found.snapshot.tree,
+                keyed.document.base,
+                self._environ,
+                keyed.reads,
+                found.snapshot.expires_s,
+            )
         except BootseerError as error:
             self._say(f"this node does not know that it is set up: {error}")
             return

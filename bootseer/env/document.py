@@ -10,21 +10,23 @@ Secrets never enter (redaction.py): each is the constant "(secret)", so two that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
 import msgspec
 
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, FormatVersion
 from bootseer.formats import decode_json
 
-FORMAT = "bootseer-env-key/1"
+FORMAT = "bootseer-env-key/2"
+OLD_FORMAT = "bootseer-env-key/1"  # the same without `reads` and `seen`: stores still have some
 MOST_DOCUMENT_BYTES = 1 << 20
 ABSENT = "absent"  # an input that is not there
 
 _LISTS = ("commands", "targets")
-_TABLES = ("inputs", "base", "variables")
+_TABLES = ("inputs", "reads", "base", "variables")
+MOST_READS = 4000  # that are named one by one
 
 
 class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,6 +42,10 @@ class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     variables: dict[str, str]  # those that decide the result and are set
     salt: str
     cwd: str = ""  # the working folder, where the result depends on it (keying.py says when); else ""
+    # Label -> state of what set-up reads (reads.py, reads_now.py), and how that is known: "": it is not in here.
+    reads: dict[str, str] = {}
+    seen: str = ""
+    guess: str = ""  # key of the same without all that: the first guess, under which lists of reads are kept
 
 
 class Change(NamedTuple):
@@ -76,7 +82,33 @@ def key_of(document: KeyDocument) -> str:
 def decode(data: bytes, where: str) -> KeyDocument:
     """Of a store, so untrusted. Raises: FormatVersion for another format; IntegrityError for everything else."""
     what = "no key of an environment"
-    return decode_json(data, KeyDocument, FORMAT, where, what=what, most_bytes=MOST_DOCUMENT_BYTES)
+    try:
+        return decode_json(data, KeyDocument, FORMAT, where, what=what, most_bytes=MOST_DOCUMENT_BYTES)
+    except FormatVersion as error:
+        try:
+            return decode_json(data, KeyDocument, OLD_FORMAT, where, what=what, most_bytes=MOST_DOCUMENT_BYTES)
+        except FormatVersion:
+            raise error from None
+
+
+def few(reads: Mapping[str, str]) -> dict[str, str]:
+    """Of so many that a document cannot have them all: those of each folder together."""
+    if len(reads) <= MOST_READS:
+        return dict(reads)
+    folders: dict[str, list[str]] = {}
+    for name, state in sorted(reads.items()):
+        folders.setdefault(name.rpartition("/")[0], []).append(f"{name}\0{state}\n")
+    depth = 32
+    while len(folders) > MOST_READS:
+        depth -= 1
+        merged: dict[str, list[str]] = {}
+        for folder, rows in folders.items():
+            merged.setdefault("/".join(folder.split("/")[:depth]), []).extend(rows)
+        folders = merged
+    return {
+        f"{folder or '.'}/ ({len(rows)} names)": hashlib.sha256("".join(rows).encode()).hexdigest()
+        for folder, rows in folders.items()
+    }
 
 
 def differences(old: KeyDocument, new: KeyDocument) -> list[Change]:
@@ -86,7 +118,7 @@ def differences(old: KeyDocument, new: KeyDocument) -> list[Change]:
         changes += _list_changes(name, getattr(old, name), getattr(new, name))
     for name in _TABLES:
         changes += _table_changes(name, getattr(old, name), getattr(new, name))
-    for name in ("salt", "cwd"):
+    for name in ("salt", "cwd", "seen"):
         was, now = getattr(old, name), getattr(new, name)
         if was != now:
             changes.append(Change(name, was, now))

@@ -7,8 +7,10 @@ rows for machines; every text from a document is cut short and shown without con
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from bootseer.env.document import ABSENT, Change, KeyDocument, differences
 
@@ -25,6 +27,8 @@ _WORDS = {
     "targets": "set-up target {name}",
     "salt": "--env-key",
     "cwd": "the working folder",
+    "reads": "{name}",
+    "seen": "how it is known what set-up reads",
 }
 
 
@@ -35,19 +39,31 @@ class Explanation(NamedTuple):
     changes: tuple[Change, ...]
 
 
-def explain(document: KeyDocument, stored: Iterable[tuple[str, KeyDocument]]) -> Explanation:
-    """`stored`: keys with their documents, the newest first. The nearest is that with the fewest changes.
+def explain(
+    document: KeyDocument, stored: Iterable[tuple[str, KeyDocument]], otherwise: Sequence[KeyDocument] = ()
+) -> Explanation:
+    """The nearest is that with the fewest changes.
+
+    Args: stored: keys with their documents, the newest first. otherwise: what the start would ask for by other
+        lists of reads.
+
+    A start that does not know yet what set-up reads differs by nothing of that.
 
     All that lies in targets counts as one: once set-up has run there, it differs by everything that was installed.
     """
     nearest, least = Explanation("", ()), (math.inf, math.inf)
     for key, other in stored:
-        changes = tuple(differences(other, document))
-        in_targets = sum(_is_in_target(change) for change in changes)
-        distance = (len(changes) - in_targets + (in_targets > 0), len(changes))
-        if distance < least:
-            nearest, least = Explanation(key, changes), distance
+        for start in (document, *otherwise):
+            changes = tuple(differences(other if start.seen else _without_reads(other), start))
+            in_targets = sum(_is_in_target(change) for change in changes)
+            distance = (len(changes) - in_targets + (in_targets > 0), len(changes))
+            if distance < least:
+                nearest, least = Explanation(key, changes), distance
     return nearest
+
+
+def _without_reads(document: KeyDocument) -> KeyDocument:
+    return msgspec.structs.replace(document, reads={}, seen="", guess="")
 
 
 def lines(found: Explanation, most: int = MOST_LINES) -> list[str]:

@@ -29,10 +29,12 @@ _TOOLS_FOLDERS = {
     *(b".git", b".hg", b".svn", b"__pycache__"),
     *(b".tox", b".nox", b".mypy_cache", b".ruff_cache", b".pytest_cache", b".ipynb_checkpoints"),
 }
-_SKIPPED_FOLDERS = _TOOLS_FOLDERS | {b"build", b".eggs", b"node_modules"}
+_SKIPPED_FOLDERS = _TOOLS_FOLDERS | {b".eggs", b"node_modules"}
+_BUILD = b"build"  # of setuptools, if nothing else lies in it; else a folder of the project's own
+_OF_BUILDS = (b"lib", b"bdist.", b"temp.", b"scripts-", b"__editable__.")
 _NO_FILES = ("/proc", "/sys")
 _SKIPPED_ENDS = (b".pyc", b".pyo", b".egg-info", b".dist-info")
-_ARCHIVES = (b".whl", b".zip", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".conda", b".egg", b".html")
+ARCHIVES = (b".whl", b".zip", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".conda", b".egg", b".html")
 # What the build of a package reads; the rest of an editable install is used where it lies.
 _BUILD_NAMES = {
     *(b"makefile", b"cmakelists.txt", b"meson.build", b"meson.options", b"manifest.in", b"cargo.lock", b"build"),
@@ -66,7 +68,7 @@ class _Entry(NamedTuple):
 def digest_file(path: str) -> str:
     """SHA-256 in hex. Raises: KeyUnknown for what is no regular file, or cannot be read."""
     try:
-        return _digest_open(os.fsencode(path))
+        return digest_open(os.fsencode(path))
     except OSError as error:
         raise KeyUnknown(f"{path}: cannot be read as an input of set-up: {error.strerror}") from error
 
@@ -85,7 +87,7 @@ def digest_archives(path: str) -> str:
     Of each the name, the size and the SHA-256 of its end, where zip and the compressions have the sums of all that
     is in it (a wheel also that of its RECORD): gigabytes of wheels on a slow disk are not read at each start.
     """
-    entries = (each for each in _walk(path, (), is_deep=False) if each.path.endswith(_ARCHIVES))
+    entries = (each for each in _walk(path, (), is_deep=False) if each.path.endswith(ARCHIVES))
     return _digest(path, entries, end_bytes=END_BYTES)
 
 
@@ -123,7 +125,7 @@ def _digest(folder: str, entries: Iterable[_Entry], *, is_editable: bool = False
                 if left_bytes < 0:
                     raise KeyUnknown(f"{folder}: has more than {MOST_BYTES} bytes: {_WAY_OUT}")
                 try:
-                    content = _digest_open(os.path.join(top, path), end_bytes)
+                    content = digest_open(os.path.join(top, path), end_bytes)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
@@ -140,7 +142,7 @@ _WAY_OUT = (
 )
 
 
-def _digest_open(path: bytes, end_bytes: int = 0) -> str:
+def digest_open(path: bytes, end_bytes: int = 0) -> str:
     """Of all of a file, or of its size and its end."""
     # Without blocking: it may have become a fifo.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -175,7 +177,7 @@ def _walk(path: str, excluded: Collection[str], *, is_deep: bool = True) -> Iter
             except FileNotFoundError:
                 continue
             if stat.S_ISDIR(info.st_mode):
-                if is_deep and not _is_skipped(entry.name) and not _is_foreign(entry.path, left_out):
+                if is_deep and not _is_skipped(entry.name, entry.path) and not _is_foreign(entry.path, left_out):
                     folders.append(below)
             elif not entry.name.endswith(_SKIPPED_ENDS) or (stat.S_ISLNK(info.st_mode)):
                 yield _Entry(below, info)
@@ -248,7 +250,12 @@ def _scan(path: str, folder: bytes) -> list[os.DirEntry[bytes]]:
         raise KeyUnknown(str(to_storage_error(error, os.fsdecode(os.path.join(top, folder))))) from error
 
 
-def _is_skipped(name: bytes) -> bool:
+def _is_skipped(name: bytes, path: bytes) -> bool:
+    if name == _BUILD:
+        try:
+            return all(each.startswith(_OF_BUILDS) for each in os.listdir(path))
+        except OSError:
+            return False
     return name in _SKIPPED_FOLDERS or name.endswith(_SKIPPED_ENDS)
 
 
@@ -279,8 +286,9 @@ def _list_by_git(path: str, excluded: Collection[str]) -> list[_Entry] | None:
     def belongs(folder: bytes) -> bool:
         if folder not in known_folders:
             above, _, name = folder.rpartition(b"/")
+            path = os.path.join(top, folder)
             known_folders[folder] = (
-                belongs(above) and not _is_skipped(name) and not _is_foreign(os.path.join(top, folder), left_out)
+                belongs(above) and not _is_skipped(name, path) and not _is_foreign(path, left_out)
             )
         return known_folders[folder]
 

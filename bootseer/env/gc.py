@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+READS_UNUSED_S = 180 * 86_400.0  # lists of reads are small, and whoever misses one runs set-up
 GRACE_S = 86_400.0  # for what belongs to no snapshot (yet), and for readers of what has expired
 RECENT_S = 7_200.0  # stamps are touched hourly: a start may still read it
 _DAY_S = 86_400.0
@@ -97,7 +98,7 @@ def plan(keys: Sequence[KeyFacts], limits: Limits, now_s: float) -> Plan:
         for facts, size in sorted(left, key=lambda each: (each[0].used_s, each[0].key)):
             if total <= limits.most_bytes:
                 break
-            if facts.is_leased:
+            if facts.is_leased or (not size and not facts.generations):
                 continue
             if not _is_older(facts.used_s, RECENT_S, now_s) or not is_live(facts, now_s):
                 recent += 1
@@ -117,6 +118,12 @@ def is_live(facts: KeyFacts, now_s: float) -> bool:
 def is_alive(generation: Generation, now_s: float) -> bool:
     """The same of one generation."""
     return generation.expires_s is None or now_s < generation.expires_s + GRACE_S
+
+
+def are_reads_over(used_s: float, limits: Limits, now_s: float) -> bool:
+    """Whether lists of reads go. Args: used_s: when one of them was used or made last; 0 if that is not known."""
+    least_s = READS_UNUSED_S if limits.most_unused_s is None else limits.most_unused_s
+    return _is_older(used_s, max(GRACE_S, least_s), now_s)
 
 
 def _why_gone(facts: KeyFacts, limits: Limits, now_s: float) -> str:

@@ -1,19 +1,22 @@
-"""Finds and hashes the files that decide what set-up makes: those declared, and those that commands name.
+"""Finds the files that decide what set-up makes: those declared, and, as a first guess, those that commands name.
 
-In: the spec, the targets, facts of the interpreter. Out: a digest for each input, what is not pinned, names of
-variables, and notes for the user. Requirement files are followed through -r, -c and -e, each once, bounded.
+In: the spec, the targets, facts of the interpreter. Out: digests of what is declared, those of the guess when they
+are asked for, what is not pinned, names of variables, and notes for the user. Requirement files are followed
+through -r, -c and -e, each once, bounded. What set-up really reads is known when it has run (reads_make.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from bootseer.env import command_words, compiled, folder_digest, manifests
 from bootseer.env.base import is_below
 from bootseer.env.command_words import Source, read_command
 from bootseer.env.document import ABSENT, plain
+from bootseer.env.reads_now import git_state
 from bootseer.env.redaction import user_variables
 from bootseer.env.requirements import Local, Named, Wanted, decode_text, parse_requirements, unpinned
 from bootseer.env.spec import SetupSpec
@@ -36,13 +39,17 @@ _VARIABLES = {
 class Inputs(NamedTuple):
     """What was found. Texts may still hold secrets."""
 
-    digests: dict[str, str]  # by the name that the document has
+    declared: dict[str, str]  # digests by the name that the document has
+    guessed: dict[str, Callable[[], str]]  # of what commands name; each gives its digest, or raises KeyUnknown
+    whole: Callable[[], str]  # the digest of all of the working folder, or KeyUnknown
     unpinned: list[str]
     variables: list[str]  # named in commands and requirement files
     secret_variables: list[str]  # those among them that stand as user or password in a URL
     notes: list[str]
     editables: list[str]  # folders that are installed in place, resolved
     is_known: bool  # False: programs may read what nobody declared
+    is_plain: bool  # known, and nothing of the user's own is built or run
+    unknown: list[str]  # notes for the user, where nobody sees what programs read
     may_compile: bool  # for the machine that it runs on
 
 
@@ -59,14 +66,20 @@ def find_inputs(
     for number, command in enumerate(spec.commands, 1):
         finder.read(number, command)
     finder.read_variables()
+    declared = {name: given() for name, given in finder.digests.items() if name in finder.declared}
+    guessed = {name: given for name, given in finder.digests.items() if name not in finder.declared}
     return Inputs(
-        dict(sorted(finder.digests.items())),
+        dict(sorted(declared.items())),
+        dict(sorted(guessed.items())),
+        finder.whole,
         unpinned(finder.wanted, finder.pins),
         list(dict.fromkeys(finder.variables)),
         list(dict.fromkeys(finder.secret_variables)),
         list(dict.fromkeys(finder.notes)),
         list(dict.fromkeys(finder.editables)),
         finder.is_known,
+        finder.is_known and finder.is_plain,
+        finder.unknown,
         finder.may_compile
         or not finder.is_known
         or compiled.variables_ask(environ)
@@ -85,7 +98,9 @@ class _Finder:
         self._parsed: set[tuple[str, bool]] = set()
         self._folders: set[tuple[str, bool]] = set()
         self._declared = {os.path.normpath(path) for path in spec.inputs}
-        self.digests: dict[str, str] = {}
+        self.declared: set[str] = set()  # names
+        self.digests: dict[str, Callable[[], str]] = {}
+        self._absent: set[str] = set()
         self.wanted: list[Wanted] = []
         self.pins: set[str] = set()
         self.variables: list[str] = []
@@ -93,18 +108,22 @@ class _Finder:
         self.notes: list[str] = []
         self.editables: list[str] = []
         self.is_known = True
+        self.is_plain = True
+        self.unknown: list[str] = []
         self.may_compile = False
 
     def declare(self, path: str) -> None:
         """An input that the user named."""
         path = os.path.normpath(path)
+        name = self._name(path)
+        self.declared.add(name)
         if os.path.isdir(path):
-            digest = folder_digest.digest_folder(os.path.realpath(path), self._excluded)
-            self.digests[self._name(path)] = f"folder {digest}"
+            real = os.path.realpath(path)
+            self.digests[name] = partial(_folder, folder_digest.digest_folder, real, self._excluded)
             return
         if not os.path.lexists(path):
             raise ConfigError(f"--setup-input: {path}: there is no such file or folder")
-        self.digests[self._name(path)] = folder_digest.digest_file(path)
+        self.digests[name] = partial(folder_digest.digest_file, path)
         if _is_requirements(path):
             self._follow(Source(command_words.REQUIREMENTS, path), (), is_constraint="constraint" in path)
 
@@ -115,15 +134,21 @@ class _Finder:
         self.variables += found.variables
         self.secret_variables += user_variables(command)
         self.wanted += found.wanted
+        self.is_plain = self.is_plain and found.is_plain
         for source in found.sources:
             self._take(source)
         if found.unknown:
             self.is_known = False
             programs = ", ".join(found.unknown[:5])
-            self.notes.append(
+            self.unknown.append(
                 f"set-up command {number} runs {programs}: what that reads is not known: "
                 "declare files that decide the result by --setup-input"
             )
+
+    def whole(self) -> str:
+        """Of all of the working folder. Raises: KeyUnknown for more than can be read at each start."""
+        cwd = os.path.realpath(self._cwd)
+        return f"{_folder(folder_digest.digest_project, cwd, self._excluded)} {git_state(cwd)}"
 
     def read_variables(self) -> None:
         """Files that installers take from the environment."""
@@ -136,6 +161,8 @@ class _Finder:
     def _take(self, source: Source, chain: tuple[str, ...] = ()) -> None:
         """A file or folder that somebody named, but maybe the user did not declare."""
         path = source.path
+        if source.kind in (command_words.SCRIPT, command_words.PROJECT, command_words.LOCAL):
+            self.is_plain = self.is_plain and path.endswith(_BUILT)
         is_changed = source.kind == command_words.SCRIPT or os.path.isdir(path)
         if (
             is_changed
@@ -165,18 +192,19 @@ class _Finder:
         """Hashes it; whether it is there."""
         name = self._name(path)
         if name in self.digests:
-            return self.digests[name] != ABSENT
+            return name not in self._absent
         if len(self.digests) >= MOST_FILES + len(self._declared):
             raise KeyUnknown(
                 f"{path}: set-up commands name more than {MOST_FILES} files: use fewer requirement files"
             )
         if not os.path.exists(path):
-            self.digests[name] = ABSENT
+            self.digests[name] = lambda: ABSENT
+            self._absent.add(name)
             self.notes.append(
                 f"{name} is named by a set-up command and is not there (yet): if a command makes it, fine"
             )
             return False
-        self.digests[name] = folder_digest.digest_file(path)
+        self.digests[name] = partial(folder_digest.digest_file, path)
         if path not in self._declared:
             self.notes.append(f"{name} is named by a set-up command, a file or a variable: it counts as an input")
         return True
@@ -195,12 +223,14 @@ class _Finder:
             return
         self._folders.add((path, is_links))
         if is_links:
-            self.digests[self._name(source.path) + " (archives)"] = f"folder {folder_digest.digest_archives(path)}"
+            name = self._name(source.path) + " (archives)"
+            self.digests[name] = partial(_folder, folder_digest.digest_archives, path)
             return
-        digest = folder_digest.digest_project(path, self._excluded, is_editable=source.is_editable)
         # The result of an editable install names the folder, so another one makes another environment.
         name = plain(path) + " (editable)" if source.is_editable else self._name(source.path) + " (project)"
-        self.digests[name] = f"folder {digest}"
+        self.digests[name] = partial(
+            _folder, folder_digest.digest_project, path, self._excluded, is_editable=source.is_editable
+        )
         if source.is_editable:
             self.editables.append(path)
         if source.has_dependencies:
@@ -298,6 +328,10 @@ class _Finder:
         if self._cwd != "/" and is_below(path, [self._cwd]):
             return plain(os.path.relpath(path, self._cwd))
         return plain(path)
+
+
+def _folder(digest: Callable[..., str], *given: object, **more: object) -> str:
+    return f"folder {digest(*given, **more)}"
 
 
 def _read(path: str) -> str | None:

@@ -1,27 +1,36 @@
 """The key of an environment: collects all that decides what set-up makes, and says what the key cannot know.
 
-In: the spec, the job's environment. Out: `Keyed`. Files are hashed and the interpreter is
-asked; nothing is changed. Run once a start, on one node: its key holds for all nodes of the job.
+In: the spec, the job's environment. Out: `Keyed`. Files are hashed and the interpreter is asked; nothing is
+changed. What set-up reads is known when it has run once: until then the key has what its commands name. Then lists
+of reads are kept under the key of all the rest (`guess_key`), and each gives a key with what lies under its names
+on this node (`with_reads`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+
+import msgspec
 
 from bootseer.env import base as bases
 from bootseer.env.compiled import machine_facts
-from bootseer.env.document import KeyDocument, key_of, plain
+from bootseer.env.document import KeyDocument, few, key_of, plain
 from bootseer.env.inputs import find_inputs
-from bootseer.env.redaction import redact_text, redact_variable, secret_values
-from bootseer.env.redaction_commands import looks_secret, redact_command
+from bootseer.env.reads import GUESSED, Reads, states_for_key
+from bootseer.env.reads_now import Now
+from bootseer.env.redaction import looks_secret, redact_text, redact_variable, secret_values
+from bootseer.env.redaction_commands import redact_command
 from bootseer.env.restore_there import EMPTY, state_of
 from bootseer.env.spec import SetupSpec
 from bootseer.env.targets import local_store, resolve_targets
 from bootseer.errors import ConfigError, KeyUnknown
 
+WHOLE = ". (all of the working folder)"
+_TOO_MUCH = "cannot be read"  # only until it is known what set-up reads
+MOST_UNPINNED_TOLD = 5
 UNPINNED_AGE_S = 7 * 24 * 3600.0
 
 # Variables that decide what installers and compilers make.
@@ -46,16 +55,133 @@ _INDIFFERENT = re.compile(
 _PASSING = {"PATH", "_", "SHLVL", "PS1", "LINENO", "RANDOM", "SECONDS", "PPID", "IFS", "VIRTUAL_ENV"}
 
 
-class Keyed(NamedTuple):
-    """An environment's key, and what there is to know about it. Nothing here holds a secret."""
+class Keyed:
+    """An environment's key, and what there is to know about it. Nothing here holds a secret.
 
-    document: KeyDocument
-    key: str
-    unpinned: list[str]  # requirements that give another package another day
-    notes: list[str]  # for the user, one line each
-    max_age_s: float | None  # of a snapshot of this key
-    targets: list[str]  # resolved
-    editables: list[str]  # folders that commands install in place; every node has to have them at the same path
+    Args: guess: all that decides but what set-up reads. guessed: digests of what the commands name. whole: of all
+        of the working folder.
+    """
+
+    def __init__(
+        self,
+        guess: KeyDocument,
+        guessed: Mapping[str, Callable[[], str]],
+        whole: Callable[[], str],
+        *,
+        cwd: str,
+        unpinned: list[str],
+        notes: list[str],
+        unknown: list[str],
+        max_age_s: float | None,
+        targets: list[str],
+        excluded: list[str],
+        editables: list[str],
+        is_plain: bool,
+        needs_whole: bool,
+    ) -> None:
+        self.guess, self._cwd = guess, cwd
+        self._guessed = {name: _once(digest) for name, digest in guessed.items()}
+        self._whole = _once(whole)
+        self.unpinned = unpinned  # requirements that give another package another day
+        self.notes = notes  # for the user, one line each
+        self.unknown = unknown  # the same, where nobody sees what set-up reads
+        self.max_age_s = max_age_s  # of a snapshot of this key
+        self.targets = targets  # resolved
+        self.excluded = excluded  # folders that are no input wherever they lie: the targets, the store
+        self.editables = editables  # folders that commands install in place; every node has to have them there
+        self.is_plain = is_plain  # installers alone, and nothing of the user's own that they build
+        self.needs_whole = needs_whole  # programs may read anything, and nobody said what
+        self.reads: Reads | None = None  # that the key is made by
+        self._document: KeyDocument | None = None
+
+    @cached_property
+    def guess_key(self) -> str:
+        """Under which lists of reads are kept."""
+        return key_of(self.guess)
+
+    @property
+    def document(self) -> KeyDocument:
+        """With what set-up reads; as long as that is not known, what its commands name."""
+        if self._document is None:
+            self._document = self._with_guess(is_whole=False, is_first=True)
+        return self._document
+
+    @cached_property
+    def key(self) -> str:
+        return key_of(self.document)
+
+    def aged(self, unpinned: list[str], max_age_s: float) -> Keyed:
+        """The same, of which is known by now that it is not pinned."""
+        assert self.reads is not None, "set-up has run"
+        made = self._with(self.reads, self.document)
+        made.unpinned, made.max_age_s = unpinned, max_age_s
+        return made
+
+    def look(self, environ: Mapping[str, str], say: Callable[[str], object] = lambda _: None) -> Now:
+        """A look at what there is on this node of what set-up reads."""
+        return Now(self._cwd, environ, self.excluded, say)
+
+    def with_reads(self, reads: Reads, now: Now) -> Keyed:
+        """By what a set-up has read, as this node has it. Raises: KeyUnknown, where there is too much of it."""
+        if reads.how == GUESSED:
+            return self._with(reads, self._with_guess(is_whole=reads.is_whole))
+        return self.with_states(reads, states_for_key(reads, now.states(reads)))
+
+    def with_states(self, reads: Reads, states: Mapping[str, str]) -> Keyed:
+        """The same of what is known already, by label."""
+        cwd = plain(os.path.realpath(self._cwd)) if reads.is_placed else self.guess.cwd
+        document = msgspec.structs.replace(
+            self.guess, seen=reads.how, reads=few(states), cwd=cwd, guess=self.guess_key
+        )
+        return self._with(reads, document)
+
+    def _with(self, reads: Reads, document: KeyDocument) -> Keyed:
+        made = Keyed(
+            self.guess,
+            self._guessed,
+            self._whole,
+            cwd=self._cwd,
+            unpinned=self.unpinned,
+            notes=self.notes,
+            unknown=self.unknown,
+            max_age_s=self.max_age_s,
+            targets=self.targets,
+            excluded=self.excluded,
+            editables=self.editables,
+            is_plain=self.is_plain,
+            needs_whole=self.needs_whole,
+        )
+        made.reads, made._document = reads, document
+        return made
+
+    def _with_guess(self, *, is_whole: bool, is_first: bool = False) -> KeyDocument:
+        """Args: is_first: set-up has not run yet, and what it reads need not be what its commands name."""
+        digests = {}
+        for name, digest in self._guessed.items():
+            try:
+                digests[name] = digest()
+            except KeyUnknown:
+                if not is_first:
+                    raise
+                digests[name] = _TOO_MUCH
+        if is_whole:
+            digests[WHOLE] = self._whole()
+        inputs = dict(sorted((self.guess.inputs | digests).items()))
+        guess = "" if is_first else self.guess_key
+        return msgspec.structs.replace(self.guess, inputs=inputs, seen=GUESSED, guess=guess)
+
+    def remember(self) -> None:
+        """Reads what commands name, and the working folder if that may count: set-up may change both."""
+        for digest in (*self._guessed.values(), *([self._whole] if self.needs_whole else [])):
+            try:
+                digest()
+            except KeyUnknown:
+                continue
+
+    @property
+    def guessed_names(self) -> list[str]:
+        """What the commands name."""
+        return list(self._guessed)
 
 
 def make_key(
@@ -98,7 +224,7 @@ def make_key(
     document = KeyDocument(
         commands=[redact_command(plain(command), secrets) for command in spec.commands],
         targets=targets,
-        inputs=inputs.digests,
+        inputs=inputs.declared,
         base=base,
         variables=_variables(_inactive(environ, targets), names, secrets),
         salt=plain(spec.salt),
@@ -116,7 +242,48 @@ def make_key(
         for number, command in enumerate(document.commands, 1)
         if looks_secret(command)
     ]
-    return Keyed(document, key_of(document), unpinned, notes, age_s, targets, inputs.editables)
+    return Keyed(
+        document,
+        inputs.guessed,
+        inputs.whole,
+        cwd=spec.cwd,
+        unpinned=unpinned,
+        notes=notes,
+        unknown=[redact_text(plain(note), secrets) for note in inputs.unknown],
+        max_age_s=age_s,
+        targets=targets,
+        excluded=excluded,
+        editables=inputs.editables,
+        is_plain=inputs.is_plain,
+        needs_whole=not inputs.is_known and not spec.inputs,
+    )
+
+
+def unpinned_line(unpinned: Sequence[str], max_age_s: float | None) -> str:
+    """PURE: a warning."""
+    shown = ", ".join(unpinned[:MOST_UNPINNED_TOLD])
+    more = len(unpinned) - MOST_UNPINNED_TOLD
+    others = f" and {more} more" if more > 0 else ""
+    age = "" if max_age_s is None else f", so what is kept is used for {max_age_s / 86400:.3g} days"
+    return f"warning: set-up is not pinned ({shown}{others}): another day it may give another environment{age}"
+
+
+def _once(digest: Callable[[], str]) -> Callable[[], str]:
+    """The same at each call, also the error."""
+    known: list[str | KeyUnknown] = []
+
+    def give() -> str:
+        if not known:
+            try:
+                known.append(digest())
+            except KeyUnknown as error:
+                known.append(error)
+        found = known[0]
+        if isinstance(found, KeyUnknown):
+            raise found
+        return found
+
+    return give
 
 
 def _is_made_by_setup(spec: SetupSpec) -> bool:

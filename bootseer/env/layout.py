@@ -2,6 +2,7 @@
 
     keys/KEY/key.json, env-NNNNNN.json, lease-NNNNNN.json, used
     trees/KEY/index, packs, traces
+    reads/KEY/key.json, reads-NNNNNN.json, used        KEY: of the first guess
 
 In: keys and numbers. Out: paths, and the numbers that names of files stand for.
 """
@@ -14,10 +15,10 @@ from bootseer.errors import ConfigError
 from bootseer.storage.paths import is_chained
 from bootseer.tree.head import is_digest
 
-KEYS, TREES = "keys", "trees"
+KEYS, TREES, READS = "keys", "trees", "reads"
 DOCUMENT, USED = "key.json", "used"
 MOST_NUMBER = 999_999
-_NUMBERED = re.compile(r"(env|lease)-([0-9]{6})\.json")
+_NUMBERED = re.compile(r"(env|lease|reads)-([0-9]{6})\.json")
 
 
 def is_key(text: str) -> bool:
@@ -38,6 +39,14 @@ def key_folder(key: str) -> str:
 
 def tree_folder(key: str) -> str:
     return f"{TREES}/{check_key(key)}"
+
+
+def reads_folder(guess: str) -> str:
+    return f"{READS}/{check_key(guess)}"
+
+
+def reads_path(guess: str, number: int) -> str:
+    return f"{reads_folder(guess)}/reads-{_check_number(guess, number):06d}.json"
 
 
 def document_path(key: str) -> str:
@@ -64,6 +73,11 @@ def generation_of(name: str) -> int:
 def lease_number_of(name: str) -> int:
     """The number of lease-NNNNNN.json; 0 for every other name."""
     return _number_of(name, "lease")
+
+
+def reads_number_of(name: str) -> int:
+    """The number of reads-NNNNNN.json; 0 for every other name."""
+    return _number_of(name, "reads")
 
 
 def below(url: str, folder: str) -> str:

@@ -27,12 +27,13 @@ import msgspec
 from bootseer import cache_folder as folders
 from bootseer.blocks.present import read_boot_id
 from bootseer.blocks.tree_files import write_whole
+from bootseer.env.reads import Reads
 from bootseer.errors import IntegrityError
 from bootseer.storage.os_errors import map_os_errors
 from bootseer.storage.page_cache import is_remote
 from bootseer.tree.compression import compress, decompress
 
-FORMAT = "bootseer-env-there/1"
+FORMAT = "bootseer-env-there/2"
 UNCLEAN_FORMAT = "bootseer-env-unclean/1"
 FOLDER = ("env", "there")
 MOST_MARKER_BYTES = 16 << 20
@@ -72,6 +73,8 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     key: str
     tree: str  # digest
     base: dict[str, str] = {}  # of the key document: what set-up began with
+    reads: Reads | None = None  # by which the key is made; None: nobody knows any more
+    expires_s: float | None = None  # since the epoch; None: never
     walk_sha256: str = ""  # of `digest_of`
     boot: str = ""  # in which it was written
     is_durable: bool = False  # the files were on disk by then

@@ -3,16 +3,17 @@
 Every secret becomes the same constant, "(secret)". A keyed hash would tell two secrets apart, but its key would
 have to be public, as any node computes the document, and a weak password could be guessed from it at leisure. So
 two runs that differ in nothing but a secret have the same key. What is hidden: user and password of URLs; values
-in their queries and fragments, but for names that say what is fetched; values of variables and options whose
-names speak of secrets; headers that authorise; tokens of well-known shapes; and, wherever it stands, the value of
-each variable of the environment that holds a secret. Secrets that only a program tells from other words of its
-command: redaction_commands.py.
+in their queries and fragments whose names speak of secrets or of signatures, or that look like some; values of
+variables and options whose names speak of secrets; headers that authorise; tokens of well-known shapes; and,
+wherever it stands, the value of each variable of the environment that holds a secret. Secrets that only a program
+tells from other words of its command: redaction_commands.py.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 SECRET = "(secret)"  # noqa: S105
 LEAST_VALUE = 6  # letters; a shorter value of a variable is not looked for in other text: it may be any word
@@ -33,6 +34,13 @@ _SPEAKING = {
     *("format", "raw", "dl", "download", "api-version", "egg", "subdirectory"),
     *("sha1", "sha224", "sha256", "sha384", "sha512", "md5", "blake2b"),
 }
+# What a signed URL has: another at each time for the same file.
+_SIGNED = re.compile(
+    r"x-(amz|goog|oss|ms|cos|obs)-.*|expires?|policy|key-pair-id|googleaccessid|awsaccesskeyid|ossaccesskeyid"
+    r"|s[eptvr]|spr|sdd|sip|sks|skt|ske|skv|skoid|sktid|code|nonce|timestamp|hmac|jwt|ticket|otp|session.*",
+    re.IGNORECASE,
+)
+_LETTERS = re.compile(r"[A-Za-z0-9_+/=-]{20,}")
 _WORD = r"(?:\"[^\"]*\"|'[^']*'|\\.|[^\s\"'\\;&|])+"
 _ASSIGNED = re.compile(rf"(?<![\w$-])([A-Za-z_][A-Za-z0-9_]*)=(?!=)({_WORD})")
 _OPTION = re.compile(rf"(?<![\w-])(--?[A-Za-z][A-Za-z0-9_-]*)(=|\s+)({_WORD})")
@@ -117,7 +125,22 @@ def _has_port(server: str) -> bool:
 
 
 def _hide_parameter(found: re.Match[str]) -> str:
-    return found[0] if found[2].lower() in _SPEAKING else f"{found[1]}{found[2]}={SECRET}"
+    name, value = found[2], found[3]
+    is_open = name.lower() in _SPEAKING or not (
+        is_secret_name(name) or _SIGNED.fullmatch(name) or looks_secret(value)
+    )
+    return found[0] if is_open else f"{found[1]}{name}={SECRET}"
+
+
+def looks_secret(text: str) -> bool:
+    """Whether a word may be a secret, by its looks: long, letters of both kinds and digits, no path."""
+    return any(_is_odd(piece) for piece in _LETTERS.findall(text))
+
+
+def _is_odd(text: str) -> bool:
+    kinds = (str.isupper, str.islower, str.isdigit)
+    changes = sum(before.isalpha() != after.isalpha() for before, after in pairwise(text))
+    return "/" not in text and all(any(map(kind, text)) for kind in kinds) and changes >= 4
 
 
 def _hide_user(found: re.Match[str]) -> str:

@@ -78,7 +78,6 @@ _VERBS = {
 _SUBCOMMAND = re.compile(r"[a-z]+(-[a-z]+)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _DOTTED = re.compile(r"[A-Za-z0-9_./:@][A-Za-z0-9_./:@-]*")
-_LETTERS = re.compile(r"[A-Za-z0-9_+/=-]{20,}")
 
 
 class _Word(NamedTuple):
@@ -99,17 +98,6 @@ def redact_command(command: str, values: Iterable[str] = ()) -> str:
     """A line for /bin/sh without secrets; `values`: those that are hidden wherever they stand."""
     # First by words: what is hidden by its shape leaves brackets, which are no shell any more.
     return redact_text(_hide_words(command, 0), values)
-
-
-def looks_secret(redacted: str) -> bool:
-    """Whether a word of what is left may be one all the same: long, letters of both kinds and digits, no path."""
-    return any(_is_odd(piece) for piece in _LETTERS.findall(redacted))
-
-
-def _is_odd(text: str) -> bool:
-    kinds = (str.isupper, str.islower, str.isdigit)
-    changes = sum(before.isalpha() != after.isalpha() for before, after in pairwise(text))
-    return "/" not in text and all(any(map(kind, text)) for kind in kinds) and changes >= 4
 
 
 def _hide_words(text: str, depth: int) -> str:

@@ -29,6 +29,7 @@ from bootseer.tree.materialise import Progress
 if TYPE_CHECKING:
     from bootseer.env.env_tree import EnvTree
     from bootseer.env.mounted import MountedEnv
+    from bootseer.env.reads import Reads
     from bootseer.env.snapshot import Snapshot
     from bootseer.mounts.holder import Holder
     from bootseer.mounts.tree_mount import TreeOptions
@@ -65,6 +66,7 @@ def restore(
     *,
     targets: Sequence[str] = (),
     base: Mapping[str, str] | None = None,
+    reads: Reads | None = None,
     expected: Mapping[str, str] | None = None,
     ways: Sequence[str] = WAYS,
     mounting: Mounting | None = None,
@@ -78,7 +80,7 @@ def restore(
 
     Args:
         targets: other folders than the snapshot's, one for each: then scripts and the like are rewritten.
-        base: of the key document; kept in the markers, for the key of the next start.
+        base: of the key document; kept in the markers, for the key of the next start, as is what set-up reads.
         expected: `state_of` targets when the key was made; one that has changed since is left alone: by target.
         mounting: None: nothing is mounted.
         hot: blocks in the order of a start; what lies in them is unpacked first.
@@ -94,6 +96,7 @@ def restore(
         tree,
         targets or snapshot.targets,
         base or {},
+        reads,
         expected or {},
         environ or os.environ,
         wait_s,

@@ -12,6 +12,7 @@ from bootseer.errors import ConfigError
 
 if TYPE_CHECKING:
     from bootseer.env.env_tree import EnvTree
+    from bootseer.env.reads import Reads
     from bootseer.env.snapshot import Snapshot
 
 
@@ -24,6 +25,7 @@ class Call:
         tree: EnvTree,
         targets: Sequence[str],
         base: Mapping[str, str],
+        reads: Reads | None,
         expected: Mapping[str, str],
         environ: Mapping[str, str],
         wait_s: float,
@@ -35,7 +37,7 @@ class Call:
         self.targets = [os.path.realpath(target) for target in targets]
         if len(set(self.targets)) != len(self.targets):
             raise ConfigError("two targets of an environment are one folder")
-        self.base = dict(base)
+        self.base, self.reads = dict(base), reads
         self._expected = {os.path.realpath(target): digest for target, digest in expected.items()}
         self.environ, self.wait_s = environ, wait_s
         self.before_move = before_move

@@ -72,6 +72,8 @@ def _marker(call: Call, part: Part) -> Marker:
         key=call.snapshot.key,
         tree=call.snapshot.tree,
         base=call.base,
+        reads=call.reads,
+        expires_s=call.snapshot.expires_s,
         is_durable=is_remote(target),  # a server has what was closed
     )
 

@@ -17,6 +17,7 @@ from bootseer.env.capture import Capture
 from bootseer.env.held_lease import Lease, kept
 from bootseer.env.lease import BuilderLease, Cannot, Over, Ready
 from bootseer.env.lease_record import FAILED
+from bootseer.env.resolving import Resolved, resolve
 from bootseer.env.setup_keeper_job import Job
 from bootseer.env.setup_keeper_look import Looked, look_again
 from bootseer.env.setup_keeper_publish import Made, publish
@@ -64,8 +65,10 @@ class Builder:
                 return
             outcome = self._take_lease(looked, damaged)
             if isinstance(outcome, Ready):
-                job.looked = looked._replace(found=outcome.found)
-                job.tell("found", tree=outcome.found.snapshot.tree)
+                keyed, found = outcome.found.keyed, outcome.found.found
+                assert found is not None, "it was waited for"
+                job.looked = looked._replace(keyed=keyed, found=found)
+                job.tell("found", tree=found.snapshot.tree)
                 return
             if not isinstance(outcome, Lease):
                 job.say(f"set-up is run here: {outcome}")
@@ -105,17 +108,20 @@ class Builder:
             return why_another(before.keyed.document, now.keyed.document)
         return now.unclean
 
-    def _take_lease(self, looked: Looked, damaged: str) -> Ready[Found] | Lease | str:
+    def _take_lease(self, looked: Looked, damaged: str) -> Ready[Resolved] | Lease | str:
         """Or why there is none. What is `damaged` does not count, but what somebody else has made of it since."""
         store, spec = looked.store, self._job.spec
         if store is None:
             return "there is no environment store to keep it in"
         owner = f"{socket.gethostname()} (pid {os.getpid()})"
         leases = BuilderLease(store.store, owner=owner, say=self._job.say)
+        now = looked.keyed.look(self._job.environ)
 
-        async def find() -> Found | None:
-            found = await store.find(looked.keyed.key, time.time())
-            return None if found is not None and found.generation <= self._replaces(damaged) else found
+        async def find() -> Resolved | None:
+            resolved = await resolve(store, looked.keyed, now, time.time())
+            if resolved.found is None or self._is_old(resolved.found, damaged):
+                return None
+            return resolved
 
         try:
             outcome = aio.run_sync(leases.acquire(looked.keyed.key, find, spec.wait_s))
@@ -124,9 +130,17 @@ class Builder:
         return outcome.why if isinstance(outcome, Cannot | Over) else outcome
 
     def _replaces(self, damaged: str) -> int:
-        """The generation that this node has found to have that tree, 0 for none."""
+        """The generation of the key that this node has found to have that tree, 0 for none."""
         found = self._job.known().found
-        return found.generation if found is not None and damaged == found.snapshot.tree else 0
+        is_it = found is not None and damaged == found.snapshot.tree
+        return found.generation if found is not None and is_it and found.snapshot.key == self._key() else 0
+
+    def _is_old(self, found: Found, damaged: str) -> bool:
+        """Whether it is what is damaged, or what that has replaced."""
+        return found.snapshot.key == self._key() and found.generation <= self._replaces(damaged)
+
+    def _key(self) -> str:
+        return self._job.known().keyed.key
 
     def _publish(self, capture: Capture, lease: Lease, setup_s: float, *, is_urgent: bool, replaces: int) -> None:
         """While ranks run. What goes wrong costs nothing but the snapshot."""

@@ -18,6 +18,7 @@ from bootseer.env.admissible import why_other_targets
 from bootseer.env.layout import below, tree_folder
 from bootseer.env.markers import open_markers
 from bootseer.env.redaction import redact_urls
+from bootseer.env.resolving import resolve
 from bootseer.env.setup_keeper_job import Job
 from bootseer.env.setup_keeper_look import covers, is_still_there, states_of
 from bootseer.env.setup_keeper_orders import AbandonedError, Orders
@@ -61,7 +62,7 @@ class Fetcher:
                 return
             self._job.ready("there", tree)
             if looked.store is not None and looked.found is not None:
-                aio.run_sync(looked.store.touch(looked.found, time.time()))
+                aio.run_sync(looked.store.touch(looked.found, time.time(), looked.keyed.guess_key))
             return
         try:
             found = self._find(tree)
@@ -128,9 +129,12 @@ class Fetcher:
             return looked.found
         if looked.store is None:
             raise ConfigError(looked.cannot or "the environment store cannot be used")
+        now = looked.keyed.look(self._job.environ)
         for _ in range(FIND_TRIES):
-            found = aio.run_sync(looked.store.find(looked.keyed.key, time.time()))
+            resolved = aio.run_sync(resolve(looked.store, looked.keyed, now, time.time()))
+            found = resolved.found
             if found is not None and found.snapshot.tree == tree:
+                self._job.looked = looked._replace(keyed=resolved.keyed)
                 return found
             time.sleep(FIND_PAUSE_S)
             self._orders.check()
@@ -167,6 +171,7 @@ class Fetcher:
                 snapshot,
                 tree,
                 base=looked.keyed.document.base,
+                reads=looked.keyed.reads,
                 expected=looked.expected,
                 ways=self._ways,
                 mounting=mounting,
@@ -193,7 +198,7 @@ class Fetcher:
             self._gate(snapshot.tree)
         if done.how == restore.UNPACK:
             self._date(snapshot.created_s)
-        aio.run_sync(store.touch(found, time.time()))
+        aio.run_sync(store.touch(found, time.time(), looked.keyed.guess_key))
         held = self._mounted
         self._job.ready(
             done.how,

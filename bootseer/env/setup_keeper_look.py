@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 from bootseer import aio
 from bootseer.env.image_target import clear
-from bootseer.env.keying import Keyed, make_key
+from bootseer.env.keying import Keyed, make_key, unpinned_line
 from bootseer.env.markers import Entry, Marker, Markers, is_clean, open_markers
+from bootseer.env.reads import GUESSED, Reads
+from bootseer.env.resolving import like, resolve, with_each
 from bootseer.env.restore import recover
 from bootseer.env.restore_there import paths_of, state_of
 from bootseer.env.spec import SetupSpec
@@ -29,8 +31,6 @@ from bootseer.storage.places import check_place
 from bootseer.tree.index import Index
 from bootseer.trust import Trust
 
-MOST_UNPINNED_TOLD = 5
-
 Say = Callable[[str], object]
 OnWait = Callable[[bool], object]
 
@@ -42,6 +42,8 @@ class There(NamedTuple):
     tree: str  # "": set-up was run here, and what it made is in no store
     base: Mapping[str, str]  # what set-up began with
     made_s: float  # since the epoch
+    reads: Reads | None = None  # by which the key is made; None: that is not known
+    expires_s: float | None = None  # since the epoch; None: when its key says so
 
 
 class Looked(NamedTuple):
@@ -82,21 +84,26 @@ def look(
         process is at the targets; ConfigError: there can be no environment; NoSuchPlace: no such store.
     """
     guessed = list(spec.targets) or default_targets(spec.python)
-    now = _keyed(spec, environ, guessed, say, wait_s, on_wait, used)
+    lists = _Lists(spec, environ)
+    now = _keyed(spec, environ, guessed, say, wait_s, on_wait, used, lists)
     if {os.path.realpath(each) for each in now.keyed.targets} != {os.path.realpath(each) for each in guessed}:
         # it has its environment elsewhere
-        now = _keyed(spec, environ, now.keyed.targets, say, wait_s, on_wait, used)
+        now = _keyed(spec, environ, now.keyed.targets, say, wait_s, on_wait, used, lists)
     keyed, there, expected, unclean = now
     for note in keyed.notes:
         say(note)
     if keyed.unpinned:
-        say(unpinned_line(keyed))
+        say(unpinned_line(keyed.unpinned, keyed.max_age_s))
     if not spec.store:
         return Looked(keyed, None, None, there, "there is no --env-store", expected, unclean)
     refused: list[str] = []
     try:
         store = open_env_store(spec.store, environ, say)
-        found = aio.run_sync(store.find(keyed.key, time.time(), refused.append))
+        if there is not None:
+            found = aio.run_sync(store.find(keyed.key, time.time(), refused.append))
+        else:
+            resolved = aio.run_sync(resolve(store, keyed, keyed.look(environ, say), time.time(), refused.append))
+            keyed, found = resolved.keyed, resolved.found
         if found is None and not refused:
             aio.run_sync(check_place(spec.store))
     except NoSuchPlace as error:
@@ -107,6 +114,8 @@ def look(
         (fell_back or say)(f"the environment store cannot be used: {error}")
         is_silent = isinstance(error, StorageTimeout)
         return Looked(keyed, None, None, there, str(error), expected, unclean, is_silent)
+    for note in keyed.unknown if keyed.reads is not None and keyed.reads.how == GUESSED else ():
+        say(note)
     for line in refused:
         (say if found is not None or there is not None else fell_back or say)(line)
     has_other = found is not None
@@ -140,9 +149,12 @@ def look_again(
 
     Raises: ConfigError, LaunchError, StorageError.
     """
-    now = _key_now(spec, environ, looked.keyed.targets, used)
-    found = looked.found if now.keyed.key == looked.keyed.key else None
-    return Looked(now.keyed, looked.store, found, now.there, looked.cannot, now.expected, now.unclean)
+    now = _key_now(spec, environ, looked.keyed.targets, used, _Lists(spec, environ))
+    keyed = now.keyed
+    if now.there is None:
+        keyed = like(looked.keyed, keyed, keyed.look(environ))
+    found = looked.found if keyed.key == looked.keyed.key else None
+    return Looked(keyed, looked.store, found, now.there, looked.cannot, now.expected, now.unclean)
 
 
 class _Now(NamedTuple):
@@ -162,6 +174,7 @@ def _keyed(
     wait_s: float,
     on_wait: OnWait,
     used: UsedFolder | None,
+    lists: _Lists,
 ) -> _Now:
     """What `_key_now` finds when no other process is at the targets any more."""
     try:
@@ -175,16 +188,41 @@ def _keyed(
         raise KeyUnknown(str(error)) from error  # nobody can be alone there
     for note in notes:
         say(note)
-    return _key_now(spec, environ, targets, used)
+    return _key_now(spec, environ, targets, used, lists)
 
 
-def _key_now(spec: SetupSpec, environ: Mapping[str, str], targets: Sequence[str], used: UsedFolder | None) -> _Now:
+class _Lists:
+    """What set-ups have read, of the store, for what is in place of which that is not known."""
+
+    def __init__(self, spec: SetupSpec, environ: Mapping[str, str]) -> None:
+        self._spec, self._environ = spec, environ
+
+    def find(self, guess: str) -> list[Reads]:
+        """None of a store that fails: it is told of later."""
+        if not self._spec.store:
+            return []
+        try:
+            store = open_env_store(self._spec.store, self._environ, lambda _: None)
+            return aio.run_sync(store.reads.find(guess))
+        except BootseerError:
+            return []
+
+
+def _key_now(
+    spec: SetupSpec,
+    environ: Mapping[str, str],
+    targets: Sequence[str],
+    used: UsedFolder | None,
+    lists: _Lists,
+) -> _Now:
     """The key, and what is in place, if that has it: else the key is that of set-up on top of what is there."""
     there = find_there(targets, environ)
     if there is not None:
         keyed = make_key(spec, environ, known_base=there.base)
-        if is_current(there, keyed, time.time()):
-            return _Now(keyed, there, {}, "")
+        known = [there.reads] if there.reads is not None else lists.find(keyed.guess_key)
+        for candidate in with_each(keyed, known, keyed.look(environ)):
+            if is_current(there, candidate, time.time()):
+                return _Now(candidate, there, {}, "")
     if spec.venv_of:
         # Set-up begins with nothing; if another job uses what is there, the key is that of set-up on top.
         clear(spec, used)
@@ -261,7 +299,7 @@ def find_there(targets: Sequence[str], environ: Mapping[str, str]) -> There | No
                 return None
         except BootseerError:
             return None
-        this = There(marker.key, marker.tree, marker.base, markers.made_s(target))
+        this = There(marker.key, marker.tree, marker.base, markers.made_s(target), marker.reads, marker.expires_s)
         if found is not None and found[:3] != this[:3]:
             return None
         found = this
@@ -270,7 +308,9 @@ def find_there(targets: Sequence[str], environ: Mapping[str, str]) -> There | No
 
 def is_current(there: There, keyed: Keyed, now_s: float) -> bool:
     """PURE: whether it is the environment of this key, and not too old."""
-    return there.key == keyed.key and (keyed.max_age_s is None or now_s < there.made_s + keyed.max_age_s)
+    if there.key != keyed.key or (there.expires_s is not None and now_s >= there.expires_s):
+        return False
+    return keyed.max_age_s is None or now_s < there.made_s + keyed.max_age_s
 
 
 def mark(
@@ -279,12 +319,18 @@ def mark(
     tree: str,
     base: Mapping[str, str],
     environ: Mapping[str, str],
+    reads: Reads | None = None,
+    expires_s: float | None = None,
 ) -> None:
-    """Notes what targets have now; each with how it was walked, and the names that count. Raises: StorageError."""
+    """Notes what targets have now; each with how it was walked, and the names that count. Raises: StorageError.
+
+    Args: reads: by which the key is made. expires_s: since the epoch.
+    """
     for target, after, paths in targets:
         real = os.path.realpath(target)
         markers: Markers = open_markers(environ, real)
-        markers.write(Marker(target=real, key=key, tree=tree, base=dict(base)), after, paths)
+        marker = Marker(target=real, key=key, tree=tree, base=dict(base), reads=reads, expires_s=expires_s)
+        markers.write(marker, after, paths)
 
 
 def not_in_store_line(keyed: Keyed, store: EnvStore) -> str:
@@ -293,12 +339,3 @@ def not_in_store_line(keyed: Keyed, store: EnvStore) -> str:
         f"the environment is in its place here, but not in {redact(store.url)}, and no start of this node can put"
         f" it there: make {', '.join(keyed.targets)} anew, or run `bootseer env snapshot --rebuild` in a fresh one"
     )
-
-
-def unpinned_line(keyed: Keyed) -> str:
-    """PURE: a warning."""
-    shown = ", ".join(keyed.unpinned[:MOST_UNPINNED_TOLD])
-    more = len(keyed.unpinned) - MOST_UNPINNED_TOLD
-    others = f" and {more} more" if more > 0 else ""
-    age = "" if keyed.max_age_s is None else f", so what is kept is used for {keyed.max_age_s / 86400:.3g} days"
-    return f"warning: set-up is not pinned ({shown}{others}): another day it may give another environment{age}"

@@ -61,7 +61,8 @@ def publish(
     keyed, store = looked.keyed, looked.store
     assert store is not None, "there is a lease of it"
     began_s = time.monotonic()
-    document = encode(keyed.document)
+    document, reads = encode(keyed.document), keyed.reads
+    assert reads is not None, "set-up has run"
     signing = store.trust.signing_key()
     cannot = aio.run_sync(store.prepare(keyed.key, document, signing))
     if cannot is not None:
@@ -70,6 +71,7 @@ def publish(
     built = capture.build(store.packs(keyed.key).put, codec=store.codec, is_idle=not is_urgent)
     snapshot = describe(keyed, built, setup_s, time.time())
     index_bytes = built.tree.index_bytes
+    aio.run_sync(store.reads.publish(encode(keyed.guess), reads, signing))
     published = aio.run_sync(store.publish(snapshot, document, index_bytes, signing, replaces=replaces))
     if isinstance(published, Cannot):
         raise ConfigError(published.why)
@@ -82,7 +84,7 @@ def publish(
     if not published.is_ours:
         say("the environment was published by another node meanwhile")
         return Published(published.found.snapshot.tree, None)
-    mark(capture.left(), keyed.key, snapshot.tree, keyed.document.base, environ)
+    mark(capture.left(), keyed.key, snapshot.tree, keyed.document.base, environ, reads, snapshot.expires_s)
     settle_later(keyed.targets, environ)
     say(
         f"the environment is kept: {facts.files} files, {facts.bytes / 1e6:.0f} MB, published in "

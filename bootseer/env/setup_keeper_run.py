@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from bootseer.env.capture import Capture, Changes
 from bootseer.env.image_target import commands_of
+from bootseer.env.observing import Plan, decide, plan
 from bootseer.env.redaction import redact_text, secret_values
 from bootseer.env.settling import settle_later
 from bootseer.env.setup_keeper_job import Job
@@ -48,19 +49,30 @@ class Runner:
         environ = job.setup_environ(keyed.targets)
         began_s = time.monotonic()
         capture = self._begin(environ)
+        planned = plan(keyed, spec, environ, [job.log_path, *job.order["own"]])
+        for note in planned.notes:
+            job.say(note)
         look_s = time.monotonic() - began_s
-        done = self._run_commands(environ)
+        done = self._run_commands(environ, planned)
         if done.left_running:
             job.say(
                 f"set-up left processes running, which were ended: {', '.join(done.left_running[:MOST_NAMED])}"
             )
         changes: Changes | None = None
-        changed = why_changed(keyed, spec, job.environ)
+        decided = decide(keyed, spec, job.environ, planned, done.watched)
+        changed = why_changed(keyed, spec, job.environ, is_watched=decided.is_watched) or decided.why_not
+        for note in decided.notes:
+            job.say(note)
+        if not changed:
+            keyed = decided.keyed
+            job.looked = looked._replace(keyed=keyed)
         try:
             if isinstance(capture, Capture):
                 changes = capture.end()
                 if not changed:
-                    mark(capture.left(), keyed.key, "", keyed.document.base, job.environ)
+                    expires_s = None if keyed.max_age_s is None else time.time() + keyed.max_age_s
+                    base = keyed.document.base
+                    mark(capture.left(), keyed.key, "", base, job.environ, keyed.reads, expires_s)
                     settle_later(keyed.targets, job.environ)
             end_setup(keyed.targets, job.environ, is_clean=not (changed or looked.unclean or changes is None))
         except BootseerError as error:
@@ -118,7 +130,7 @@ class Runner:
             return str(error)
         return capture
 
-    def _run_commands(self, environ: dict[str, str]) -> SetupResult:
+    def _run_commands(self, environ: dict[str, str], planned: Plan | None = None) -> SetupResult:
         job, spec = self._job, self._job.spec
         job.tell("setup-began")
         return run_setup(
@@ -130,6 +142,7 @@ class Runner:
             timeout_s=spec.timeout_s,
             on_line=self._on_line,
             makes_venv=bool(spec.venv_of),
+            watch=None if planned is None else planned.watch,
         )
 
     def _on_line(self, line: str) -> None:

@@ -30,6 +30,7 @@ MOST_LOG_BYTES = 1 << 30  # more is a command that has gone wild
 MOST_READS = 64  # at once: there are deadlines to be kept
 LOOK_S = 0.1  # between looks into the log
 END_S = 10.0  # for the supervisor to end everything
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _SUPERVISOR = os.path.join(os.path.dirname(__file__), "setup_supervisor.py")
 
 # What a rank is told about its place in the job: set-up is no rank, and its result may not depend on one.
@@ -50,6 +51,7 @@ class SetupResult(NamedTuple):
 
     took_s: float
     left_running: list[str]  # names of processes that were still there, and were ended
+    watched: dict[str, Any] | None = None  # what they read (setup_watch.py); None: it was not asked for
 
 
 def run_setup(
@@ -62,6 +64,7 @@ def run_setup(
     on_line: Callable[[str], object] | None = None,
     prefix: Sequence[str] = (),
     makes_venv: bool = False,
+    watch: Mapping[str, Any] | None = None,
 ) -> SetupResult:
     """Runs the commands until the first that fails.
 
@@ -72,6 +75,7 @@ def run_setup(
         timeout_s: for all commands together.
         on_line: called with each line that they write, from this thread. What it raises ends them.
         makes_venv: the first one is ours and makes a virtual environment: people did not give it.
+        watch: rules of setup_watch.py, and `looks`; None: what the commands read is not noted.
     Raises: SetupFailed; StorageError when the log cannot be written.
     """
     started_s = time.monotonic()
@@ -98,13 +102,13 @@ def run_setup(
         os.close(log_fd)
     try:
         with ours:
-            followed = _Followed(commands, environ, ours, log, started_s + timeout_s)
+            followed = _Followed(commands, environ, ours, log, started_s + timeout_s, watch)
             left_running = followed.run(cwd, prefix)
     finally:
         _end(process)
         log.close()
     followed.judge(timeout_s, log_path, cwd, makes_venv)
-    return SetupResult(time.monotonic() - started_s, left_running)
+    return SetupResult(time.monotonic() - started_s, left_running, followed.watched)
 
 
 def setup_environ(
@@ -143,12 +147,15 @@ class _Followed:
         connection: socket.socket,
         log: _Log,
         end_s: float,
+        watch: Mapping[str, Any] | None = None,
     ) -> None:
         self._commands = commands
         self._environ = environ
         self._connection = connection
         self._log = log
         self._end_s = end_s
+        self._watch = None if watch is None else {**watch, "package": _PACKAGE}
+        self.watched: dict[str, Any] | None = None if watch is None else {"why": ["nobody told of it"]}
         self._done = 0  # commands that succeeded
         self._status: int | None = None  # of the one that failed
         self._why_ended = ""  # by us
@@ -161,6 +168,7 @@ class _Followed:
             "cwd": cwd,
             "environ": dict(self._environ),
             "prefix": list(prefix),
+            "watch": self._watch,
         }
         try:
             self._connection.sendall(json.dumps(order).encode() + b"\n")
@@ -194,7 +202,9 @@ class _Followed:
         return []
 
     def _take(self, answer: dict[str, Any]) -> None:
-        if answer["status"]:
+        if "watched" in answer:
+            self.watched = answer["watched"]
+        elif answer["status"]:
             self._status = int(answer["status"])
         else:
             self._done += 1

@@ -14,7 +14,12 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bootseer.env.setup_watch import Watch
 
 GRACE_S = 1.0  # between SIGTERM and SIGKILL
 KILLED_S = 5.0  # who is still there then waits in the kernel
@@ -33,36 +38,137 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     order = json.loads(_read_line(connection))
     environ = {os.fsencode(name): os.fsencode(value) for name, value in order["environ"].items()}
+    watching = _Watching(order.get("watch"))
     for number, command in enumerate(order["commands"]):
-        status = _run(connection, [*order["prefix"], "/bin/sh", "-e", "-c", command], order["cwd"], environ)
+        words = [*order["prefix"], "/bin/sh", "-e", "-c", command]
+        status = _run(connection, words, order["cwd"], environ, watching)
         if status is None:
             break
         _say(connection, {"done": number, "status": status})
         if status:
             break
-    _say(connection, {"ended": _end_all()})
+    ended = _end_all(watching)
+    if watching.is_on:
+        _say(connection, {"watched": watching.report()})
+    _say(connection, {"ended": ended})
 
 
-def _run(connection: socket.socket, words: list[str], cwd: str, environ: dict[bytes, bytes]) -> int | None:
+class _Watching:
+    """What the commands read, if that was asked for and can be known."""
+
+    def __init__(self, order: dict[str, Any] | None) -> None:
+        self.is_on = order is not None
+        self._watch: Watch | None = None
+        self._why = ""
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._looks = order is not None and bool(order["looks"])
+        self.listeners: list[int] = []
+        if order is None:
+            return
+        sys.path.append(order["package"])  # last: nothing that lies there stands in for a module of Python's
+        try:
+            from bootseer.env import setup_watch
+
+            self._watch = setup_watch.Watch(setup_watch.make_rules(order))
+        except ImportError as error:
+            self._why = str(error)
+
+    def prepare(self) -> None:
+        """Before a child is made."""
+        if self._watch is not None:
+            self._sockets = socket.socketpair()
+
+    def begin(self) -> None:
+        """In the child."""
+        if self._sockets is None:
+            return
+        ours, theirs = self._sockets
+        ours.close()
+        try:
+            from bootseer.env.setup_watch import begin
+
+            fd = begin(looks=self._looks)
+        except OSError as error:
+            theirs.sendall(os.fsencode(f"{error.strerror}"[:200]) or b"?")
+        else:
+            socket.send_fds(theirs, [b"+"], [fd])
+            os.close(fd)
+        theirs.close()
+
+    def follow(self) -> None:
+        """In the parent: waits until the child has begun."""
+        if self._sockets is None or self._watch is None:
+            return
+        ours, theirs = self._sockets
+        theirs.close()
+        self._sockets = None
+        data, fds, _, _ = socket.recv_fds(ours, 256, 1)
+        ours.close()
+        if fds:
+            self._watch.take(fds[0])
+            self.listeners.append(fds[0])
+        elif not self._why:
+            self._why = os.fsdecode(data) or "the command ended before"
+
+    def serve(self, fd: int, is_over: bool) -> None:
+        """A listener that is readable. Args: is_over: nobody is watched any more."""
+        if is_over or self._watch is None or not self._watch.serve(fd):
+            self.listeners.remove(fd)
+            os.close(fd)
+
+    def report(self) -> dict[str, Any]:
+        """What is known."""
+        found: dict[str, Any] = {} if self._watch is None else self._watch.report()
+        if self._why:
+            found["why"] = [*found.get("why", ()), self._why]
+        return found
+
+
+def _run(
+    connection: socket.socket, words: list[str], cwd: str, environ: dict[bytes, bytes], watching: _Watching
+) -> int | None:
     """Exit status of a command; None when everything is to end."""
+    watching.prepare()
     pid = os.fork()
     if not pid:
-        _become(words, cwd, environ)
+        _become(words, cwd, environ, watching)
+    watching.follow()
     pidfd = os.pidfd_open(pid)
     try:
+        reaped_s = time.monotonic()
         while True:
-            # Orphans are reaped now and then, so that a long command does not fill the process table.
-            ready, _, _ = select.select([connection.fileno(), pidfd], [], [], 1.0)
+            ready = _wait([connection.fileno(), pidfd], watching, 1.0)
             if pidfd in ready:
                 return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if connection.fileno() in ready:
                 return None
-            _reap(but=pid)
+            # Orphans are reaped now and then, so that a long command does not fill the process table.
+            if time.monotonic() - reaped_s > 1.0:
+                _reap(but=pid)
+                reaped_s = time.monotonic()
     finally:
         os.close(pidfd)
 
 
-def _become(words: list[str], cwd: str, environ: dict[bytes, bytes]) -> None:
+def _wait(fds: list[int], watching: _Watching, most_s: float) -> set[int]:
+    """Those that are readable; what comes of those that are watched is seen to."""
+    poll = select.poll()
+    for fd in (*fds, *watching.listeners):
+        poll.register(fd, select.POLLIN)
+    end_s = time.monotonic() + most_s
+    while True:
+        ready = set()
+        known = len(watching.listeners)
+        for fd, events in poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
+            if fd in fds:
+                ready.add(fd)
+            else:
+                watching.serve(fd, is_over=not events & select.POLLIN)
+        if ready or len(watching.listeners) != known or time.monotonic() >= end_s:
+            return ready
+
+
+def _become(words: list[str], cwd: str, environ: dict[bytes, bytes], watching: _Watching) -> None:
     """In the child. Never returns."""
     try:
         os.setsid()  # no terminal that a password could be asked on
@@ -78,6 +184,7 @@ def _become(words: list[str], cwd: str, environ: dict[bytes, bytes]) -> None:
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0, inheritable=True)
         os.chdir(cwd)
+        watching.begin()
         os.execve(words[0], [os.fsencode(word) for word in words], environ)
     except OSError as error:
         os.write(2, os.fsencode(f"{error.filename or words[0]}: {error.strerror}\n"))
@@ -85,7 +192,7 @@ def _become(words: list[str], cwd: str, environ: dict[bytes, bytes]) -> None:
         os._exit(127)
 
 
-def _end_all() -> list[str]:
+def _end_all(watching: _Watching) -> list[str]:
     """Ends every descendant; the names of those that were there."""
     names: dict[int, str] = {}
     started_s = time.monotonic()
@@ -104,7 +211,7 @@ def _end_all() -> list[str]:
                 told.add(pid)
                 _send(pid, ticks, signal.SIGTERM)
                 _send(pid, ticks, signal.SIGCONT)  # a stopped one could not act on it
-        time.sleep(LOOK_S)
+        _wait([], watching, LOOK_S)
 
 
 def _reap(but: int = 0) -> None:

@@ -19,8 +19,8 @@ from bootseer.env.collecting import Collected, collect
 from bootseer.env.gc import Limits
 from bootseer.env.held_lease import WRITING, Pause, pause_until
 from bootseer.env.layout import (
+    DOCUMENT,
     KEYS,
-    MOST_NUMBER,
     USED,
     below,
     check_key,
@@ -29,17 +29,18 @@ from bootseer.env.layout import (
     generation_of,
     is_key,
     key_folder,
+    reads_folder,
     tree_folder,
     used_path,
 )
 from bootseer.env.lease import BEAT_S, Cannot
 from bootseer.env.links import refuse_links
+from bootseer.env.reads_store import MOST_LOOKED_AT, PUBLISH_TRIES, StoredReads, is_web, probe
 from bootseer.env.snapshot import MOST_ENVELOPE_BYTES, PAYLOAD_TYPE, Snapshot, decode, encode, is_expired
 from bootseer.errors import AlreadyExists, BootseerError, IntegrityError, NotFound, StorageError, Untrusted
 from bootseer.storage import Entry, Store
 from bootseer.storage.below import Below
 from bootseer.storage.near import folder_of
-from bootseer.storage.paths import scheme_of
 from bootseer.tree import index as indexes
 from bootseer.tree.block_codec import Codec
 from bootseer.tree.head import split_pin
@@ -54,10 +55,7 @@ from bootseer.trust.reading import place_of, read_whole
 from bootseer.trust.trust import ADD, MAKE
 
 MOST_DOCUMENT_BYTES = 1 << 20
-MOST_LOOKED_AT = 32  # generations of a key, the highest first
-MOST_PROBED = 1000  # of a store that cannot be listed
 USED_EVERY_S = 3600.0  # a stamp is not touched more often
-PUBLISH_TRIES = 8  # somebody else may publish at the same moment
 LIST_AT_ONCE = 8
 
 Say = Callable[[str], object]  # a line for people
@@ -117,6 +115,7 @@ class EnvStore:
 
     def __init__(self, store: Store, url: str, trust: Trust, *, say: Say = lambda _: None) -> None:
         self.store, self.url, self.trust = store, url, trust
+        self.reads = StoredReads(store, trust, say)  # what set-ups have read
         self._say = say
 
     # ---- finding -------------------------------------------------------------------------------------------
@@ -129,14 +128,18 @@ class EnvStore:
         """
         return await self._find(key, now_s, refused or self._say)
 
-    async def touch(self, found: Found, now_s: float) -> None:
-        """Notes that it is used, at most hourly; a store that fails, or is only read, does not matter."""
+    async def touch(self, found: Found, now_s: float, guess: str = "") -> None:
+        """Notes that it is used, at most hourly; a store that fails, or is only read, does not matter.
+
+        Args: guess: the key of the first guess.
+        """
         key = found.snapshot.key
-        if now_s - found.used_s < USED_EVERY_S or self._is_web:
+        if now_s - found.used_s < USED_EVERY_S or is_web(self.store):
             return
         try:
             await refuse_links(self.store, key_folder(key))
             await self.store.publish(used_path(key), b"%d\n" % int(now_s))
+            await self.reads.touch(guess, now_s)
         except BootseerError:
             pass
 
@@ -176,20 +179,26 @@ class EnvStore:
         Writes key.json. `document`: the key document; its SHA-256 is the key.
         Raises: IntegrityError for another document; Untrusted for links in the store; StorageError.
         """
+        return await self._prepare(key, document, signing, key_folder(key))
+
+    async def prepare_reads(self, guess: str, document: bytes, signing: SigningKey | None) -> Cannot | None:
+        """The same before set-up has run, when its key is not known yet. Args: document: of the first guess."""
+        return await self._prepare(guess, document, signing, reads_folder(guess))
+
+    async def _prepare(self, key: str, document: bytes, signing: SigningKey | None, place: str) -> Cannot | None:
+        path = f"{place}/{DOCUMENT}"
         if len(document) > MOST_DOCUMENT_BYTES or hashlib.sha256(document).hexdigest() != check_key(key):
-            raise IntegrityError(
-                f"{place_of(self.store, document_path(key))}: this document is not that of the key"
-            )
+            raise IntegrityError(f"{place_of(self.store, path)}: this document is not that of the key")
         if not self.store.features.creates_if_absent:
             return Cannot(
                 f"{self.store.url}: this store cannot create a file exactly once, so nothing is published there:"
                 " every node installs for itself"
             )
         folder = tree_folder(key)
-        await refuse_links(self.store, key_folder(key), f"{folder}/{PACKS}", f"{folder}/index")
-        await self._publish_document(key, document)
+        await refuse_links(self.store, place, f"{folder}/{PACKS}", f"{folder}/index")
+        await self._publish_document(path, document)
         is_trusted = signing is not None and any(each.key.raw == signing.public for each in self.trust.trusted)
-        reason = "" if is_trusted else await why_not_owned(self.store, document_path(key), document)
+        reason = "" if is_trusted else await why_not_owned(self.store, path, document)
         if not reason:
             return None
         what = "there is no key to sign with" if signing is None else "the key that signs is not trusted here"
@@ -332,11 +341,6 @@ class EnvStore:
 
     # ---- inside --------------------------------------------------------------------------------------------
 
-    @property
-    def _is_web(self) -> bool:
-        """Whether it is a web server's, which lists nothing."""
-        return scheme_of(self.store.url) in ("http", "https")
-
     async def _find(self, key: str, now_s: float, say: Say) -> Found | None:
         try:
             numbers, used_s = await self._generations(key)
@@ -362,8 +366,8 @@ class EnvStore:
 
     async def _generations(self, key: str) -> tuple[list[int], float]:
         """Numbers, the highest first, and when the key's stamp was touched."""
-        if self._is_web:
-            return await self._probe(key), 0.0
+        if is_web(self.store):
+            return await probe(self.store, lambda number: env_path(key, number)), 0.0
         await refuse_links(self.store, key_folder(key))
         try:
             entries = await self.store.list(key_folder(key))
@@ -372,17 +376,7 @@ class EnvStore:
         used_s = max((entry.mtime_s for entry in entries if entry.name == USED), default=0.0)
         return sorted((number for entry in entries if (number := generation_of(entry.name))), reverse=True), used_s
 
-    async def _probe(self, key: str) -> list[int]:
-        """1, 2, 3 ... up to the first that is missing: garbage collection leaves no gaps."""
-        for number in range(1, min(MOST_PROBED, MOST_NUMBER) + 1):
-            try:
-                await self.store.stat(env_path(key, number))
-            except NotFound:
-                return list(range(number - 1, 0, -1))
-        return list(range(MOST_PROBED, 0, -1))
-
-    async def _publish_document(self, key: str, document: bytes) -> None:
-        path = document_path(key)
+    async def _publish_document(self, path: str, document: bytes) -> None:
         try:
             await self.store.publish(path, document, if_absent=True)
         except AlreadyExists:
@@ -393,21 +387,31 @@ class EnvStore:
             if not is_same:
                 await self.store.publish(path, document)
 
+    async def _has_document(self, key: str) -> bool:
+        try:
+            await self.store.stat(document_path(key))
+        except NotFound:
+            return False
+        return True
+
     # ---- everything (last, as its name hides the type) --------------------------------------------------------
 
     async def list(self, now_s: float) -> list[Listed]:
         """Every key. Raises: StorageError."""
 
-        async def look(entry: Entry) -> Listed:
+        async def look(entry: Entry) -> Listed | None:
             refused: list[str] = []
             try:
                 found = await self._find(entry.name, now_s, refused.append)
                 stored_bytes = await self.stored_bytes(entry.name)
+                if found is None and not refused and not await self._has_document(entry.name):
+                    return None  # somebody has begun to build there, and what came of it has another key
             except Untrusted as error:
                 return Listed(entry.name, None, [str(error)], 0)
             return Listed(entry.name, found, refused, stored_bytes)
 
-        return await aio.map_bounded(look, await self.keys(), width=LIST_AT_ONCE)
+        listed = await aio.map_bounded(look, await self.keys(), width=LIST_AT_ONCE)
+        return [each for each in listed if each is not None]
 
 
 def _decode(data: bytes, snapshot: Snapshot, where: str) -> Index:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from bootseer.env.document import ABSENT, KeyDocument
-from bootseer.env.keying import Keyed, make_key
+from bootseer.env.keying import WHOLE, Keyed, make_key
 from bootseer.env.markers import is_clean, open_markers
 from bootseer.env.spec import SetupSpec
 from bootseer.env.walk import walk
@@ -49,15 +49,19 @@ def end_setup(targets: Sequence[str], environ: Mapping[str, str], *, is_clean: b
         open_markers(environ, target).end(target, is_clean=is_clean)
 
 
-def why_changed(keyed: Keyed, spec: SetupSpec, environ: Mapping[str, str]) -> str:
-    """Why what set-up made is not what its key says: inputs have changed since that was made. "" if none has."""
+def why_changed(keyed: Keyed, spec: SetupSpec, environ: Mapping[str, str], *, is_watched: bool = False) -> str:
+    """Why what set-up made is not what its key says: inputs have changed since that was made. "" if none has.
+
+    Args: is_watched: what set-up has read is known, so that only what was declared is looked at.
+    """
     if keyed.document.base.get("kind") == "none":
         spec = msgspec.structs.replace(spec, python="")  # set-up may have made it meanwhile
     try:
         now = make_key(spec, environ)
     except BootseerError as error:
         return f"the inputs of set-up cannot be read any more: {error}"
-    name = changed_input(keyed.document, now.document)
+    before = keyed.guess if is_watched else keyed.document
+    name = changed_input(before, now.guess if is_watched else now.document)
     return f"{name} changed while set-up waited or ran" if name else ""
 
 
@@ -72,6 +76,6 @@ def why_another(before: KeyDocument, now: KeyDocument) -> str:
 def changed_input(before: KeyDocument, now: KeyDocument) -> str:
     """PURE: the first input that is another one now; "" for none. One that was absent may be made by set-up."""
     for name, digest in before.inputs.items():
-        if digest not in (ABSENT, now.inputs.get(name)):
+        if name != WHOLE and digest not in (ABSENT, now.inputs.get(name)):
             return name
     return ""

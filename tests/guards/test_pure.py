@@ -82,7 +82,9 @@ def test_pure_module_does_no_input_or_output(path: str) -> None:
         ("bootseer/mounts/enter.py", set()),
         ("bootseer/env/base_probe.py", set()),
         ("bootseer/env/compile_list.py", set()),
-        ("bootseer/env/setup_supervisor.py", set()),
+        ("bootseer/env/setup_supervisor.py", {"bootseer.env", "bootseer.env.setup_watch"}),
+        ("bootseer/env/setup_watch.py", {"bootseer.env.watch_calls"}),
+        ("bootseer/env/watch_calls.py", set()),
         ("bootseer/env/trash.py", set()),
         (
             "launcher/guard.py",

@@ -81,7 +81,9 @@ class Job(NamedTuple):
     def key(
         self, known: dict[str, str] | None = None, environ: dict[str, str] | None = None, **more: object
     ) -> Keyed:
-        return make_key(self.spec(**more), {**self.environ, **(environ or {})}, known_base=known)
+        made = make_key(self.spec(**more), {**self.environ, **(environ or {})}, known_base=known)
+        assert made.key, "what commands name is read when it is asked for: now"
+        return made
 
 
 @pytest.fixture(scope="module")
@@ -386,7 +388,7 @@ def test_files_that_commands_name_count_without_being_declared(job: Job) -> None
     )
     before = job.key(commands=commands)
     assert {"wheels/one-1.0-py3-none-any.whl", "setup.sh", "wheels (archives)"} <= set(before.document.inputs)
-    assert any("setup.sh" in note and "--setup-input" in note for note in before.notes)
+    assert any("setup.sh" in note and "--setup-input" in note for note in before.unknown)
     make_wheel(job.work / "wheels", "one", "1.0", files={"one/__init__.py": "A = 2\n"})
     assert os.path.basename(wheel) in os.listdir(job.work / "wheels")
     after = job.key(commands=commands)

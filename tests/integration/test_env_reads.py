@@ -25,8 +25,6 @@ from bootseer.env.commands_snapshot import snapshot as make_snapshot
 from bootseer.env.spec import SetupSpec
 from tests.integration.captured_envs import environ_of, make_venv
 
-READS_WHAT_NO_TEXT_NAMES = "what set-up reads is guessed from the text of its commands"
-
 SCRIPT = """\
 . conf/site.env
 if [ -f extra.txt ]; then cat extra.txt; fi
@@ -267,7 +265,6 @@ SAME = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason=READS_WHAT_NO_TEXT_NAMES)
 def test_what_set_up_reads_decides_the_key(project: Project) -> None:
     stale = []
     for name, change in CHANGED.items():
@@ -281,7 +278,6 @@ def test_what_set_up_reads_decides_the_key(project: Project) -> None:
     assert project.explain().found is not None
 
 
-@pytest.mark.xfail(strict=True, reason=READS_WHAT_NO_TEXT_NAMES)
 def test_what_set_up_does_not_read_decides_nothing(project: Project) -> None:
     missed = {}
     for name, change in SAME.items():
@@ -295,7 +291,6 @@ def test_what_set_up_does_not_read_decides_nothing(project: Project) -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-@pytest.mark.xfail(strict=True, reason=READS_WHAT_NO_TEXT_NAMES)
 def test_a_version_that_git_gives_decides_the_key(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("train.py")

@@ -153,7 +153,11 @@ def test_declared_folders_count_whole(tmp_path: Path) -> None:
     assert not changes(declared / ".git" / "a")
     assert not changes(outside / "deep" / "file", excluded=(str(outside),)), "a target, which set-up changes"
     assert not changes(outside / "deep" / "file", digest=digest_project)
-    assert not changes(declared / "build" / "a", digest=digest_project)
+    assert changes(declared / "build" / "a", digest=digest_project), "a folder of its own"
+    (declared / "build" / "a").rename(declared / "a")
+    (declared / "build" / "lib.linux-x86_64").mkdir()
+    (declared / "build" / "lib.linux-x86_64" / "a").write_text("1")
+    assert not changes(declared / "build" / "lib.linux-x86_64" / "a", digest=digest_project)
 
 
 def test_the_order_of_a_folder_is_no_matter(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from bootseer.env.document import (
     MOST_DOCUMENT_BYTES,
+    MOST_READS,
     Change,
     KeyDocument,
     decode,
     differences,
     encode,
+    few,
     key_of,
     plain,
 )
@@ -39,6 +41,12 @@ DOCUMENT = KeyDocument(
     variables={"CC": "gcc-12"},
     salt="",
 )
+OLD = (
+    b'{"base":{"dist:numpy":"1.0 ' + b"aa" * 32 + b'","kind":"python"},'
+    b'"commands":["pip install -r requirements.txt","pip install ."],"cwd":"",'
+    b'"format":"bootseer-env-key/1","inputs":{"requirements.txt":"' + b"3f" * 32 + b'"},'
+    b'"salt":"","targets":["/opt/venv"],"variables":{"CC":"gcc-12"}}'
+)
 
 names = st.text(min_size=1, max_size=8)
 tables = st.dictionaries(names, names, max_size=4)
@@ -51,18 +59,43 @@ documents = st.builds(
     variables=tables,
     salt=names,
     cwd=names,
+    reads=tables,
+    seen=names,
+    guess=names,
 )
 
 
 def test_canonical_form_never_changes() -> None:
     """Keys of stores that exist would no longer be found."""
-    assert encode(DOCUMENT) == (
+    document = msgspec.structs.replace(
+        DOCUMENT, reads={"conf (names in it)": "1 " + "0a" * 32}, seen="observed", guess="bb" * 32
+    )
+    assert encode(document) == (
         b'{"base":{"dist:numpy":"1.0 ' + b"aa" * 32 + b'","kind":"python"},'
         b'"commands":["pip install -r requirements.txt","pip install ."],"cwd":"",'
-        b'"format":"bootseer-env-key/1","inputs":{"requirements.txt":"' + b"3f" * 32 + b'"},'
-        b'"salt":"","targets":["/opt/venv"],"variables":{"CC":"gcc-12"}}'
+        b'"format":"bootseer-env-key/2","guess":"' + b"bb" * 32 + b'",'
+        b'"inputs":{"requirements.txt":"'
+        + b"3f" * 32
+        + b'"},"reads":{"conf (names in it)":"1 '
+        + b"0a" * 32
+        + b'"},'
+        b'"salt":"","seen":"observed","targets":["/opt/venv"],"variables":{"CC":"gcc-12"}}'
     )
     assert key_of(DOCUMENT) == hashlib.sha256(encode(DOCUMENT)).hexdigest()
+
+
+def test_documents_of_the_first_format_stay_readable() -> None:
+    """Of stores that exist: for `explain`, and for whoever restores by key."""
+    assert decode(OLD, "here") == msgspec.structs.replace(DOCUMENT, format="bootseer-env-key/1")
+
+
+def test_so_many_reads_that_a_document_cannot_have_them_are_put_together() -> None:
+    reads = {f"a/{number % 7}/{number}/file": "3f" * 32 for number in range(3 * MOST_READS)}
+    made = few(reads)
+    assert len(made) <= MOST_READS
+    assert few(reads | {"a/3/3/file": "9c" * 32}) != made
+    assert few(dict(list(reads.items())[:-1])) != made
+    assert few({"a": "b"}) == {"a": "b"}
 
 
 @given(documents)
@@ -126,7 +159,8 @@ def test_differences_of_lists(was: list[str], now: list[str], expected: list[Cha
         (b"[]", IntegrityError),
         (b"\xff", IntegrityError),
         (b"[" * 100_000, IntegrityError),
-        (b'{"format":"bootseer-env-key/2"}', FormatVersion),
+        (b'{"format":"bootseer-env-key/3"}', FormatVersion),
+        (b'{"format":"bootseer-env-key/2"}', IntegrityError),
         (b'{"format":"bootseer-env-key/1"}', IntegrityError),
         (encode(DOCUMENT)[:-1] + b',"more":1}', IntegrityError),
         (encode(DOCUMENT).replace(b'"gcc-12"', b"12"), IntegrityError),
@@ -180,10 +214,11 @@ def test_names_of_secrets(name: str, expected: bool) -> None:
         ("https://u:hun;ter22@h/r", "https://(secret)@h/r"),
         ("--extra-index-url 'https://h/s?token=hunter22&version=2'", "?token=(secret)&version=2'"),
         (
-            "https://h/a.whl?X-Amz-Signature=hunter22&response=hunter22",
-            "X-Amz-Signature=(secret)&response=(secret)",
+            "https://h/a.whl?X-Amz-Signature=hunter22&X-Amz-Date=hunter22&job=build",
+            "X-Amz-Signature=(secret)&X-Amz-Date=(secret)&job=build",
         ),
-        ("https://h:8080/a?x=hunter22#egg=b", "https://h:8080/a?x=(secret)#egg=b"),
+        ("https://h/a?se=hunter22&sp=hunter22&x=hunter4fYh1kQ9zRt7WvB2", "se=(secret)&sp=(secret)&x=(secret)"),
+        ("https://h:8080/a?sig=hunter22&x=1", "https://h:8080/a?sig=(secret)&x=1"),
         ("HF_TOKEN=hunter22 pip install a", "HF_TOKEN=(secret) pip install a"),
         ("export DB_PASSWORD='hunter 22' && x", "DB_PASSWORD=(secret) && x"),
         ("login --token hunter22 --user me", "--token (secret) --user me"),
@@ -213,6 +248,8 @@ def test_secrets_are_taken_out(text: str, expected: str) -> None:
         "pip install --index-url https://$HOST:$PORT/simple a",
         "TORCH_CUDA_ARCH_LIST=9.0 MAX_JOBS=4 pip install flash-attn==2.7",
         "wget --token $HF_TOKEN file:///a/b?c=d",
+        "pip install 'https://ci/job/artifacts/main/a-1.whl?job=build&arch=cu128'",
+        "pip install 'https://ci/download/a-1.whl?id=0b51f2b2-93b4-4d4f-9b8c-3f2a9c1b7d10&build=12#part=3'",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

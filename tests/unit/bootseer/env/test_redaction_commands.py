@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.env.keying import make_key
-from bootseer.env.redaction import SECRET
-from bootseer.env.redaction_commands import looks_secret, redact_command
+from bootseer.env.redaction import SECRET, looks_secret
+from bootseer.env.redaction_commands import redact_command
 from bootseer.env.spec import SetupSpec
 
 PLACES = [
