@@ -107,6 +107,7 @@ failures = st.builds(
     st.lists(text, max_size=4).map(tuple),
     st.lists(text, max_size=4).map(tuple),
     st.lists(st.builds(MountFault, st.sampled_from(("env", "image")), text, st.booleans()), max_size=4).map(tuple),
+    st.lists(numbers, max_size=4).map(tuple),
 )
 floats = st.floats(0, 1e12)
 pair_nodes = st.builds(PairNode, text, st.integers(0, 65535))

@@ -14,7 +14,7 @@ from bootseer.events import BEAT_MARK, read_events
 from launcher import inside
 from launcher.rules.reading import describe_beat
 from launcher.supervise.beats import LOOK_S, NodeBeats
-from launcher.supervise.page import PAGE_BYTES, Pages
+from launcher.supervise.page import Pages
 from tests.unit.launcher.fake_loop import FakeLoop
 
 
@@ -41,7 +41,7 @@ class Node:
     def note(self, rank: int, number: int, fields: str, at_ns: int = 5) -> None:
         """The rank's newest note is this one."""
         data = inside.pack_text(number, at_ns, fields)
-        os.pwrite(self.pages._fds[rank], data, PAGE_BYTES - len(data))
+        os.pwrite(self.pages._fds[rank], data, inside.LOST_AT - len(data))
 
     def values(self, rank: int) -> list[float | None]:
         return [event.value for event in read_events(self.ranks[rank].events_file)]

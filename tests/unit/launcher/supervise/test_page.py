@@ -45,7 +45,8 @@ def fd_of(path: str) -> int:
 
 def test_both_ends_know_the_same_format() -> None:
     assert MAGIC + pages.VERSION.to_bytes(4, "little") == inside.PAGE_HEAD
-    assert inside.PAGE_BYTES == PAGE_BYTES == inside.PULSE_AT + 32 + inside.MOST_NOTES
+    assert inside.PAGE_BYTES == PAGE_BYTES == inside.LOST_AT + 8
+    assert inside.LOST_AT == pages._LOST_AT == inside.PULSE_AT + 32 + inside.MOST_NOTES
     assert inside.MOST_STEP == pages._NO_STEP
     assert inside.END_AT == pages._END_AT
 
