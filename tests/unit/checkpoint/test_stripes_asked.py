@@ -16,8 +16,8 @@ from bootseer.storage.local import LocalStore
 def source(tmp_path: Path) -> Path:
     folder = tmp_path / "plain"
     folder.mkdir()
-    for name, units in (("large.pt", 9), ("middle.bin", 3), ("config.json", 1)):
-        (folder / name).write_bytes(bytes(4096 * units - 5))
+    for name, units in (("large.bin", 9), ("middle.bin", 3), ("config.txt", 1)):
+        (folder / name).write_bytes(b"\1" * (4096 * units - 5))
     return folder
 
 
@@ -29,10 +29,10 @@ def stripes(tmp_path: Path) -> dict[str, int]:
 
 def test_so_many_as_were_asked_for(source: Path, tmp_path: Path) -> None:
     done = convert.stripe(str(source), str(tmp_path / "ckpt"), unit_bytes=4096, stripes=4)
-    assert stripes(tmp_path) == {"large.pt": 4, "middle.bin": 3, "config.json": 1}
+    assert stripes(tmp_path) == {"large.bin": 4, "middle.bin": 3, "config.txt": 1}
     assert done.fewer == 2
-    done = convert.stripe(str(source / "large.pt"), str(tmp_path / "ckpt"), unit_bytes=4096, stripes=9)
-    assert (stripes(tmp_path), done.fewer) == ({"large.pt": 9}, 0)
+    done = convert.stripe(str(source / "large.bin"), str(tmp_path / "ckpt"), unit_bytes=4096, stripes=9)
+    assert (stripes(tmp_path), done.fewer) == ({"large.bin": 9}, 0)
 
 
 def test_by_default_small_files_stay_whole(source: Path, tmp_path: Path) -> None:
