@@ -25,7 +25,7 @@ from bootseer.errors import CheckpointError, StorageError
 from bootseer.storage.local import LocalStore
 from bootseer.testing.faulty_http import FaultyHttpServer
 from tests.integration.keeper_driver import LIMIT_S, Start, keepers, wait_until
-from tests.unit.checkpoint.made_files import dcp_metadata
+from tests.unit.checkpoint.made_files import dcp_metadata, safetensors_file
 
 DATA = random.Random(1).randbytes(40 << 20)
 Attach = Callable[[dict[str, str]], ArenaSource]
@@ -327,8 +327,9 @@ def test_of_a_model_that_is_there_twice_one_is_read(keeper: Start, tmp_path: Pat
     """The other file can be opened all the same, then and after the memory was given back."""
     folder = tmp_path / "ckpt"
     folder.mkdir()
-    (folder / "model.safetensors").write_bytes(DATA[: 4 << 20])
-    (folder / "consolidated.safetensors").write_bytes(DATA[4 << 20 : 8 << 20])
+    whole, other = safetensors_file(4 << 20), safetensors_file(4 << 20, "y")
+    (folder / "model.safetensors").write_bytes(whole)
+    (folder / "consolidated.safetensors").write_bytes(other)
     (folder / "config.json").write_bytes(b"{}")
     running = keeper(str(folder))
     answer = running.load()
@@ -336,6 +337,6 @@ def test_of_a_model_that_is_there_twice_one_is_read(keeper: Start, tmp_path: Pat
     running.order("statistics")
     assert 4 << 20 <= running.hear("statistics")["taken_bytes"] < 5 << 20
     for when in ("in memory", "given back"):
-        assert Path(answer["path"], "model.safetensors").read_bytes() == DATA[: 4 << 20], when
-        assert Path(answer["path"], "consolidated.safetensors").read_bytes() == DATA[4 << 20 : 8 << 20]
+        assert Path(answer["path"], "model.safetensors").read_bytes() == whole, when
+        assert Path(answer["path"], "consolidated.safetensors").read_bytes() == other
         running.order("release")
