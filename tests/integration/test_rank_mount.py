@@ -164,9 +164,9 @@ def test_what_cannot_be_read_is_told_before_the_reader_has_its_error(keeper: Sta
         if path.is_file() and path.stat().st_size >= 1 << 20:
             path.write_bytes(b"\xff" * path.stat().st_size)
     with pytest.raises(OSError, match="Input/output error"):
-        read(answer, "b/model.pt")
+        read(answer, "b/model.bin")
     fault = read_faults(path_beside(answer["path"]), 0)[-1]
-    assert "b/model.pt" in fault.why and "ckpt" in fault.why, fault
+    assert "b/model.bin" in fault.why and "ckpt" in fault.why, fault
 
 
 def test_too_little_memory(keeper: Start, url: str) -> None:
@@ -192,7 +192,7 @@ def test_ways_to_the_files_where_nothing_can_be_mounted(way: str, keeper: Start,
     if way == "URL":
         assert (answer["did"], answer["path"], said) == ("ready", "", [])
     else:
-        assert (read(answer, "a/model.pt"), read(answer, "b/model.pt")) == (A, B)
+        assert (read(answer, "a/model.bin"), read(answer, "b/model.bin")) == (A, B)
         assert os.path.basename(answer["path"]).startswith("files-" if way == "memory" else "copy-")
         assert said and said[-1].startswith("warning: ") and "is not empty" in said[-1]
         assert ("disk" if way.startswith("disk") else "memory") in said[-1]
