@@ -27,7 +27,8 @@ RIGHT = hashlib.sha256(WEIGHTS).hexdigest()
 READ = """
 import glob, hashlib, os
 path = os.environ["BOOTSEER_CHECKPOINT"]
-with open((glob.glob(path + "/model.bin") or glob.glob(path + "/*/model.bin"))[0], "rb") as file:
+found = [path] if os.path.isfile(path) else glob.glob(path + "/model.bin") or glob.glob(path + "/*/model.bin")
+with open(found[0], "rb") as file:
     print("READ " + hashlib.sha256(file.read()).hexdigest(), flush=True)
 """
 MAKES = """
@@ -66,6 +67,15 @@ class Whole:
         assert told(run)["version"] == "1.0"
         assert {event.stage for event in agent_events(self.job.logs) if event.kind == "end"} >= STAGES
         return run
+
+    def let_die(self, folder: Path, module: str, count: int) -> Path:
+        """So many processes of this module; a file that is there after the first one has."""
+        hook = folder / "hook"
+        hook.mkdir()
+        text = HOOK.replace("MODULE", module).replace("COUNT", f"{count}").replace("MARKER", f"{hook}/died")
+        hook.joinpath("sitecustomize.py").write_text(text)
+        self.job.environ["PYTHONPATH"] = os.fspath(hook)
+        return hook / "died0"
 
     def enter_by(self, *words: str) -> None:
         """Later starts are made by this command."""
@@ -110,23 +120,33 @@ def test_nothing_is_broken(whole: Whole) -> None:
         ("bootseer.env.setup_keeper", 1, ["env"], "installed"),
         ("bootseer.env.setup_keeper_caches", 9, ["caches"], "mount"),
         ("bootseer.checkpoint.keeper", 1, None, "mount"),  # another one, unless it was to load already
-        ("bootseer.checkpoint.keeper", 9, ["checkpoint"], "mount"),
     ],
 )
 def test_processes_that_die_at_once(
     whole: Whole, tmp_path: Path, module: str, count: int, stages: list[str] | None, how: str
 ) -> None:
     whole.prepare()
-    hook = tmp_path / "hook"
-    hook.mkdir()
-    text = HOOK.replace("MODULE", module).replace("COUNT", f"{count}").replace("MARKER", f"{hook}/died")
-    hook.joinpath("sitecustomize.py").write_text(text)
-    whole.job.environ["PYTHONPATH"] = os.fspath(hook)
+    died = whole.let_die(tmp_path, module, count)
     whole.start()
-    assert hook.joinpath("died0").exists()
+    assert died.exists()
     assert whole.job.how() == how
     if stages is not None:
         whole.fell_back(*stages)
+
+
+def test_each_process_that_keeps_the_checkpoint_dies_at_once(whole: Whole, tmp_path: Path) -> None:
+    """Of a folder nobody knows then which version is meant; a file is opened by ranks themselves."""
+    whole.prepare()
+    died = whole.let_die(tmp_path, "bootseer.checkpoint.keeper", 9)
+    run = whole.job.start(*whole.flags, caches=True, status=1)
+    assert died.exists()
+    assert re.search("^bootrun: error: --load-checkpoint.*; start the job again", run.stderr, re.MULTILINE)
+    assert "READ" not in run.stdout
+    whole.flags[-1] += "/step-10/model.bin"
+    died.unlink()
+    whole.start()
+    assert died.exists()
+    whole.fell_back("checkpoint")
 
 
 def test_the_store_of_environments_is_gone(whole: Whole, free_port: int) -> None:
