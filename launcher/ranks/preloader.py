@@ -314,6 +314,8 @@ class Preloader:
         """The ranks of an attempt are about to be started; local rank 0 is asked to note what imports use, unless
         that is known."""
         self._asked = ""
+        if self._has_attempt and self._state is State.READY:
+            return  # a restart is not to wait for it: the next start notes it
         wanted = self._plan.restarts and not self._is_whole and (self._cache or self._spec.can_restart)
         if self._key is None or not wanted or not events_file.endswith(EVENTS_SUFFIX) or self._program is None:
             return

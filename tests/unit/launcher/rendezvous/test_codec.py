@@ -136,6 +136,8 @@ worlds = st.builds(
             st.booleans(),
             st.integers(-1, 2**60),
             st.none() | st.integers(-(2**60), 2**60),
+            st.binary(max_size=20),
+            st.lists(numbers, max_size=4).map(tuple),
         ),
         st.builds(PairPort, numbers, text, st.integers(0, 65535)),
         st.builds(PairOrder, numbers, numbers, st.lists(pair_nodes, max_size=64).map(tuple)),
