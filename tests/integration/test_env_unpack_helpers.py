@@ -11,7 +11,6 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -259,7 +258,7 @@ def test_one_process_does_it_then(
 
 def test_they_cannot_be_started(tmp_path: Path, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     env = large(Env(make_plain(tmp_path / "plain"), tmp_path / "store", [tmp_path / "venv"]))
-    monkeypatch.setattr(unpack_processes, "sys", SimpleNamespace(executable="/nowhere/python"))
+    monkeypatch.setattr(unpack_processes, "command_of", lambda *_: ["/nowhere/python"])
     done = env.restore()
     assert (done.how, used) == ("unpack", ["one process"])
     assert seen(tmp_path / "venv") == seen(tmp_path / "plain/0")

@@ -367,13 +367,13 @@ def test_signal_while_set_up_runs_ends_it_at_once(machine: Machine, start: Start
 # ---- trouble of the store --------------------------------------------------------------------------------------
 
 
-def test_store_that_is_no_folder_costs_only_time(machine: Machine, start: Start) -> None:
+def test_store_that_can_be_nowhere_is_an_error(machine: Machine, start: Start) -> None:
     file = machine.folder / "file"
     file.write_text("")
     run = start(*UNPACK, store=os.fspath(file / "below")).wait(DEADLINE_S)
-    assert run.status == 0, run.stderr
-    assert "has 1.0" in run.stdout
-    assert "the environment store cannot be used" in run.stderr or "is not kept" in run.stderr
+    assert run.status == 1 and "has 1.0" not in run.stdout
+    assert f"{file / 'below'}: " in run.stderr, run.stderr
+    assert machine.count() == 0, "set-up has not run"
 
 
 def test_hostile_snapshot_is_refused_and_set_up_runs(machine: Machine, start: Start) -> None:
