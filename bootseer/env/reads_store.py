@@ -33,16 +33,20 @@ class StoredReads:
     def __init__(self, store: Store, trust: Trust, say: Say) -> None:
         self._store, self._trust, self._say = store, trust, say
 
-    async def find(self, guess: str) -> list[Reads]:
-        """What set-ups of a first guess have read, the newest first. Raises: StorageError."""
+    async def find(self, guess: str, refused: Say | None = None) -> list[Reads]:
+        """What set-ups of a first guess have read, the newest first.
+
+        Args: refused: gets a line about each that is passed over, by default as `say` does. Raises: StorageError.
+        """
+        refused = refused or self._say
         try:
             numbers = await self._numbers(guess)
         except Untrusted as error:
-            self._say(str(error))
+            refused(str(error))
             return []
 
         async def read(number: int) -> Reads | None:
-            return await self._read(guess, number)
+            return await self._read(guess, number, refused)
 
         found = await aio.map_bounded(read, numbers[:MOST_LOOKED_AT], width=AT_ONCE)
         return list({encode(each): each for each in found if each is not None}.values())
@@ -87,7 +91,7 @@ class StoredReads:
         except BootseerError:
             pass
 
-    async def _read(self, guess: str, number: int) -> Reads | None:
+    async def _read(self, guess: str, number: int, refused: Say) -> Reads | None:
         path = reads_path(guess, number)
         where = place_of(self._store, path)
         try:
@@ -97,14 +101,14 @@ class StoredReads:
             if found.guess != guess:
                 raise Untrusted(f"{where}: belongs to another key, {found.guess}: delete it")
         except IntegrityError as error:
-            self._say(str(error))
+            refused(str(error))
             return None
         except NotFound:
             return None  # collected meanwhile
         except StorageError as error:
             if error.retryable:
                 raise
-            self._say(str(error))  # it is no file, or one that this user may not read
+            refused(str(error))  # it is no file, or one that this user may not read
             return None
         return found
 

@@ -27,8 +27,8 @@ class Resolved(NamedTuple):
 
 
 async def resolve(store: EnvStore, keyed: Keyed, now: Now, now_s: float, refused: Say | None = None) -> Resolved:
-    """Args: now_s: since the epoch. refused: as `EnvStore.find` has it. Raises: StorageError."""
-    lists = await store.reads.find(keyed.guess_key)
+    """Args: now_s: since the epoch. refused: told of each that is passed over. Raises: StorageError."""
+    lists = await store.reads.find(keyed.guess_key, refused)
     candidates = tuple(await aio.run_io(with_each, keyed, lists, now))
     for candidate in candidates:
         found = await store.find(candidate.key, now_s, refused)
