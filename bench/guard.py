@@ -34,6 +34,7 @@ REPEATS = {"launch": 3}  # a case of less than a tenth of a second takes its med
 NODES = 1000
 FILES = 1500
 DEADLINE_S = 180.0
+PACKAGES, ENTRY = ("launcher", "bootseer"), "_bootseer_entry.py"  # the last one came later than some commits
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -110,9 +111,8 @@ def check_out(commit: str, folder: str) -> str:
     """The packages of an earlier commit."""
     root = os.path.join(folder, "earlier")
     os.mkdir(root)
-    packed = subprocess.run(
-        ["git", "-C", ROOT, "archive", commit, "launcher", "bootseer"], check=False, capture_output=True
-    )
+    names = [name for name in _git("ls-tree", "--name-only", commit).split() if name in (*PACKAGES, ENTRY)]
+    packed = subprocess.run(["git", "-C", ROOT, "archive", commit, *names], check=False, capture_output=True)
     if packed.returncode != 0:
         raise BenchError(f"{commit} cannot be read: {packed.stderr.decode(errors='replace').strip()}")
     subprocess.run(["tar", "-x", "-C", root], input=packed.stdout, check=True)
@@ -123,7 +123,9 @@ def put_together(name: str, product: str, folder: str) -> Product:
     """A folder in which `python -m bench` and bin/bootrun have the packages of this product."""
     root = os.path.join(folder, name)
     os.makedirs(os.path.join(root, "bin"))
-    for package in ("launcher", "bootseer"):
+    if os.path.exists(os.path.join(product, ENTRY)):
+        shutil.copy(os.path.join(product, ENTRY), root)
+    for package in PACKAGES:
         shutil.copytree(
             os.path.join(product, package),
             os.path.join(root, package),

@@ -21,7 +21,7 @@ from bench.image_ways import NAME, Bench, Sample, build, node_environ, run_boots
 from bench.record import BenchError, Figures, note
 
 SIZES_KIB = (64, 128, 256, 512)
-PACKAGES = ("bootseer", "launcher")
+PACKAGES, ENTRY = ("bootseer", "launcher"), "_bootseer_entry.py"
 CONSTANT_PATH = "bootseer/tree/index.py"
 CONSTANT = "\nBLOCK_BYTES = 128 << 10\n"
 WAYS = ("lazy", "prefetch", "second")
@@ -76,6 +76,7 @@ def make_package(folder: str, size_kib: int) -> None:
         shutil.copytree(
             os.path.join(ROOT, name), os.path.join(folder, name), ignore=shutil.ignore_patterns("__pycache__")
         )
+    shutil.copy(os.path.join(ROOT, ENTRY), folder)  # which finds the packages beside it
     path = os.path.join(folder, CONSTANT_PATH)
     with open(path, encoding="utf-8") as file:
         text = file.read()

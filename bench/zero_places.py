@@ -131,6 +131,7 @@ def copy_environment(target: str) -> None:
     for package in ("bootseer", "launcher"):
         if not os.path.isdir(os.path.join(inside, package)):
             shutil.copytree(os.path.join(HERE, package), os.path.join(inside, package))
+    shutil.copy(os.path.join(HERE, "_bootseer_entry.py"), inside)
     subprocess.run([sys.executable, "-m", "compileall", "-q", inside], check=False, stdout=subprocess.DEVNULL)
 
 

@@ -196,6 +196,7 @@ def test_nodes_of_a_job_give_each_other_what_their_ranks_read(
             words = [
                 *("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "x"),
                 *("--rdzv-endpoint", f"localhost:{free_port}", "--log-dir", f"{tmp_path}/log{number}"),
+                *("--rdzv-conf", "mixed_arguments=1"),  # each rank writes into a folder of its own
                 *(
                     "--image",
                     f"{server.url}@sha256:{built.digest}",
