@@ -56,8 +56,12 @@ def is_chained(url: str) -> bool:
 
 def redact(url: str) -> str:
     """The URL without the password, and without the values of its query: they sign or name a caller."""
-    if is_chained(url):
-        return "::".join(redact(part) for part in url.split("::"))
+    head, mark, query = url.partition("?")  # what stands behind is a secret, also where it looks like a chain
+    parts = head.split("::") if is_chained(url) else [head]
+    return "::".join(map(_redact, [*parts[:-1], parts[-1] + mark + query]))
+
+
+def _redact(url: str) -> str:
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url

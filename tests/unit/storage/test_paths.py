@@ -78,6 +78,11 @@ def test_redact_takes_anything(text: str) -> None:
     assert "hunter2" not in redact(f"http://host/p?{text.replace('#', '')}=hunter2")
 
 
+@pytest.mark.parametrize("query", ["::=hunter2", "a::b://c=hunter2", "x=1::hunter2"])
+def test_a_query_that_looks_like_a_chain_is_hidden(query: str) -> None:
+    assert "hunter2" not in redact(f"zip://a::http://host/p?{query}")
+
+
 def test_schemes() -> None:
     assert scheme_of("/a/b") == scheme_of("a::b") * 0 == ""
     assert scheme_of("./s3://x") == ""
