@@ -24,6 +24,7 @@ from bootseer.env.commands_snapshot import SnapshotOptions
 from bootseer.env.commands_snapshot import snapshot as make_snapshot
 from bootseer.env.spec import SetupSpec
 from tests.integration.captured_envs import environ_of, make_venv
+from tests.support import needs_program
 
 SCRIPT = """\
 . conf/site.env
@@ -290,7 +291,7 @@ def test_what_set_up_does_not_read_decides_nothing(project: Project) -> None:
     assert not missed
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@needs_program("git")
 def test_a_version_that_git_gives_decides_the_key(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.write("train.py")
