@@ -175,7 +175,7 @@ def write_pages(folder: str) -> list[str]:
 def without_date(page: str) -> str:
     """The page as it is on any day, so that it changes only with the program."""
     first, newline, rest = page.partition("\n")
-    return re.sub(r'"\d{4}-\d\d-\d\d"', '""', first) + newline + rest
+    return re.sub(r'"\d{4}\\?-\d\d\\?-\d\d"', '""', first) + newline + rest
 
 
 if __name__ == "__main__":

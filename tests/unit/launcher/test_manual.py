@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.flags import FLAGS
-from launcher.manual import main, parsers, write_pages, write_shared
+from launcher.manual import main, parsers, without_date, write_pages, write_shared
 from tests.support import needs_program
 
 SHARE = Path(__file__).parents[3] / "share"
@@ -82,6 +82,13 @@ def test_what_an_installation_has_is_what_the_parsers_give(tmp_path: Path) -> No
     assert len(made) == 8
     for path in made:
         assert (SHARE / path).read_text() == (tmp_path / path).read_text(), f"share/{path} is old: make man"
+
+
+@pytest.mark.parametrize("date", ["2026-11-27", r"2026\-11\-27"])
+def test_a_page_is_the_same_on_any_day(date: str) -> None:
+    """Releases of argparse-manpage differ in whether they escape the hyphens of the date."""
+    rest = '\n.SH NAME\nbootrun "2026-11-27"\n'
+    assert without_date(f'.TH BOOTRUN "1" "{date}" "bootrun"{rest}') == f'.TH BOOTRUN "1" "" "bootrun"{rest}'
 
 
 def test_pages_and_completions_are_in_the_wheel() -> None:
