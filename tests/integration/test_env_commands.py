@@ -165,19 +165,22 @@ def test_what_was_set_up_here_is_restored_there(node: Node) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason="--rebuild is advised where it would be refused")
 def test_set_up_runs_once_and_again_only_when_told(node: Node) -> None:
     count = node.top / "count"
     setup = ["--setup", f"echo run >> {count}", *node.setup]
     first = node("snapshot", *setup)
     assert "set-up took" in first.stdout
     second = node("snapshot", *setup)
-    assert "is there already" in second.stdout and "--rebuild" in second.stdout
+    assert "is there already" in second.stdout
+    assert f"for another one make {node.venv} anew first, then use --rebuild" in second.stdout
     assert count.read_text() == "run\n"
     before = files_of(node.store)
     told = node("snapshot", *setup, "--rebuild", status=1)
     assert f"{node.venv}: has this environment already, so it cannot be told what set-up did" in told.stderr
     assert files_of(node.store) == before and count.read_text() == "run\n"
     node.become_another()
+    assert "; --rebuild makes another one\n" in node("snapshot", *setup).stdout
     assert node.ask("snapshot", *setup, "--rebuild")["generation"] == 2
     assert count.read_text() == "run\nrun\n"
     node.become_another()

@@ -213,6 +213,7 @@ def test_what_is_in_its_place_is_used(machine: Machine, start: Start) -> None:
     assert len(list(machine.store.glob("keys/*/used"))) == 1
 
 
+@pytest.mark.xfail(strict=True, reason="--rebuild is advised although the store has nothing")
 def test_node_that_could_not_publish_says_how_to(machine: Machine, start: Start) -> None:
     machine.store.rmdir()
     machine.store.write_text("no folder")
@@ -222,5 +223,6 @@ def test_node_that_could_not_publish_says_how_to(machine: Machine, start: Start)
     machine.store.mkdir(mode=0o755)
     run = start().wait(DEADLINE_S)
     assert run.status == 0, run.stderr
-    assert "bootseer env snapshot --rebuild" in run.stderr
+    assert "anew, and the next start, or `bootseer env snapshot`, puts it there" in run.stderr
+    assert "--rebuild" not in run.stderr  # there is nothing to replace
     assert machine.count() == 1
