@@ -104,7 +104,10 @@ def snapshot(
     elif made.setup_s:
         text = f"{found.key}\nwas made by somebody else meanwhile, and that one counts; {expiry}"
     else:
-        text = f"{found.key}\nis there already ({made.found.because}); {expiry}; --rebuild makes another one"
+        how = "--rebuild makes another one"
+        if made.is_in_place:
+            how = f"for another one make {', '.join(found.targets)} anew first, then use --rebuild"
+        text = f"{found.key}\nis there already ({made.found.because}); {expiry}; {how}"
     report(record, as_json, text)
 
 

@@ -53,6 +53,7 @@ class Made(NamedTuple):
     setup_s: float  # how long the commands took here, 0 if they were not run
     capture_s: float  # from their end to the published snapshot
     stored_bytes: int  # of its tree, as compressed; 0 of one that was there
+    is_in_place: bool = False  # the targets here have it already, so nothing else can be made of them
 
 
 def snapshot(
@@ -74,7 +75,7 @@ def snapshot(
         here = key_here(spec, environ, say, envs, recovers=True)
         keyed, there, known = here.keyed, here.there, here.found
         if known is not None and not options.rebuilds:
-            return Made(keyed, known, False, 0.0, 0.0, 0)
+            return Made(keyed, known, False, 0.0, 0.0, 0, is_in_place=there is not None)
         if there is not None:
             raise EnvError(
                 f"{', '.join(keyed.targets)}: has this environment already, so it cannot be told what set-up did:"

@@ -336,6 +336,6 @@ def mark(
 def not_in_store_line(keyed: Keyed, store: EnvStore) -> str:
     """PURE: why nothing is published although nothing is there."""
     return (
-        f"the environment is in its place here, but not in {redact(store.url)}, and no start of this node can put"
-        f" it there: make {', '.join(keyed.targets)} anew, or run `bootseer env snapshot --rebuild` in a fresh one"
+        f"the environment is in its place here, but not in {redact(store.url)}, where nobody can put it from here:"
+        f" make {', '.join(keyed.targets)} anew, and the next start, or `bootseer env snapshot`, puts it there"
     )

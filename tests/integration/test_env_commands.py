@@ -165,7 +165,6 @@ def test_what_was_set_up_here_is_restored_there(node: Node) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="--rebuild is advised where it would be refused")
 def test_set_up_runs_once_and_again_only_when_told(node: Node) -> None:
     count = node.top / "count"
     setup = ["--setup", f"echo run >> {count}", *node.setup]

@@ -213,7 +213,6 @@ def test_what_is_in_its_place_is_used(machine: Machine, start: Start) -> None:
     assert len(list(machine.store.glob("keys/*/used"))) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="--rebuild is advised although the store has nothing")
 def test_node_that_could_not_publish_says_how_to(machine: Machine, start: Start) -> None:
     machine.store.rmdir()
     machine.store.write_text("no folder")
