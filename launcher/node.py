@@ -135,7 +135,7 @@ class Node:
         self._over: AttemptRecord | None = None  # of the last attempt
         self._unrecorded: RankGroup | None = None  # has just started
         self._attempt = 0
-        self._end_began = False  # the first rank of the attempt has ended
+        self._ended_ns = 0  # the first rank of the attempt has ended
         self._unread: list[Rank] = []  # have ended before there were rules
         self._finish: Finish | None = None
         self._rings: Rings = (-1, {})  # of the attempt that is over, as it left them
@@ -478,7 +478,8 @@ class Node:
         self._attempt, self._group_rank = world.attempt, world.group_rank
         if self._mounts is not None:
             self._mounts.begin()
-        self._end_began = False
+        if self._ended_ns:
+            self._began_ns, self._ended_ns = self._ended_ns, 0
         if self._health is not None and world.attempt:
             self._health.begin()
         self._numbers_fall, self._first_step_s = False, None
@@ -1076,9 +1077,8 @@ class Node:
             self._record.note_exit(rank, exited.status, exited.time_ns)
         elif self._events_dir:
             self._early_exits.append((rank, exited))  # before the others of the node have started
-        if (exited.status or group.is_stopping) and not self._end_began:
-            self._end_began = True
-            self._began_ns = exited.time_ns  # the next start, if there is one, begins with this
+        if (exited.status or group.is_stopping) and not self._ended_ns:
+            self._ended_ns = exited.time_ns  # the next start, if there is one, begins with this
 
     def stopping(self) -> None:
         """The ranks have been told to end; the next ones may follow soon."""
@@ -1119,6 +1119,8 @@ class Node:
             self.checkpoint.cancel()
         self._give_up_mounts()
         self.workplace.attempt_over()
+        if self._early_exits:
+            self._unrecorded = self.agent.group  # was stopped before all of its ranks had started
         self._make_record()
         if self._record is not None:
             self._finish_record()

@@ -64,12 +64,14 @@ class AttemptRecord:
             ranks=len(group.ranks),
             world_size=group.world.world_size,
         )
-        for rank in group.ranks:
+        started = [rank for rank in group.ranks if rank.pid]
+        for rank in started:
             how = "fork" if rank.is_forked else "exec"
             writer.instant(
                 Stage.SPAWN, RANK_STARTED, rank=rank.rank, mono_ns=rank.started_ns, pid=rank.pid, how=how
             )
-        writer.end(Stage.SPAWN, "spawn", span, mono_ns=max(rank.started_ns for rank in group.ranks))
+        if len(started) == len(group.ranks):
+            writer.end(Stage.SPAWN, "spawn", span, mono_ns=max(rank.started_ns for rank in started))
 
     def note_exit(self, rank: Rank, status: int, time_ns: int) -> None:
         """A rank has ended."""
