@@ -1,7 +1,8 @@
 """`python -m bench NAME [args] [--rounds N] [--json FILE]` and `python -m bench check [FILE]`.
 
 A bench is a module with `add_arguments(parser)` and `run(args) -> Figures`, and if it likes `ROUNDS` (default
-of --rounds) and `TARGETS` (figure name -> Target, what `check` holds the figures against).
+of --rounds) and `TARGETS` (figure name -> Target, what `check` holds the figures against), or `targets_for(argv)`
+where they depend on its arguments.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 from bench.check import check_file
@@ -58,9 +59,15 @@ def load(name: str) -> Bench:
     return cast(Bench, importlib.import_module(f"bench.{name}"))
 
 
-def targets_of(bench: Bench) -> Mapping[str, Target]:
-    """The targets that a bench states; a bench may have none."""
-    return cast(Mapping[str, Target], getattr(bench, "TARGETS", {}))
+def targets_of(bench: Bench, argv: Sequence[str]) -> Mapping[str, Target]:
+    """The targets that a bench states for a run with these words; a bench may have none."""
+    targets_for = getattr(bench, "targets_for", None)
+    return cast(Mapping[str, Target], targets_for(argv) if targets_for else getattr(bench, "TARGETS", {}))
+
+
+def find_targets(name: str, argv: Sequence[str]) -> Mapping[str, Target] | None:
+    """The same by its name; None for a bench that does not exist."""
+    return targets_of(load(name), argv) if name in BENCHES else None
 
 
 def main(argv: list[str]) -> int:
@@ -79,10 +86,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", allow_abbrev=False)
     if name == "numbers":
         parser.add_argument("files", nargs="+")
-        print(
-            format_documents(parser.parse_args(rest).files, {each: targets_of(load(each)) for each in BENCHES}),
-            end="",
-        )
+        print(format_documents(parser.parse_args(rest).files, find_targets), end="")
         return 0
     if name == "picture":
         parser.add_argument("files", nargs="+")
@@ -98,7 +102,7 @@ def main(argv: list[str]) -> int:
         args = parser.parse_args(rest)
         if args.file is None:
             return check_recorded(args.figures)
-        return check_file(args.file, lambda bench: targets_of(load(bench)) if bench in BENCHES else None)
+        return check_file(args.file, find_targets)
     if name not in BENCHES:
         print(f"no bench is called {name!r}\n{usage}", file=sys.stderr)
         return 2
@@ -115,7 +119,7 @@ def main(argv: list[str]) -> int:
     except BenchError as error:
         print(f"bench {name}: {error}", file=sys.stderr)
         return 1
-    print(figures.table(targets_of(bench)))
+    print(figures.table(targets_of(bench, rest)))
     if args.json:
         write_document(args.json, make_document(name, argv, figures))
     return 0

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.record import Figure, Target, figure, format_number
 
 KEYS = {"bench", "machine", "commit", "argv", "figures"}
 MAY_HAVE = {"facts"}
+TargetsOf = Callable[
+    [str, Sequence[str]], Mapping[str, Target] | None
+]  # of a bench, with these words; None: no such
 
 
 def check_document(document: Any, targets: Mapping[str, Target]) -> tuple[list[str], list[str]]:
@@ -65,8 +68,8 @@ def recompute(stated: Any) -> tuple[str, Figure | None]:
     return "", made
 
 
-def check_file(path: str, targets_of: Callable[[str], Mapping[str, Target] | None]) -> int:
-    """Prints the findings; returns the exit status. `targets_of` gives None for a bench that does not exist."""
+def check_file(path: str, targets_of: TargetsOf) -> int:
+    """Prints the findings; returns the exit status."""
     try:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
@@ -74,7 +77,8 @@ def check_file(path: str, targets_of: Callable[[str], Mapping[str, Target] | Non
         print(f"WRONG  {path} cannot be read: {error}")
         return 1
     bench = str(document.get("bench")) if isinstance(document, dict) else ""
-    targets = targets_of(bench)
+    argv = document.get("argv") if isinstance(document, dict) else None
+    targets = targets_of(bench, [str(word) for word in argv[1:]] if isinstance(argv, list) else [])
     if targets is None:
         print(f"WRONG  {path}: no bench is called {bench!r}")
         return 1

@@ -33,7 +33,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -306,11 +306,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--programs", nargs="*", choices=list(fork_programs.PROGRAMS), metavar="PROGRAM")
 
 
+def targets_for(argv: Sequence[str]) -> Mapping[str, Target]:
+    """What a run with these words has to reach."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_arguments(parser)
+    args, _ = parser.parse_known_args(argv)
+    return TARGETS if args.programs is None else fork_programs.targets_of(args.programs)
+
+
 def run(args: argparse.Namespace) -> Figures:
     """Measures and returns the figures."""
     if args.programs is not None:
-        TARGETS.clear()  # of what is measured
-        TARGETS.update(fork_programs.TARGETS)
         become_subreaper()
         figures = Figures()
         fork_programs.measure(figures, args.rounds, args.programs or list(fork_programs.PROGRAMS))

@@ -4,6 +4,7 @@ A loop like nanoGPT's, transformers' Trainer, accelerate, Lightning, and a scrip
 each. A start counts from the launcher's begin to all ranks' first step; bootrun's is the second one, after
 one that has shown what the program imports. A restart counts from the death of the last rank to the first
 step of all in the next attempt. Both are of the same run. What is not installed is left out, with a line.
+Ranks that wait for the death end by SIGTERM, whatever handler a framework has set.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bench.launch import Place, make_place
@@ -143,6 +144,7 @@ def _stepped():
     _write("past-%s-%s" % (attempt, rank), "%d %d" % (_time.monotonic_ns(), _os.getpid()))
     if attempt != "0":
         return
+    _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)  # Lightning's has effect when its callback has returned
     while not all(_os.path.exists(_os.path.join(folder, "past-0-%d" % each)) for each in range(2)):
         _time.sleep(0.005)
     if rank == "1":
@@ -153,11 +155,22 @@ def _stepped():
 
 main(_stepped)
 """
-SETTLE_S = 8.0  # a job that restarts has run for a while: what its next attempt is forked from is there
-TARGETS = {
-    **{f"fork.program_start_ratio_{name}": Target(at_least=1.5, samples=MINIMUM_ROUNDS) for name in PROGRAMS},
-    **{f"fork.program_restart_ratio_{name}": Target(at_least=8, samples=MINIMUM_ROUNDS) for name in PROGRAMS},
-}
+# A job that restarts has run for a while: what its next attempt is forked from is there. After the first start
+# of all it has to be made.
+SETTLE_S, FIRST_SETTLE_S = 3.0, 12.0
+
+
+def targets_of(names: Iterable[str] = ()) -> dict[str, Target]:
+    """What these programs have to reach, by default all."""
+    wanted = {
+        "start": Target(at_least=1.5, samples=MINIMUM_ROUNDS),
+        "restart": Target(at_least=8, samples=MINIMUM_ROUNDS),
+    }
+    return {
+        f"fork.program_{kind}_ratio_{name}": target
+        for name in names or PROGRAMS
+        for kind, target in wanted.items()
+    }
 
 
 class Times(NamedTuple):
@@ -165,14 +178,18 @@ class Times(NamedTuple):
 
     start: float
     restart: float
+    how: str  # ranks were started, where the launcher tells
 
 
-def run_once(argv: Sequence[str], name: str, place: Place, cache: str) -> Times:
+KINDS = ("start", "restart")
+
+
+def run_once(argv: Sequence[str], name: str, place: Place, cache: str, settle_s: float = SETTLE_S) -> Times:
     """One start with one restart."""
-    from bench.fork import DEADLINE_S, environ_of, read_moments
+    from bench.fork import DEADLINE_S, environ_of, read_events, read_moments
 
     folder = place.fresh()
-    environ = {**environ_of(place, folder, cache), "BENCH_FORK_SETTLE_S": str(SETTLE_S)}
+    environ = {**environ_of(place, folder, cache), "BENCH_FORK_SETTLE_S": str(settle_s)}
     words = [
         *argv,
         "--max-restarts",
@@ -186,7 +203,9 @@ def run_once(argv: Sequence[str], name: str, place: Place, cache: str) -> Times:
     again_ns = max(past for past, _ in read_moments(folder, "past-1", RANKS))
     with open(os.path.join(folder, "death"), encoding="ascii") as file:
         death_ns = int(file.read())
-    return Times((first_ns - ended.began_ns) / 1e9, (again_ns - death_ns) / 1e9)
+    events = read_events(os.path.join(folder, "logs"))
+    hows = [str(event["attrs"].get("how")) for event in events if event["name"] == "rank_started"]
+    return Times((first_ns - ended.began_ns) / 1e9, (again_ns - death_ns) / 1e9, " ".join(hows))
 
 
 def measure(figures: Figures, rounds: int, names: Sequence[str]) -> None:
@@ -205,19 +224,27 @@ def measure(figures: Figures, rounds: int, names: Sequence[str]) -> None:
                 file.write(text + HARNESS)
             cache = os.path.join(folder, "cache")
             ways = {"torchrun": command("torchrun", RANKS), "bootrun": command("bootrun", RANKS)}
+            # bootrun shows itself what is imported, and all that is read comes into the page cache.
+            tell(
+                name, "bootrun, for the first time", run_once(ways["bootrun"], name, place, cache, FIRST_SETTLE_S)
+            )
             found: dict[str, list[Times]] = {way: [] for way in ways}
-            for number in range(-1, rounds):
-                for way in list(ways) if number % 2 else reversed(ways):
-                    times = run_once(ways[way], name, place, cache)
-                    note(f"{name} {way}: start {times.start:.2f} s, restart {times.restart:.3f} s")
-                    if number >= 0:  # the one before shows bootrun what is imported, and warms the page cache
-                        found[way].append(times)
+            for number in range(rounds):
+                for way in reversed(ways) if number % 2 else ways:
+                    found[way].append(run_once(ways[way], name, place, cache))
+                    tell(name, way, found[way][-1])
         add_figures(figures, name, found)
+
+
+def tell(name: str, who: str, times: Times) -> None:
+    """Those who watch."""
+    how = f" ({times.how})" if times.how else ""
+    note(f"{name}, {who}: start {times.start:.2f} s, restart {times.restart:.3f} s{how}")
 
 
 def add_figures(figures: Figures, name: str, found: dict[str, list[Times]]) -> None:
     """Times of both, and their ratios within rounds."""
-    for kind in Times._fields:
+    for kind in KINDS:
         ours, theirs = ([getattr(each, kind) for each in found[way]] for way in ("bootrun", "torchrun"))
         figures.add(f"fork.program_{kind}_s_{name}", "s", ours)
         figures.add(f"fork.program_{kind}_torchrun_s_{name}", "s", theirs)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.check import recompute
+from bench.check import TargetsOf, recompute
 from bench.record import BenchError, Target, format_number
 
 HEAD = """\
@@ -27,7 +27,7 @@ NO_GPU = """\
 """
 
 
-def format_documents(paths: Sequence[str], targets_of: Mapping[str, Mapping[str, Target]]) -> str:
+def format_documents(paths: Sequence[str], targets_of: TargetsOf) -> str:
     """The page of these files, in the order given."""
     parts = [HEAD]
     documents: list[dict[str, Any]] = []
@@ -37,7 +37,7 @@ def format_documents(paths: Sequence[str], targets_of: Mapping[str, Mapping[str,
     if not any(document.get("facts", {}).get("gpus") for document in documents):
         parts.append(NO_GPU)
     for path, document in zip(paths, documents, strict=True):
-        parts.append(_format(document, targets_of.get(document["bench"], {}), path))
+        parts.append(_format(document, targets_of(document["bench"], document["argv"][1:]) or {}, path))
     return "\n".join(parts)
 
 

@@ -73,7 +73,7 @@ def test_what_can_be_done_without_a_gpu(tmp_path: Path) -> None:
     assert any(line.startswith("gpu.restart_fork_s ") for line in lines)
     document = json.loads((tmp_path / "gpu.json").read_text())
     assert document["facts"]["sections"] == outcomes
-    assert check_file(os.fspath(tmp_path / "gpu.json"), lambda _: {}) == 0
+    assert check_file(os.fspath(tmp_path / "gpu.json"), lambda *_: {}) == 0
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import fork
-from bench.record import BenchError
+from bench import fork, fork_programs
+from bench.__main__ import find_targets
+from bench.check import check_file
+from bench.record import BenchError, Figures, make_document, write_document
 
 
 def samples_of(case, ranks, name, number):
@@ -118,3 +120,26 @@ def test_what_a_rank_did_not_write_is_an_error(tmp_path):
     assert fork.read_moments(str(tmp_path), "past-0", 1) == [(5, 77)]
     with pytest.raises(BenchError, match="past-0: rank 1 wrote nothing"):
         fork.read_moments(str(tmp_path), "past-0", 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "restart_s", "status"),
+    [
+        (["--programs", "lightning"], 1.0, 0),
+        (["--programs", "lightning", "--rounds", "3"], 2.0, 1),
+        (["--programs"], 1.0, 1),  # the others are not there
+        ([], 1.0, 1),  # the case that has them all
+    ],
+)
+def test_programs_have_targets_of_their_own(
+    tmp_path: Path, words: list[str], restart_s: float, status: int
+) -> None:
+    figures = Figures()
+    found = {
+        "torchrun": [fork_programs.Times(10.0, 10.0, "")] * fork_programs.MINIMUM_ROUNDS,
+        "bootrun": [fork_programs.Times(5.0, restart_s, "fork")] * fork_programs.MINIMUM_ROUNDS,
+    }
+    fork_programs.add_figures(figures, "lightning", found)
+    path = os.fspath(tmp_path / "fork.json")
+    write_document(path, make_document("fork", ["fork", *words], figures))
+    assert check_file(path, find_targets) == status
