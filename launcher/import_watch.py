@@ -173,13 +173,16 @@ class Watch:
         self.again = []  # type: List[Tuple[Any, str]]  # the same of what was there already, as it was found
         self.uses = {}  # type: Dict[Use, List[int]]  # the first and the last tick
         self.rank_reads = []  # type: List[Tuple[str, str]]  # who, variable
+        self.back = {}  # type: Dict[str, int]  # what was changed, and since when it is as at first
         self._per_rank = per_rank
         self._is_whole = is_whole
         self._is_on = False
         self._end_s = time.monotonic() + MOST_S
         self.is_cut = False
         self._specs = SpecWatch(self._note_again if is_whole else self._keep_again)
-        self._seen = 0  # modules whose specs are watched
+        self._begun = []  # type: List[str]  # whose specs are not watched yet
+        self._first = {}  # type: Dict[bytes, bytes]  # variables
+        self._first_folder = ""
         self._libraries = {NAME: True, MAIN: False}
         self._environs = []  # type: List[Tuple[Any, Any, Any]]
         self._folders = []  # type: List[Tuple[str, Any, Any]]
@@ -196,6 +199,10 @@ class Watch:
             for name in ("_locale", "_signal"):
                 self._builtins[name] = _import_apart(name)
             self._find_names = make_name_finder(_import_apart("opcode").opmap)
+        try:
+            self._first_folder = os.getcwd()
+        except OSError:
+            pass  # it is gone
         self._is_on = True
         for environ in (os.environ, getattr(os, "environb", None)):
             if environ is not None:
@@ -210,7 +217,7 @@ class Watch:
         sys.addaudithook(_make_hook(self._handlers))
         if finder is None:
             sys.meta_path.insert(0, self)
-        self._seen = len(sys.modules)
+        self._first = dict(_data_of(os.environ))
         self._specs.add(list(sys.modules))
         if self._is_whole:
             self._state = self._look()
@@ -266,19 +273,20 @@ class Watch:
         line = 0 if not self._is_whole or self._is_library(who) else _find_line(frame)
         self.begun.setdefault(name, (self.tick, who, line))
         self.needs.add((who, name))
-        self._watch_new()
+        self._watch_begun()
+        self._begun.append(name)
         if not self._is_whole:
             return
         if not self._unit and not self._is_library(who):
             self._compare(who)
             self._await_end(name)
 
-    def _watch_new(self) -> None:
-        count = len(sys.modules) - self._seen
-        if count > 0:
-            names = reversed(sys.modules)
-            self._specs.add([next(names) for _ in range(count)])
-        self._seen = len(sys.modules)
+    def _watch_begun(self) -> None:
+        """All that have begun and are there; modules change their places in sys.modules when they end."""
+        modules, locks = sys.modules, sys.modules["_frozen_importlib"]._module_locks
+        there = [name for name in self._begun if name in modules]
+        self._specs.add(there)
+        self._begun = [name for name in self._begun if name in locks and name not in there]
 
     def _keep_again(self, spec: "Any", frame: "Any") -> None:
         if frame.f_code.co_name == "<module>":
@@ -313,6 +321,13 @@ class Watch:
             ticks[1] = self.tick
         elif len(self.uses) < MOST_USES and len(what) < MOST_KEY_CHARS and "\n" not in what and "\t" not in what:
             self.uses[who, what, is_change] = [self.tick, self.tick]
+
+    def _note_value(self, what: str, is_first: bool) -> None:
+        """What was changed just now has another value, or the first one."""
+        if is_first:
+            self.back[what] = self.tick
+        else:
+            self.back.pop(what, None)
 
     def _noting(self, encode: "Any") -> "Any":
         get_frame, per_rank = sys._getframe, self._per_rank
@@ -365,10 +380,13 @@ class Watch:
                     self._note_file(path, True, get_frame(2))
 
         def note_variable(args: "Tuple[Any, ...]") -> None:
-            self.use(find_importing(get_frame(2)), "env:" + os.fsdecode(args[0]), True)
+            what = "env:" + os.fsdecode(args[0])
+            self.use(find_importing(get_frame(2)), what, True)
+            self._note_value(what, self._first.get(args[0]) == (args[1] if len(args) > 1 else None))
 
-        def note_chdir(_args: "Tuple[Any, ...]") -> None:
+        def note_chdir(args: "Tuple[Any, ...]") -> None:
             self.use(find_importing(get_frame(2)), "cwd", True)
+            self._note_value("cwd", args[0] == self._first_folder != "")
 
         def note_library(_args: "Tuple[Any, ...]") -> None:
             self.use(find_importing(get_frame(2)), "native", False)
@@ -477,7 +495,7 @@ class Watch:
 
     def lines(self) -> "List[str]":
         """begun TICK BY LINE NAME ORIGIN of each module, in the order of their imports, and __main__ before; needs
-        MODULE MODULE... by their places in that list; uses FIRST LAST MODULE CHANGE WHAT."""
+        MODULE MODULE... by their places in that list; uses FIRST LAST MODULE CHANGE WHAT; back SINCE WHAT."""
         names = {MAIN: 0}
         lines = ["begun\t0\t\t0\t%s\t%s\n" % (MAIN, _origin(MAIN))]
         for name, (tick, who, line) in list(self.begun.items()):
@@ -490,9 +508,12 @@ class Watch:
             if who in names and name in names:
                 needed.setdefault(names[who], []).append(str(names[name]))
         lines += ["needs\t%d\t%s\n" % (who, "\t".join(found)) for who, found in needed.items()]
+        changed = set()  # type: Set[str]
         for (who, what, is_change), (first, last) in list(self.uses.items()):
             if who != NAME:
+                changed.add(what)
                 lines.append("uses\t%d\t%d\t%d\t%d\t%s\n" % (first, last, names.get(who, 0), is_change, what))
+        lines += ["back\t%d\t%s\n" % (since, what) for what, since in list(self.back.items()) if what in changed]
         if not self.is_cut:
             lines.append("end\n")
         return lines

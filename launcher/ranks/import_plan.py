@@ -8,6 +8,7 @@ us. What the user's own text says about modules that it changes is found by impo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -88,6 +89,7 @@ class Watched(NamedTuple):
     modules: Mapping[str, Module]
     needs: Mapping[str, Collection[str]]
     uses: Sequence[Use]
+    back: Mapping[str, int] = {}  # what was changed, and since when it is as at first
 
 
 class Patch(NamedTuple):
@@ -121,6 +123,7 @@ def parse(text: str) -> Watched | None:
     names: list[str] = []
     needs: dict[str, set[str]] = {}
     uses: list[Use] = []
+    back: dict[str, int] = {}
     try:
         for line in lines[:-2]:
             kind, _, rest = line.partition("\t")
@@ -134,9 +137,12 @@ def parse(text: str) -> Watched | None:
             elif kind == "uses":
                 first, last, who, is_change, what = rest.split("\t")
                 uses.append(Use(int(first), int(last), names[int(who)], is_change == "1", what))
+            elif kind == "back":
+                tick, what = rest.split("\t")
+                back[what] = int(tick)
     except (ValueError, IndexError):
         return None
-    return Watched(modules, needs, uses)
+    return Watched(modules, needs, uses, back)
 
 
 def is_users(origin: str) -> bool:
@@ -161,7 +167,8 @@ def decide(watched: Watched, candidates: Sequence[str], patches: Sequence[Patch]
         chosen.clear()
     why.update((name, "") for name in candidates if name not in chosen and name not in why)
     changes = {use.what for use in watched.uses if use.is_change and use.by not in chosen}
-    kept = [what for what in changes if what.startswith("env:") or what == "cwd"]
+    # Whether it is changed back in a later start, too, is seen then.
+    kept = [what for what in changes.difference(watched.back) if what.startswith("env:") or what == "cwd"]
     return Plan(tuple(chosen), {name: text[:MOST_WHY_CHARS] for name, text in why.items()}, tuple(sorted(kept)))
 
 
@@ -202,8 +209,12 @@ def _find_out(
         ):
             changed[use.what] = use
 
+    preloaded = {use.what for use in watched.uses if use.is_change and use.by in chosen}
+    # Where what is preloaded changes it, too, it is not as at first before the script.
+    ends = {what: tick for what, tick in watched.back.items() if what not in preloaded}
+
     def after(use: Use) -> list[str]:
-        return [name for name in chosen if modules[name].tick > use.first]
+        return [name for name in chosen if use.first < modules[name].tick < ends.get(use.what, sys.maxsize)]
 
     def blame(names: Iterable[str], what: str, does: str, use: Use) -> None:
         for name in names:
@@ -213,6 +224,8 @@ def _find_out(
     for use in watched.uses:
         if use.by in chosen:
             for cause in _find_causes(changed, use):
+                if use.first > ends.get(cause.what, sys.maxsize):
+                    continue
                 blame([use.by], _said(use.what if "*" not in use.what else cause.what), "reads", cause)
     for what, use in changed.items():
         if what == "cwd":

@@ -39,7 +39,7 @@ with open(sys.argv[1]) as file:
     exec(compile(file.read(), sys.argv[1], "exec"), names)
 watch = names["Watch"](frozenset(["RANK"]), False)
 watch.install()
-import base, hub, user_of_hub, where, settings
+import user_of_hub, where, settings, again
 watch.remove()
 sentry = names["Sentry"](watch, sys.argv[3:])
 said = []
@@ -55,6 +55,7 @@ LIBRARIES = {
     "user_of_hub": "from hub import HOME\nimport base",
     "where": "import os\nHERE = os.getcwd()",
     "settings": "import os\nTEXT = os.path.exists('/settings') or open(os.environ['PLACE'] + '/settings').read()",
+    "again": "import base, hub",
     "late": "import base\ndef load():\n    import hub",
     "ranked": "import os\nRANK = os.environ.get('RANK')",
     "package/__init__": "",
@@ -122,15 +123,12 @@ def test_who_imports_what_in_which_order(place: Path) -> None:
     assert set(found.needs["user_of_hub"]) == {"hub", "base"}
 
 
-@pytest.mark.xfail(strict=True, reason="what has imported another module is at the end of sys.modules")
-@pytest.mark.parametrize("how", ["whole", "light"])
-def test_who_imports_what_is_there_already(place: Path, how: str) -> None:
+def test_who_imports_what_is_there_already(place: Path) -> None:
     """Whatever has begun since: base, which user_of_hub has imported, and hub, which it was imported by."""
-    found = watched(place, "import user_of_hub\nfrom package import part, user\nimport late\nlate.load()\n", how)
+    found = watched(place, "import user_of_hub\nfrom package import part, user\nimport late\nlate.load()\n")
     assert set(found.needs["package.part"]) == {"base"}
     assert set(found.needs["late"]) == {"base"}  # its function is called by the script
-    if how == "whole":
-        assert set(found.needs["package.user"]) == {"package", "package.part"}
+    assert set(found.needs["package.user"]) == {"package", "package.part"}
 
 
 @pytest.mark.parametrize("how", ["whole", "light"])
@@ -210,7 +208,6 @@ def test_a_variable_that_was_changed_before(place: Path) -> None:
         "here = os.getcwd()\nos.chdir('/')\nos.chdir(here)",
     ],
 )
-@pytest.mark.xfail(strict=True, reason="a change that was undone counts as one")
 def test_a_change_that_was_undone_before(place: Path, script: str) -> None:
     """accelerate empties os.environ, and fills it again."""
     plan = decided(place, f"import os\n{script}\nimport user_of_hub, settings, where\n")
@@ -247,6 +244,10 @@ def test_a_change_that_is_undone_too_late_or_not_at_all(place: Path, script: str
         ("import user_of_hub, where, settings", ""),
         (
             "os.environ['HUB_HOME'] = '/data'\nimport base, user_of_hub",
+            "hub reads HUB_HOME when it is imported, and train.py has changed it",
+        ),
+        (
+            "os.environ['HUB_HOME'] = '/data'\nimport base, again",  # which finds hub imported
             "hub reads HUB_HOME when it is imported, and train.py has changed it",
         ),
         ("import user_of_hub\nos.environ['HUB_HOME'] = '/data'\nimport hub", ""),  # it has been imported

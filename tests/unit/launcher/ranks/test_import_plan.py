@@ -14,12 +14,13 @@ LIB = "/env/lib/python3.12/site-packages"
 NEEDS = {"b": {"a"}, "c": {"b"}}  # d stands alone
 
 
-def watched(*uses: Use) -> Watched:
+def watched(*noted: Use) -> Watched:
+    uses = [use for use in noted if use.by]
     modules = {MAIN: Module(0, "", 0, "/home/train.py")}
     for tick, name in enumerate("abcd", 1):
         modules[name] = Module(tick * 10, MAIN, tick, f"{LIB}/{name}.py")
     modules["e"] = Module(50, MAIN, 5, f"{LIB}/e.cpython-312-x86_64-linux-gnu.so")
-    return Watched(modules, NEEDS, uses)
+    return Watched(modules, NEEDS, uses, {use.what: use.first for use in noted if not use.by})
 
 
 def change(what: str, tick: int = 5, by: str = MAIN) -> Use:
@@ -28,6 +29,11 @@ def change(what: str, tick: int = 5, by: str = MAIN) -> Use:
 
 def read(what: str, by: str, tick: int = 15) -> Use:
     return Use(tick, tick, by, False, what)
+
+
+def back(what: str, since: int) -> Use:
+    """It is as at first again."""
+    return Use(since, since, "", True, what)
 
 
 def mentioned(*names: str):  # type: ignore[no-untyped-def]
@@ -69,6 +75,20 @@ def mentioned(*names: str):  # type: ignore[no-untyped-def]
         ((change("logger:root"), change("logger:a", 17, "a")), (), (), "abcde"),
         # What is left out changes something before others, too.
         ((read("env:RANK", "a"), change("env:X", 17, "a"), read("env:X", "d", 45)), (), (), "e"),
+        # Changed, and changed back in tick 8; or in 32, between the imports of c and d.
+        ((change("env:X"), read("env:X", "a"), back("env:X", 8)), (), (), "abcde"),
+        ((change("env:X"), read("env:X", "b", 25), read("env:X", "d", 45), back("env:X", 32)), (), (), "ade"),
+        ((change("env:X"), read("env:*", "d", 45), back("env:X", 32)), (), (), "abcde"),
+        ((change("env:OMP_X"), back("env:OMP_X", 32)), (), (), "abcde"),
+        ((change("env:OMP_X"), back("env:OMP_X", 60)), (), (), "abcd"),
+        ((change("cwd", 15), back("cwd", 25)), (), (), "ade"),
+        # What is preloaded changes it, too: before the script, others would see that.
+        (
+            (change("env:X", 17, "a"), change("env:X", 18), back("env:X", 18), read("env:X", "d", 45)),
+            (),
+            (),
+            "abce",
+        ),
         ((), ("c",), (Patch(MAIN, 2, "b", "value"),), "abde"),
         ((), (), (Patch(MAIN, 2, "b", "value"),), "abcde"),
         ((), ("c",), (Patch(MAIN, 9, "b", "value"),), "abcde"),  # after the import of c
