@@ -87,9 +87,9 @@ HUGE_PAGE_BYTES = 2 << 20
 # For making huge pages: while the first ranks wait, and when nobody does. A page takes 0.3 ms, on some virtual
 # machines 6; what is made first saves more at the forks and at the first restart than it costs.
 MOST_HUGE_FIRST_S, MOST_HUGE_S = 0.04, 0.1
-# Nearly all that imports make stays: with the interpreter's own 700 new objects between collections a fifth of the
-# time in which torch is imported goes into looking for what does not.
-OBJECTS_BETWEEN_COLLECTIONS = 50000
+# Nearly all that imports make stays: with the interpreter's own 700 new objects between collections a third of the
+# time in which torch is imported goes into looking for what does not, with 50,000 a sixth.
+OBJECTS_BETWEEN_COLLECTIONS = 1000000
 MOST_LISTED_PAGES = 1 << 20  # of a mapping
 IN_MEMORY = bytes([1 if byte >= 0x40 else 0 for byte in range(256)])  # of a page: present or swapped
 RESERVE_BYTES, BLOCK_BYTES = 128 << 20, 126976  # of the heap, in huge pages; blocks below malloc's threshold
@@ -252,18 +252,20 @@ class _Preloaded:
         imports = self.inside["load_beside"]("import_watch")
         self.watch = imports["Watch"](PER_RANK, False)
         self.watch.install()
+        self.gc.collect()
+        self.gc.freeze()  # what is older comes first: freezing puts what is young before the rest
         thresholds = self.gc.get_threshold()
         rarely = (max(OBJECTS_BETWEEN_COLLECTIONS, thresholds[0]), *thresholds[1:])
         if thresholds[0]:
             self.gc.set_threshold(*rarely)
         absent = self._import_all(entries)
         self._stop_counting()
-        if self.gc.get_threshold() == rarely:  # else an import has set its own
-            self.gc.set_threshold(*thresholds)
         self.watch.remove()
         self.libc.free(top)  # what imports did not need goes back to the system
         self.sentry = imports["Sentry"](self.watch, self.allowed)
         self._settle()
+        if self.gc.get_threshold() == rarely:  # else an import has set its own
+            self.gc.set_threshold(*thresholds)
         self.send("ready", str(len(sys.modules)), *absent)
 
     def _import_all(self, entries: "List[str]") -> "List[str]":
@@ -457,9 +459,11 @@ class _Preloaded:
         self.inside["listed"] = (len(sys.modules), len(sys.path_importer_cache))
         self.socket = _import_apart("_socket")
         modules = [module for module in list(sys.modules.values()) if isinstance(module, type(sys))]
+        main = id(self.main)
         self.main_places = [  # multiprocessing and dill keep the script's module, say
             (place, name)
             for place in [sys.modules, *map(vars, modules)]
+            if main in map(id, place.values())
             for name, value in list(place.items())
             if value is self.main
         ]
@@ -587,8 +591,13 @@ class _Preloaded:
         folders = {}  # type: Dict[bytes, List[Tuple[bytes, int]]]
         for path in map(os.fsencode, sorted(paths)):
             folder, _, name = path.rpartition(b"/")
-            if b"\0" not in path and b"\n" not in path and os.path.exists(path):
-                folders.setdefault(folder + b"/", []).append((name, _stamp(os.stat(path))))
+            if b"\0" in path or b"\n" in path:
+                continue
+            try:
+                found = os.stat(path)
+            except OSError:
+                continue
+            folders.setdefault(folder + b"/", []).append((name, _stamp(found)))
         self.stamp_paths = b"\n".join(
             [b"\0".join([folder, *[name for name, _ in files]]) for folder, files in folders.items()]
         )
