@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from typing import NamedTuple as NamedTuple
     from typing import NoReturn as NoReturn
     from typing import Protocol as Protocol
+
+    def compile_named_tuples() -> None:
+        """While nobody waits: the first instance of a class then costs no more than the others."""
+
 else:
     from _collections import _tuplegetter  # what collections.namedtuple has for its fields
 
@@ -26,15 +30,27 @@ else:
     class Protocol:
         """A class that says what others have."""
 
-    def _new(cls, *args, **kwargs):
-        """Creates the first instance of a class, and what creates the others."""
-        owner = next(base for base in cls.__mro__ if base.__dict__.get("_fields") is not None)
+    _classes = []  # of which there may be no instance yet
+
+    def _compile(owner):
+        """Makes the function that creates instances of a class."""
         names = "".join([f"{field}, " for field in owner._fields])
         scope = {"_new": tuple.__new__, "__builtins__": {}, "__name__": f"namedtuple_{owner.__name__}"}
         made = eval(f"lambda _cls, {names}: _new(_cls, ({names}))", scope)  # noqa: S307  identifiers of a class
         made.__name__, made.__defaults__ = "__new__", tuple(owner._field_defaults.values())
         owner.__new__ = staticmethod(made)
-        return made(cls, *args, **kwargs)
+        return made
+
+    def _new(cls, *args, **kwargs):
+        """Creates the first instance of a class."""
+        owner = next(base for base in cls.__mro__ if base.__dict__.get("_fields") is not None)
+        return _compile(owner)(cls, *args, **kwargs)
+
+    def compile_named_tuples():
+        while _classes:
+            owner = _classes.pop()
+            if owner.__new__ is _new:
+                _compile(owner)
 
     def _make(cls, values):
         made = tuple.__new__(cls, values)
@@ -76,7 +92,9 @@ else:
             made["_field_defaults"] = {field: space.pop(field) for field in fields if field in space}
             for place, field in enumerate(fields):
                 made[field] = _tuplegetter(place, None)
-            return type(name, (tuple,), {**space, **made, **{key: space[key] for key in _METHODS if key in space}})
+            made = type(name, (tuple,), {**space, **made, **{key: space[key] for key in _METHODS if key in space}})
+            _classes.append(made)
+            return made
 
     class NamedTuple(metaclass=_Maker):
         """Base of named tuples, as typing's."""

@@ -346,14 +346,17 @@ def _move_high(fd: int, below: int = 0) -> int:
     return fd
 
 
-def _import_apart(name: str) -> "Any":
+def _import_apart(name: str, known: "Dict[str, Any]" = {}) -> "Any":
     """A module of the standard library, not one of the script's of the same name; no trace of it is left."""
     if name in sys.modules:
         return sys.modules[name]
+    if name in known:
+        return known[name]
     path, before, library = sys.path[:], set(sys.modules), os.path.dirname(os.__file__)
     try:
         sys.path[:] = [folder for folder in path if folder == library or folder.endswith("/lib-dynload")]
-        return __import__(name)
+        module = known[name] = __import__(name)
+        return module
     finally:
         for added in set(sys.modules) - before:
             del sys.modules[added]
@@ -1248,6 +1251,7 @@ def _preload(path: str, arguments: "List[str]") -> "Tuple[Callable[..., object],
     names = {"__name__": NAME}  # type: Dict[str, Any]
     exec(code, names)
     serve = names["serve"]  # type: Callable[..., Tuple[Callable[..., object], Tuple[Any, ...]]]
+    del data, code  # what a rank frees at its start copies the pages that it shares
     return serve(arguments, globals(), _TEMPLATE)
 
 

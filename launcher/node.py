@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from bootseer.errors import BootseerError, LaunchError
-from bootseer.light_typing import TYPE_CHECKING, Any
+from bootseer.light_typing import TYPE_CHECKING, Any, compile_named_tuples
 from bootseer.secret import SECRET_VARIABLES
 from launcher.guard_client import Exited, GuardClient
 from launcher.inherited import raise_limits
@@ -816,6 +816,7 @@ class Node:
         if self._spec.has_rules:
             from launcher.rules import known, node_rules  # noqa: F401
         failure_class.get_ready()
+        compile_named_tuples()
         if self._kernel is None:
             self._kernel = KernelFacts()
         else:

@@ -110,3 +110,16 @@ def test_a_default_is_followed_by_defaults_only() -> None:
     space = {"__annotations__": {"first": "int", "second": "int"}, "first": 1}
     with pytest.raises(TypeError, match="a field without a default"):
         type(light_typing.NamedTuple)("Bad", (light_typing.NamedTuple,), space)
+
+
+def test_what_creates_instances_can_be_made_beforehand() -> None:
+    class Late(light_typing.NamedTuple):
+        first: int
+        second: str = "b"
+
+    first = Late.__new__
+    light_typing.compile_named_tuples()
+    made = Late.__new__
+    assert made is not first
+    assert Late(1) == (1, "b") and Late(second="c", first=2) == (2, "c")
+    assert Late.__new__ is made

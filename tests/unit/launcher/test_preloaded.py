@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from launcher import preloaded
@@ -35,3 +41,102 @@ def test_a_mapped_device_is_found(path: str) -> None:
 )
 def test_what_a_fork_survives_is_no_device(path: str) -> None:
     assert preloaded._mapped_device(LINE.format(path).encode()) == ""
+
+
+def _edit(folder: Path) -> None:
+    (folder / "a/one.py").write_text("other\n")
+
+
+def _edit_mapped(folder: Path) -> None:
+    import mmap
+
+    with open(folder / "a/one.py", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[0:1] = b"O"
+
+
+def _edit_by_another_name(folder: Path) -> None:
+    with open(folder / "link.py", "a") as file:
+        file.write("more\n")
+
+
+def _exchange(folder: Path) -> None:
+    (folder / "new").write_text("one\n")
+    os.replace(folder / "new", folder / "a/one.py")
+
+
+def _remove(folder: Path) -> None:
+    (folder / "a/two.so").unlink()
+
+
+def _exchange_folder(folder: Path) -> None:
+    (folder / "a").rename(folder / "was")
+    shutil.copytree(folder / "was", folder / "a")
+
+
+def _exchange_above(folder: Path) -> None:
+    """The watched folder itself has not moved, and nothing in it was touched."""
+    shutil.copytree(folder / "top", folder / "other")
+    (folder / "top").rename(folder / "was")
+    (folder / "other").rename(folder / "top")
+
+
+CHANGES: list[tuple[Callable[[Path], None], str]] = [
+    (_edit, "a/one.py"),
+    (_edit_mapped, "a/one.py"),
+    (_edit_by_another_name, "a/three.py"),
+    (_exchange, "a/one.py"),
+    (_remove, "a/two.so"),
+    (_exchange_folder, "a/"),
+    (_exchange_above, "top/below/four.py"),
+]
+
+
+@pytest.fixture(params=["watched", "looked at"])
+def files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> preloaded._Files:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "top/below").mkdir(parents=True)
+    for name in ("a/one.py", "a/two.so", "a/three.py", "top/below/four.py"):
+        (tmp_path / name).write_text(name + "\n")
+        os.utime(tmp_path / name, (1e9, 1e9))
+    os.link(tmp_path / "a/three.py", tmp_path / "link.py")
+    if request.param == "looked at":
+        monkeypatch.setattr(preloaded, "LOCAL", frozenset())
+    files = preloaded._Files(ctypes, preloaded._load_libc(ctypes))
+    files.take(f"{path}" for path in tmp_path.rglob("*.*") if path.name != "link.py")
+    request.addfinalizer(lambda: os.close(files.fd))
+    return files
+
+
+@pytest.mark.parametrize(("change", "name"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+def test_a_file_that_has_changed_is_found(
+    files: preloaded._Files, tmp_path: Path, change: Callable[[Path], None], name: str
+) -> None:
+    assert files.find_change() == ""
+    change(tmp_path)
+    for _ in range(2):  # it is asked again before ranks are exec'd
+        assert files.find_change().startswith(f"{tmp_path}/{name}")
+
+
+def test_what_is_beside_a_file_does_not_matter(files: preloaded._Files, tmp_path: Path) -> None:
+    (tmp_path / "a/__pycache__").mkdir()
+    (tmp_path / "a/log.txt").write_text("new\n")
+    assert files.find_change() == ""
+    assert files.find_change() == ""
+
+
+def test_where_the_kernel_tells_nobody_looks(
+    files: preloaded._Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def stat(path: object, *, dir_fd: int | None = None) -> os.stat_result:
+        seen.append(path)
+        return os.lstat(path, dir_fd=dir_fd)  # type: ignore[arg-type]
+
+    assert files.find_change() == ""  # what was done before there was a watch
+    monkeypatch.setattr(os, "stat", stat)
+    assert files.find_change() == ""
+    if preloaded.LOCAL:
+        assert sorted(seen) == [b".", b".", b"three.py"]  # type: ignore[type-var]
+    else:
+        assert sorted(seen) == [b"four.py", b"one.py", b"three.py", b"two.so"]  # type: ignore[type-var]
