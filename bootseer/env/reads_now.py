@@ -13,7 +13,7 @@ import re
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from bootseer.env import reads as kinds
 from bootseer.env.digest_cache import DigestCache
@@ -27,9 +27,9 @@ MOST_SETTINGS_BYTES = 1 << 20
 GIT_S = 20.0
 ABSENT, FOLDER, OTHER = "absent", "folder", "neither a file nor a folder"
 
-# Names that come by themselves: of tools, of jobs that run in the working folder.
+# Names that come by themselves: ours beside targets, of tools, of jobs that run in the working folder.
 _LEFT = re.compile(
-    r"\.(git|hg|svn|tox|nox|mypy_cache|ruff_cache|pytest_cache|ipynb_checkpoints|DS_Store)|__pycache__"
+    r"\.bootseer-.*|\.(git|hg|svn|tox|nox|mypy_cache|ruff_cache|pytest_cache|ipynb_checkpoints|DS_Store)|__pycache__"
     r"|.*\.(pyc|pyo|egg-info|dist-info|swp|log)|.*~|\.nfs.*|nohup\.out|core(\.\d+)?|wandb|mlruns|lightning_logs"
     r"|tb_logs|slurm-.*\.out"
 )
@@ -45,7 +45,8 @@ Say = Callable[[str], object]
 class Now:
     """One look; what was read once is not read again.
 
-    Args: excluded: resolved folders whose names do not count: targets, the store. environ: for home and cache.
+    Args: excluded: resolved folders whose names do not count, nor those of folders that they are in: targets, the
+        store. environ: for home and cache.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Now:
     ) -> None:
         self.cwd = os.path.realpath(cwd)
         self.home = os.path.realpath(environ["HOME"]) if environ.get("HOME", "").startswith("/") else ""
-        self._excluded = frozenset(excluded)
+        self._excluded = frozenset(above for each in excluded for above in _with_above(each))
         self._cache = DigestCache(environ)
         self._say = say
         self._left_bytes = MOST_BYTES
@@ -286,6 +287,13 @@ def _settings(path: str) -> str:
         return _why_not(error)
     text = redact_text(data.decode(errors="backslashreplace"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _with_above(path: str) -> Iterator[str]:
+    """PURE: a folder and those that it is in: the first start may make them all."""
+    while path not in ("", "/"):
+        yield path
+        path = os.path.dirname(path)
 
 
 def _sum_of(names: list[str]) -> str:

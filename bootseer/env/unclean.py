@@ -68,6 +68,7 @@ def why_changed(keyed: Keyed, spec: SetupSpec, environ: Mapping[str, str], *, is
 def why_another(before: KeyDocument, now: KeyDocument) -> str:
     """PURE: why it is another key than the one that was made before."""
     name = changed_input(before, now)
+    name = name or next((each for each, state in before.reads.items() if now.reads.get(each, state) != state), "")
     if name:
         return f"{name} changed before set-up began"
     return f"{', '.join(now.targets)}: was changed by another job before set-up began"

@@ -323,7 +323,6 @@ def test_a_version_that_git_gives_decides_the_key(another: Project) -> None:
     assert project.explain().found is None
 
 
-@pytest.mark.xfail(strict=True, reason="our own lock and the store's folder count as names")
 def test_what_we_leave_in_a_folder_that_set_up_lists_decides_nothing(another: Project) -> None:
     """As where the environment and its store lie in the project, whose folder an installer lists."""
     another.out = another.work / "made"

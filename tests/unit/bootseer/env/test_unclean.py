@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer.env.document import ABSENT, KeyDocument
@@ -121,3 +122,6 @@ def test_inputs_that_change_are_named() -> None:
     assert changed_input(before, document(b=ABSENT, c="3")) == "a"
     assert why_another(before, document(a="2", b=ABSENT, c="3")).startswith("a changed")
     assert "/t: was changed by another job" in why_another(before, before)
+    listed = msgspec.structs.replace(before, reads={". (names in it)": "1 a"})
+    relisted = msgspec.structs.replace(before, reads={". (names in it)": "2 b"})
+    assert why_another(listed, relisted) == ". (names in it) changed before set-up began"
