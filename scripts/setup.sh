@@ -18,12 +18,17 @@ say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 
 apt_updated=
-apt_install() {
+apt_install() {  # what apt says is shown if it fails
+    local log status=0
+    log=$(mktemp)
     if [ -z "$apt_updated" ]; then
-        apt-get update -qq
+        apt-get update -qq >"$log" 2>&1 || cat "$log" >&2
         apt_updated=yes
     fi
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >"$log" 2>&1 || status=$?
+    [ $status = 0 ] || cat "$log" >&2
+    rm -f "$log"
+    return $status
 }
 can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
@@ -106,8 +111,8 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
     fi
 fi
 case $what in
-    test) say "installing what tests and benches need into $venv, torch among it: a minute or more" ;;
-    demo) say "installing torch and what else the demo needs into $venv: up to a minute" ;;
+    test) say "installing what tests and benches need into $venv, torch among it: some minutes (5 GB with CUDA)" ;;
+    demo) say "installing torch and what else the demo needs into $venv: some minutes (5 GB with CUDA)" ;;
     man) say "installing what makes man pages into $venv" ;;
 esac
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile -e ".[$what]"
