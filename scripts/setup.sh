@@ -19,16 +19,14 @@ die() { say "$*"; exit 1; }
 
 apt_updated=
 apt_install() {  # what apt says is shown if it fails
-    local log status=0
-    log=$(mktemp)
+    local said
     if [ -z "$apt_updated" ]; then
-        apt-get update -qq >"$log" 2>&1 || cat "$log" >&2
+        said=$(apt-get update -qq 2>&1) || echo "$said" >&2
         apt_updated=yes
     fi
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >"$log" 2>&1 || status=$?
-    [ $status = 0 ] || cat "$log" >&2
-    rm -f "$log"
-    return $status
+    said=$(DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" 2>&1) && return
+    echo "$said" >&2
+    return 1
 }
 can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
