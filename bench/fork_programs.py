@@ -4,7 +4,8 @@ A loop like nanoGPT's, transformers' Trainer, accelerate, Lightning, and a scrip
 each. A start counts from the launcher's begin to all ranks' first step; bootrun's is the second one, after
 one that has shown what the program imports. A restart counts from the death of the last rank to the first
 step of all in the next attempt. Both are of the same run. What is not installed is left out, with a line.
-Ranks that wait for the death end by SIGTERM, whatever handler a framework has set.
+Ranks that wait for the death end by SIGTERM, whatever handler a framework has set, those of the next attempt by
+themselves after their step.
 """
 
 from __future__ import annotations
@@ -142,11 +143,11 @@ def _write(name, text):
 
 def _stepped():
     _write("past-%s-%s" % (attempt, rank), "%d %d" % (_time.monotonic_ns(), _os.getpid()))
-    if attempt != "0":
-        return
     _signal.signal(_signal.SIGTERM, _signal.SIG_DFL)  # Lightning's has effect when its callback has returned
-    while not all(_os.path.exists(_os.path.join(folder, "past-0-%d" % each)) for each in range(2)):
+    while not all(_os.path.exists(_os.path.join(folder, "past-%s-%d" % (attempt, each))) for each in range(2)):
         _time.sleep(0.005)
+    if attempt != "0":
+        _os._exit(0)  # gloo may hang for good where a model goes just after its step
     if rank == "1":
         _time.sleep(float(_os.environ["BENCH_FORK_SETTLE_S"]))
         _write("death", str(_time.monotonic_ns()))
