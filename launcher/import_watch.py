@@ -13,7 +13,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Set, Tuple  # noqa: F401
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
     Use = Tuple[str, str, bool]  # who, what, and whether it is a change
 
@@ -122,7 +122,11 @@ class SpecWatch:
     the module or of its spec changes.
     """
 
-    def __init__(self, imported: "Callable[[Any, Any], None]") -> None:
+    def __init__(
+        self, imported: "Callable[[Any, Any], None]", again: "Optional[List[Tuple[Any, str]]]" = None
+    ) -> None:
+        """Args: again: in place of a call gets the module whose code imports, and which one: some ten thousand
+        times in a preload, where a look at the frame's code would be an event for audit hooks, too."""
         get_frame = sys._getframe
 
         def get(spec: "Any") -> bool:
@@ -132,11 +136,21 @@ class SpecWatch:
                 pass  # at the interpreter's end there is no frame
             return spec.__dict__.get("_initializing", False)  # type: ignore[no-any-return]
 
+        def keep(spec: "Any") -> bool:
+            try:
+                again.append((get_frame(1).f_globals.get("__name__"), spec.name))  # type: ignore[union-attr]
+            except Exception:
+                pass
+            return spec.__dict__.get("_initializing", False)  # type: ignore[no-any-return]
+
         def put(spec: "Any", value: bool) -> None:
             spec.__dict__["_initializing"] = value
 
         self.plain = sys.modules["_frozen_importlib"].ModuleSpec  # type: Any
-        names = {"__module__": self.plain.__module__, "_initializing": property(get, put)}
+        names = {
+            "__module__": self.plain.__module__,
+            "_initializing": property(get if again is None else keep, put),
+        }
         self._watched = type("ModuleSpec", (self.plain,), names)  # type: Any
         self._specs = []  # type: List[Any]
 
@@ -170,7 +184,7 @@ class Watch:
         self.tick = 0
         self.begun = {}  # type: Dict[str, Tuple[int, str, int]]  # when, by whom, in which line of the user's
         self.needs = set()  # type: Set[Tuple[str, str]]  # who is imported by whom
-        self.again = []  # type: List[Tuple[Any, str]]  # the same of what was there already, as it was found
+        self.again = []  # type: List[Tuple[Any, str]]  # whose code has imported what was there already, if not whole
         self.uses = {}  # type: Dict[Use, List[int]]  # the first and the last tick
         self.rank_reads = []  # type: List[Tuple[str, str]]  # who, variable
         self.back = {}  # type: Dict[str, int]  # what was changed, and since when it is as at first
@@ -179,7 +193,7 @@ class Watch:
         self._is_on = False
         self._end_s = time.monotonic() + MOST_S
         self.is_cut = False
-        self._specs = SpecWatch(self._note_again if is_whole else self._keep_again)
+        self._specs = SpecWatch(self._note_again, None if is_whole else self.again)
         self._begun = []  # type: List[str]  # whose specs are not watched yet
         self._first = {}  # type: Dict[bytes, bytes]  # variables
         self._first_folder = ""
@@ -287,12 +301,6 @@ class Watch:
         there = [name for name in self._begun if name in modules]
         self._specs.add(there)
         self._begun = [name for name in self._begun if name in locks and name not in there]
-
-    def _keep_again(self, spec: "Any", frame: "Any") -> None:
-        if frame.f_code.co_name == "<module>":
-            self.again.append((frame.f_globals.get("__name__"), spec.name))
-        else:
-            self.needs.add((find_importing(frame), spec.name))
 
     def _note_again(self, spec: "Any", frame: "Any") -> None:
         """A module that is there already is imported."""

@@ -39,7 +39,7 @@ with open(sys.argv[1]) as file:
     exec(compile(file.read(), sys.argv[1], "exec"), names)
 watch = names["Watch"](frozenset(["RANK"]), False)
 watch.install()
-import user_of_hub, where, settings, again
+import user_of_hub, where, settings, again, caller
 watch.remove()
 sentry = names["Sentry"](watch, sys.argv[3:])
 said = []
@@ -56,6 +56,7 @@ LIBRARIES = {
     "where": "import os\nHERE = os.getcwd()",
     "settings": "import os\nTEXT = os.path.exists('/settings') or open(os.environ['PLACE'] + '/settings').read()",
     "again": "import base, hub",
+    "caller": "import late\nlate.load()",
     "late": "import base\ndef load():\n    import hub",
     "ranked": "import os\nRANK = os.environ.get('RANK')",
     "package/__init__": "",
@@ -248,6 +249,10 @@ def test_a_change_that_is_undone_too_late_or_not_at_all(place: Path, script: str
         ),
         (
             "os.environ['HUB_HOME'] = '/data'\nimport base, again",  # which finds hub imported
+            "hub reads HUB_HOME when it is imported, and train.py has changed it",
+        ),
+        (
+            "os.environ['HUB_HOME'] = '/data'\nimport base, caller",  # of a function that does so
             "hub reads HUB_HOME when it is imported, and train.py has changed it",
         ),
         ("import user_of_hub\nos.environ['HUB_HOME'] = '/data'\nimport hub", ""),  # it has been imported
