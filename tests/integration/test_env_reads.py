@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -335,3 +336,31 @@ def test_what_we_leave_in_a_folder_that_set_up_lists_decides_nothing(another: Pr
     assert another.explain().found is not None, another.explain().lines
     another.write("train2.py")
     assert another.explain().found is None
+
+
+@pytest.mark.xfail(strict=True, reason="names that installers only look up are not seen where pip runs alone")
+def test_settings_that_pip_looks_for_decide_the_key(another: Project) -> None:
+    project, tmp_path = another, another.top
+    del project.environ["PIP_CONFIG_FILE"]
+    wheel = project.write("liby-1.0-py3-none-any.whl", "")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("liby.py", "V = 1\n")
+        archive.writestr("liby-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: liby\nVersion: 1.0\n")
+        archive.writestr(
+            "liby-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("liby-1.0.dist-info/RECORD", "")
+    project.commands = (f"pip install --no-deps --target {project.out}/lib ./liby-1.0-py3-none-any.whl",)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pip").write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
+    (tmp_path / "bin" / "pip").chmod(0o755)
+    project.environ["PATH"] = f"{tmp_path}/bin:{project.environ['PATH']}"
+    project.snapshot()
+    assert project.explain().found is not None
+    home = tmp_path / "home"
+    for place in (home / ".config/pip/pip.conf", home / ".pip/pip.conf"):
+        place.parent.mkdir(parents=True)
+        place.write_text("[install]\nno-deps = true\n")
+        assert project.explain().found is None, place
+        place.unlink()
+    assert project.explain().found is not None
