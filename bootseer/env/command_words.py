@@ -44,14 +44,14 @@ _HARMLESS = {
         "unset",
         "umask",
         "ulimit",
-        "test",
-        "[",
         "pwd",
         "ls",
     ),
     *("mkdir", "rmdir", "rm", "touch", "chmod", "chown", "sleep", "date", "which", "type", "hash", "exit", "trap"),
     *("df", "du", "id", "whoami", "hostname", "uname", "nproc", "virtualenv", "activate", "deactivate", "wait"),
 }
+# They look names up, and what comes after depends on that.
+_ASKS = {"test", "["}
 # What they give is that of their server at that time.
 _FETCHERS = {
     *("git", "hg", "curl", "wget", "aria2c", "rsync", "scp", "hf", "huggingface-cli", "gsutil", "gcloud", "aws"),
@@ -91,7 +91,7 @@ class Reads(NamedTuple):
     sources: tuple[Source, ...]
     variables: tuple[str, ...]  # that stand in it
     unknown: tuple[str, ...]  # programs of which nothing is known, by name
-    is_plain: bool = True  # installers alone, and what reads nothing
+    is_plain: bool = True  # pip alone, and what reads nothing: what it only looks up is known
 
 
 def read_command(
@@ -150,6 +150,7 @@ class _Reader:
         elif _PIP.fullmatch(program):
             self._pip(rest)
         elif program == "uv":
+            self.is_plain = False  # it looks for settings in many folders, and for little else
             self._uv(rest)
         elif program in ("poetry", "pdm"):
             if texts[:1] in (["install"], ["sync"]):
@@ -157,12 +158,15 @@ class _Reader:
             else:
                 self.unknown.append(program)
         elif program in _CONDAS:
+            self.is_plain = False
             self._conda(program, rest)
         elif program in ("source", "."):
             if texts and posixpath.basename(texts[0]) != "activate":
                 self._script(rest[0], texts[0])
         elif program in _FETCHERS:
             self.wanted.append(Wanted("", f"what {program} fetches", False))
+            self.is_plain = False
+        elif program in _ASKS:
             self.is_plain = False
         elif program not in _HARMLESS:
             self._script(words[0], words[0].text)
@@ -194,6 +198,7 @@ class _Reader:
         if name == "pip":
             self._pip(rest[1:])
         elif name == "uv":
+            self.is_plain = False
             self._uv(rest[1:])
         elif name not in ("venv", "virtualenv", "ensurepip", "compileall", "site"):
             self.unknown.append(f"python -m {name}")

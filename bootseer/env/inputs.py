@@ -48,7 +48,7 @@ class Inputs(NamedTuple):
     notes: list[str]
     editables: list[str]  # folders that are installed in place, resolved
     is_known: bool  # False: programs may read what nobody declared
-    is_plain: bool  # known, and nothing of the user's own is built or run
+    is_plain: bool  # pip alone, and nothing of the user's own is built or run
     unknown: list[str]  # notes for the user, where nobody sees what programs read
     may_compile: bool  # for the machine that it runs on
 
@@ -317,6 +317,7 @@ class _Finder:
                 text, source.extras, source.groups, self._markers, source.has_dependencies
             )
         if name.endswith(".toml"):
+            self.is_plain = False  # it may name folders
             return Named()  # pylock.toml pins everything
         if name in ("setup.py", "setup.cfg"):
             return Named(wanted=(Wanted("", f"what {name} names", False),))

@@ -89,7 +89,7 @@ class Keyed:
         self.targets = targets  # resolved
         self.excluded = excluded  # folders that are no input wherever they lie: the targets, the store
         self.editables = editables  # folders that commands install in place; every node has to have them there
-        self.is_plain = is_plain  # installers alone, and nothing of the user's own that they build
+        self.is_plain = is_plain  # pip alone, and nothing of the user's own that it builds
         self.needs_whole = needs_whole  # programs may read anything, and nobody said what
         self.reads: Reads | None = None  # that the key is made by
         self._document: KeyDocument | None = None

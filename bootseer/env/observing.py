@@ -25,7 +25,7 @@ from bootseer.env.keying import UNPINNED_AGE_S, Keyed, unpinned_line
 from bootseer.env.outside import cache_folders
 from bootseer.env.pins import find_unpinned
 from bootseer.env.reads import GUESSED, OBSERVED, Reads
-from bootseer.env.reads_make import make_reads, why_unseen
+from bootseer.env.reads_make import make_reads, seen_of, why_unseen
 from bootseer.env.spec import SetupSpec
 from bootseer.env.targets import local_store
 from bootseer.env.watch_calls import MACHINES
@@ -55,6 +55,7 @@ class Plan(NamedTuple):
     why_not: str  # in that case
     notes: list[str]  # for the user
     began_ns: int  # by the clock of files
+    settings: dict[str, list[int] | None] = {}  # what there is of those that pip alone may only look for
 
 
 class Decided(NamedTuple):
@@ -106,13 +107,37 @@ def plan(keyed: Keyed, spec: SetupSpec, environ: Mapping[str, str], own: Iterabl
         "",
         notes,
         began_ns,
+        _settings_of_pip(spec, environ, keyed.targets) if keyed.is_plain else {},
     )
+
+
+def _settings_of_pip(
+    spec: SetupSpec, environ: Mapping[str, str], targets: Iterable[str]
+) -> dict[str, list[int] | None]:
+    """What there is at all places where pip looks for its settings. In an image they are the image's."""
+    if spec.in_image:
+        return {}
+    home = environ.get("HOME", "")
+    above = [*(environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":"), environ.get("XDG_CONFIG_HOME", "")]
+    places = ["/etc/pip.conf", *(os.path.join(each, "pip", "pip.conf") for each in above if each.startswith("/"))]
+    if home.startswith("/"):
+        places += (os.path.join(home, name) for name in (".pip/pip.conf", ".config/pip/pip.conf"))
+    places += (os.path.join(target, "pip.conf") for target in targets)
+    if environ.get("PIP_CONFIG_FILE", os.devnull) != os.devnull:
+        places.append(os.path.join(os.path.realpath(spec.cwd), environ["PIP_CONFIG_FILE"]))
+    return {os.path.normpath(path): seen_of(path) for path in places}
 
 
 def decide(
     keyed: Keyed, spec: SetupSpec, environ: Mapping[str, str], planned: Plan, report: Mapping[str, Any] | None
 ) -> Decided:
     """After set-up has succeeded. Args: environ: of the job."""
+    if report is not None and "touched" in report:
+        looked = {
+            path: {"ops": "r", "was": was, "digest": "", "names": None, "links": ""}
+            for path, was in planned.settings.items()
+        }
+        report = {**report, "touched": looked | report["touched"]}
     touched = (report or {}).get("touched", {})
     read = [path for path, each in touched.items() if "r" in each["ops"]]
     if stale := local_builds.find_stale(keyed.targets, read, touched, planned.began_ns):

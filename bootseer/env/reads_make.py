@@ -182,7 +182,7 @@ class _Maker:
     def _compare(self, path: str, name: str, kind: str, touched: _Touched) -> None:
         """What was touched first, and what is there now."""
         now = self._now.state(name, kind)
-        was = now if _is_unchanged(path, touched.was) else _state_of(kind, touched)
+        was = now if seen_of(path) == touched.was else _state_of(kind, touched)
         self._was[name, kind] = was
         if was == now:
             return
@@ -200,12 +200,13 @@ def _text_of(path: str) -> str:
         return ""
 
 
-def _is_unchanged(path: str, was: list[int] | None) -> bool:
+def seen_of(path: str) -> list[int] | None:
+    """What there is, as the watcher has it."""
     try:
         info = os.stat(path)
     except OSError:
-        return was is None
-    return was == [info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
+        return None
+    return [info.st_mode, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
 
 
 def _state_of(kind: str, touched: _Touched) -> str:

@@ -338,7 +338,6 @@ def test_what_we_leave_in_a_folder_that_set_up_lists_decides_nothing(another: Pr
     assert another.explain().found is None
 
 
-@pytest.mark.xfail(strict=True, reason="names that installers only look up are not seen where pip runs alone")
 def test_settings_that_pip_looks_for_decide_the_key(another: Project) -> None:
     project, tmp_path = another, another.top
     del project.environ["PIP_CONFIG_FILE"]

@@ -339,3 +339,20 @@ def test_without_packaging_nothing_is_known(line: str, monkeypatch: pytest.Monke
     with pytest.raises(KeyUnknown, match=r"bootseer\[env\]"):
         parse_requirements(line, {}, LINUX)
     assert parse_requirements("a==1.0", {}, LINUX).wanted, "what is pinned is read without it"
+
+
+@pytest.mark.parametrize(
+    ("command", "is_plain"),
+    [
+        ("pip install -r r.txt", True),
+        ("python3 -m pip install a==1", True),
+        ("mkdir -p x && pip install a", True),
+        ("[ -f more.txt ] && pip install -r more.txt", False),
+        ("test -d vendor || pip install a", False),
+        ("uv pip install -r r.txt", False),
+        ("python -m uv pip install a", False),
+        ("conda install a", False),
+    ],
+)
+def test_what_looks_names_up_is_seen_in_full(command: str, is_plain: bool) -> None:
+    assert read_command(command, {}, "/work").is_plain is is_plain
