@@ -476,3 +476,35 @@ def test_an_interpreter_that_set_up_makes(tmp_path: Path) -> None:
     assert make_key(spec, {}).document.base["kind"] == "none"
     with pytest.raises(ConfigError, match="there is no such interpreter"):
         make_key(SetupSpec(commands=("true",), python=f"{venv}/bin/python"), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "decides"),
+    [
+        ("POETRY_INSTALLER_NO_BINARY", "beta", True),
+        ("POETRY_WITHOUT", "dev", True),
+        ("PDM_NO_BINARY", "beta", True),
+        ("PIPENV_PIPFILE", "/work/Pipfile", True),
+        ("HATCH_ENV", "train", True),
+        ("SKBUILD_CMAKE_ARGS", "-DX=1", True),
+        ("POETRY_CACHE_DIR", "/elsewhere", False),
+        ("POETRY_VIRTUALENVS_PATH", "/elsewhere", False),
+        ("PDM_CACHE_DIR", "/elsewhere", False),
+        ("PDM_CHECK_UPDATE", "0", False),
+        ("PIPENV_CACHE_DIR", "/elsewhere", False),
+        ("PIPENV_VERBOSITY", "-1", False),
+        ("HATCH_QUIET", "1", False),
+    ],
+)
+@pytest.mark.xfail(strict=False, reason="variables of poetry, pdm, pipenv and hatch are not known")
+def test_variables_of_other_installers(tmp_path: Path, name: str, value: str, decides: bool) -> None:
+    spec = SetupSpec(commands=("true",), targets=(f"{tmp_path}/t",))
+    before, after = make_key(spec, ENVIRON), make_key(spec, {**ENVIRON, name: value})
+    assert (before.key != after.key) is decides
+
+
+def test_secrets_of_other_installers_are_in_no_key(tmp_path: Path) -> None:
+    spec = SetupSpec(commands=("true",), targets=(f"{tmp_path}/t",))
+    for name in ("POETRY_HTTP_BASIC_OWN_PASSWORD", "POETRY_PYPI_TOKEN_OWN", "PDM_PUBLISH_PASSWORD"):
+        keyed = make_key(spec, {**ENVIRON, name: "hunter-two"})
+        assert "hunter-two" not in str(keyed.document)

@@ -1,0 +1,45 @@
+"""What installers have kept of the user's own archives and folders goes before set-up; nothing else does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bootseer.env.local_builds import refresh
+
+
+def made(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.xfail(strict=True, reason="uv takes a wheel of a folder of links for current as long as its name is")
+def test_wheels_of_folders_that_uv_has_kept(tmp_path: Path) -> None:
+    cache = tmp_path / "uv"
+    local = made(cache / "wheels-v8/index/0123/beta/1.0-py3-none-any.rev")
+    fetched = made(cache / "wheels-v8/index/4567/beta/1.0-py3-none-any.http")
+    kept = made(cache / "archive-v0/abc/beta/__init__.py")
+    assert refresh({"UV_CACHE_DIR": str(cache)}, []) == []
+    assert not local.exists() and fetched.exists() and kept.exists()
+
+
+@pytest.mark.xfail(strict=True, reason="pip takes what it built of an archive as long as its path is the same")
+def test_wheels_that_pip_has_built_of_archives_of_the_user(tmp_path: Path) -> None:
+    def built(name: str, url: str) -> Path:
+        folder = tmp_path / "pip/wheels/ab/cd/ef" / name
+        made(folder / "origin.json", json.dumps({"archive_info": {}, "url": url}))
+        return made(folder / "eps-1.0-py3-none-any.whl")
+
+    local = built("1", "file:///work/wheels/eps-1.0.tar.gz")
+    fetched = built("2", "https://example.org/eps-1.0.tar.gz")
+    odd = made(tmp_path / "pip/wheels/ab/cd/ef/3/origin.json", "{")
+    for environ in (
+        {"PIP_CACHE_DIR": str(tmp_path / "pip")},
+        {"XDG_CACHE_HOME": str(tmp_path)},
+    ):
+        built("1", "file:///work/wheels/eps-1.0.tar.gz")
+        assert refresh(environ, []) == []
+        assert not local.exists() and fetched.exists() and odd.exists()
