@@ -1,8 +1,9 @@
 """Packages of folders of the user's own: set-up builds them anew, whatever was kept of earlier ones.
 
 uv takes a build of a folder for current as long as pyproject.toml, setup.py and setup.cfg are: an edited module
-does not count. So its builds of folders are taken out of its cache before set-up, and what says in an environment
-that such a package is current. What was not built anew all the same is found afterwards.
+does not count. Nor does the content of a wheel in a folder of links. pip keeps what it has built of an archive by
+its path. So all that is taken out of their caches before set-up, and what says in an environment that such a
+package is current. What was not built anew all the same is found afterwards.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ _DESCRIPTIONS = {
 def refresh(environ: Mapping[str, str], targets: Sequence[str]) -> list[str]:
     """Before set-up. Returns: lines for people."""
     notes = []
-    cache = _cache_of_uv(environ)
-    kept = [path for name in ("path", "editable") for path in glob.glob(f"{glob.escape(cache)}/sdists-v*/{name}")]
+    cache = _cache_of("uv", environ)
+    pattern = glob.escape(cache)
+    kept = [path for name in ("path", "editable") for path in glob.glob(f"{pattern}/sdists-v*/{name}")]
+    # By these it finds a wheel of a file; one that was fetched has another end.
+    kept += glob.glob(f"{pattern}/wheels-v*/*/*/*/*.rev")
     if kept and not _take_away(cache, kept):
         notes.append(f"{cache}: other processes use it, so uv may take what it has built of local packages before")
+    for folder in _built_by_pip(environ):
+        shutil.rmtree(folder, ignore_errors=True)
     for _, folder in _installed(targets):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, _OF_UV))
@@ -65,12 +71,22 @@ def find_stale(targets: Sequence[str], read: Collection[str], touched: Collectio
     return ""
 
 
-def _cache_of_uv(environ: Mapping[str, str]) -> str:
-    named = environ.get("UV_CACHE_DIR", "")
+def _cache_of(name: str, environ: Mapping[str, str]) -> str:
+    named = environ.get(f"{name.upper()}_CACHE_DIR", "")
     if named.startswith("/"):
         return named
     above = environ.get("XDG_CACHE_HOME", "")
-    return os.path.join(above if above.startswith("/") else os.path.join(environ.get("HOME", "/"), ".cache"), "uv")
+    return os.path.join(above if above.startswith("/") else os.path.join(environ.get("HOME", "/"), ".cache"), name)
+
+
+def _built_by_pip(environ: Mapping[str, str]) -> Iterator[str]:
+    """Folders of pip's cache with what it has built of files of this machine."""
+    for path in glob.iglob(f"{glob.escape(_cache_of('pip', environ))}/wheels/*/*/*/*/origin.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(path, "rb") as file:
+                url = json.loads(file.read(MOST_BYTES))["url"]
+            if str(url).startswith("file:"):
+                yield os.path.dirname(path)
 
 
 def _take_away(cache: str, paths: Sequence[str]) -> bool:
@@ -102,9 +118,15 @@ def _take_away(cache: str, paths: Sequence[str]) -> bool:
     finally:
         if lock >= 0:
             os.close(lock)
-    for path in gone:
-        threading.Thread(target=shutil.rmtree, args=(path, True), daemon=True).start()
+    if gone:
+        threading.Thread(target=_remove, args=(gone,), daemon=True).start()
     return True
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
 
 def _installed(targets: Sequence[str]) -> Iterator[tuple[str, str]]:

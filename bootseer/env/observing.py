@@ -14,6 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -55,7 +56,9 @@ class Plan(NamedTuple):
     why_not: str  # in that case
     notes: list[str]  # for the user
     began_ns: int  # by the clock of files
-    settings: dict[str, list[int] | None] = {}  # what there is of those that pip alone may only look for
+    settings: Mapping[str, list[int] | None] = MappingProxyType(
+        {}
+    )  # what there is of those that pip alone may only look for
 
 
 class Decided(NamedTuple):

@@ -29,8 +29,8 @@ MOST_STATE_BYTES = 4096
 OBSERVED, GUESSED = "observed", "guessed"
 
 # What was read of a name, and how a label says so.
-FILE, THERE, NAMES, MODULES, LINK, ABOVE, SETTINGS, GIT = (
-    *("file", "there", "names", "modules", "link", "above", "settings", "git"),
+FILE, THERE, NAMES, MODULES, LINK, ABOVE, SETTINGS, GIT, REFS = (
+    *("file", "there", "names", "modules", "link", "above", "settings", "git", "refs"),
 )
 _SUFFIXES = {
     FILE: "",
@@ -41,6 +41,7 @@ _SUFFIXES = {
     ABOVE: " (in a folder above)",
     SETTINGS: " (settings)",
     GIT: " (state of git)",
+    REFS: " (branches and tags of git)",
 }
 
 

@@ -71,7 +71,7 @@ class _Maker:
             for path, each in report["touched"].items()
         }
         self._made = set(report["made"])
-        self._gits = report["gits"]
+        self._gits, self._cloned = report["gits"], report.get("cloned", ())
         self._above = set(_folders_above(now.cwd))
         self._texts = list(texts)
         self._declared = {now.path_of(name) for name in declared}
@@ -97,6 +97,8 @@ class _Maker:
             self._add(path, each, made_in.get(path, []))
         for folder in map(self._now.name_of, self._gits):
             self._was[folder, kinds.GIT] = self._now.state(folder, kinds.GIT)
+        for folder in map(self._now.name_of, self._cloned):
+            self._was[folder, kinds.REFS] = self._now.state(folder, kinds.REFS)
         if len(self._was) > MOST_READS:
             return f"set-up looks up more than {MOST_READS} names"
         reads = Reads(

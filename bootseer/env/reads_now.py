@@ -114,6 +114,8 @@ class Now:
             return self._modules(path)
         if kind == kinds.GIT:
             return git_state(path)
+        if kind == kinds.REFS:
+            return refs_state(path)
         return there_state(path)
 
     def file(self, path: str) -> str:
@@ -335,3 +337,9 @@ def git_state(folder: str) -> str:
         b"dirty" if _git(folder, "status", "--porcelain", "-uno") else b"",
     ]
     return hashlib.sha256(b"\0".join(part or b"" for part in parts)).hexdigest()
+
+
+def refs_state(folder: str) -> str:
+    """Of a repository that something was fetched from: what each of its names stands for."""
+    refs = _git(folder, "show-ref", "--head")
+    return "no commit" if refs is None else hashlib.sha256(refs).hexdigest()

@@ -87,6 +87,7 @@ _COMPILERS = re.compile(
 _PYTHON = re.compile(rb"(python|pypy)[\d.]*t?")
 # Where repositories and interpreters begin is looked up in every folder above.
 _NO_INPUT = re.compile(rb"/(\.git|lib/python\d+\.zip)$")
+_FETCHED = re.compile(rb"\b(upload-pack|pack-objects)\b")  # what git runs where something is fetched from
 _OF_USERS = re.compile(rb"/(root|home/[^/]+)/\.")
 _OTHERWISE = 1 << 16
 _BY_HAND = frozenset((b"-W", b"-X", b"--check-hash-based-pycs"))  # options of Python that take a word
@@ -199,6 +200,7 @@ class Watch:
         self._touched: dict[bytes, _Touched] = {}
         self._made: set[bytes] = set()
         self._gits: set[bytes] = set()
+        self._cloned: set[bytes] = set()  # repositories that git has fetched from
         self._opened: dict[tuple[int, bytes], int] = {}  # by thread and folder: how often, and how (`_OTHERWISE`)
         self._why: dict[str, None] = {}  # why this is not all
         self.calls = 0
@@ -349,7 +351,7 @@ class Watch:
                     self._touch(thread, real, op)  # the commands have made the link alone
                 return
             was = self._state(place, follow=op != "k")
-            if was is None and place.startswith(self._rules.temporary) and not self._is_inside(place):
+            if was is None and self._is_passing(place):
                 return
             if len(self._touched) >= MOST_TOUCHED:
                 self._miss(f"more than {MOST_TOUCHED} names were looked up")
@@ -369,6 +371,12 @@ class Watch:
                 found.links = os.fsdecode(os.readlink(place))
             except OSError:
                 found.links = ""
+
+    def _is_passing(self, path: bytes) -> bool:
+        """Whether a name that is not there is one of programs' own, in a folder for temporary files."""
+        if not path.startswith(self._rules.temporary) or self._is_inside(path):
+            return False
+        return os.path.dirname(path) not in self._above and not path.endswith(SETTINGS)
 
     def _hash(self, path: bytes, found: _Touched) -> None:
         assert found.was is not None
@@ -424,7 +432,9 @@ class Watch:
             return None
         if b"/.git/" in path:
             place = path.partition(b"/.git/")[0]
-            if is_inside or place in self._above:
+            if thread and _FETCHED.search(self._words(thread)):
+                self._cloned.add(place)
+            elif is_inside or place in self._above:
                 self._gits.add(place)
             return None
         if path.endswith((b"/.git", b".zip")) and _NO_INPUT.search(path):
@@ -538,6 +548,11 @@ class Watch:
             known = self._programs[thread] = (name, _COMPILERS.fullmatch(name) is not None)
         return known[0]
 
+    def _words(self, thread: int) -> bytes:
+        """Its command line, with a NUL behind each word."""
+        with open(f"/proc/{thread}/cmdline", "rb") as file:
+            return file.read()
+
     def _is_compiler(self, thread: int) -> bool:
         self._program(thread)
         return self._programs[thread][1]
@@ -553,8 +568,7 @@ class Watch:
 
     def _is_module_folder(self, thread: int, path: bytes) -> bool:
         here = os.fsencode(os.readlink(f"/proc/{thread}/cwd"))
-        with open(f"/proc/{thread}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")[:-1]
+        words = self._words(thread).split(b"\0")[:-1]
         if _first_folder(words, here) == path:
             return True
         with open(f"/proc/{thread}/environ", "rb") as file:
@@ -589,6 +603,7 @@ class Watch:
             },
             "made": sorted(map(os.fsdecode, self._made)),
             "gits": sorted(map(os.fsdecode, self._gits)),
+            "cloned": sorted(map(os.fsdecode, self._cloned - self._made)),
             "why": list(self._why),
             "calls": self.calls,
         }

@@ -496,7 +496,6 @@ def test_an_interpreter_that_set_up_makes(tmp_path: Path) -> None:
         ("HATCH_QUIET", "1", False),
     ],
 )
-@pytest.mark.xfail(strict=False, reason="variables of poetry, pdm, pipenv and hatch are not known")
 def test_variables_of_other_installers(tmp_path: Path, name: str, value: str, decides: bool) -> None:
     spec = SetupSpec(commands=("true",), targets=(f"{tmp_path}/t",))
     before, after = make_key(spec, ENVIRON), make_key(spec, {**ENVIRON, name: value})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from bootseer.env.local_builds import refresh
 
 
@@ -16,7 +14,6 @@ def made(path: Path, text: str = "x") -> Path:
     return path
 
 
-@pytest.mark.xfail(strict=True, reason="uv takes a wheel of a folder of links for current as long as its name is")
 def test_wheels_of_folders_that_uv_has_kept(tmp_path: Path) -> None:
     cache = tmp_path / "uv"
     local = made(cache / "wheels-v8/index/0123/beta/1.0-py3-none-any.rev")
@@ -26,7 +23,6 @@ def test_wheels_of_folders_that_uv_has_kept(tmp_path: Path) -> None:
     assert not local.exists() and fetched.exists() and kept.exists()
 
 
-@pytest.mark.xfail(strict=True, reason="pip takes what it built of an archive as long as its path is the same")
 def test_wheels_that_pip_has_built_of_archives_of_the_user(tmp_path: Path) -> None:
     def built(name: str, url: str) -> Path:
         folder = tmp_path / "pip/wheels/ab/cd/ef" / name
