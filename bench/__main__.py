@@ -26,6 +26,7 @@ BENCHES = {
     "kill_restart": "SIGKILL of agents, guards, coordinator, preloaded process in restarts: goes on, or says why",
     "hang_healthy": "the hang detector on a virtual clock: false alarms in healthy jobs, delay of injected hangs",
     "hosts": "two hosts: one killed, cut off, or with another clock (root)",
+    "env_key": "does the key of an environment follow its inputs: pip, uv, poetry, pdm ...; what watching costs",
     "faults": "faults in a real job of two nodes: who is blamed, how soon, beside torchrun; healthy jobs (root)",
     "fork": "forked ranks: start, restart and memory against torchrun, exec and the floor (best as root)",
     "fork_fallbacks": "ranks that were to be forked and are exec'd: each cause, what is printed, that the job ran",

@@ -40,6 +40,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "ckpt": ("bootseer/checkpoint", "bootseer/storage", "launcher/checkpoint.py"),
     "image": (*TREES, "bootseer/image"),
     "env": (*TREES, "bootseer/env"),
+    "env_key": ("bootseer/env",),
     "compile": ("bootseer/env", "bootseer/tree", "launcher/caches.py", "launcher/inside.py"),
     "peers": (*TREES, "bootseer/peers"),
 }
