@@ -1,4 +1,4 @@
-"""What modules see when they are imported: the same in forked ranks as in exec'd ones.
+"""What modules see when they are imported: the same in forked ranks as in exec'd ones, and in torchrun's.
 
 A stand-in for torch and small libraries lie in a folder called site-packages. Each case is started with exec'd
 ranks, then twice as by default, each time with a restart; what ranks saw is compared.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import sys
 import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -97,9 +98,7 @@ class Case:
         self, fork_ranks: str = "auto", env: Mapping[str, str] | None = None, preloads: int = 1
     ) -> tuple[list[Seen], str]:
         """One start, with a restart after this many preloads: both attempts, and bootrun's stderr."""
-        for path in [*glob.glob(f"{self.dir}/seen-*"), f"{self.dir}/go"]:
-            if os.path.exists(path):
-                os.unlink(path)
+        self.clean()
         place = f"{self.dir}/start{len(glob.glob(f'{self.dir}/start*'))}"
         environ = {
             "PYTHONPATH": f"{self.dir}/site-packages",
@@ -133,11 +132,32 @@ class Case:
         run = program.wait()
         assert run.status == 0, run.stderr
         hows = [event["attrs"]["how"] for event in read_events(place) if event["name"] == "rank_started"]
+        return self.read(hows), run.stderr
+
+    def clean(self) -> None:
+        for path in [*glob.glob(f"{self.dir}/seen-*"), f"{self.dir}/go"]:
+            if os.path.exists(path):
+                os.unlink(path)
+
+    def read(self, hows: list[str]) -> list[Seen]:
         seen = []
         for attempt, how in enumerate(hows):
             with open(f"{self.dir}/seen-{attempt}.json", encoding="utf-8") as file:
                 seen.append(Seen(*json.load(file), how))
-        return seen, run.stderr
+        return seen
+
+    def start_under(self, torchrun: support.Programs) -> list[Seen]:
+        """One start by torchrun, with a restart. It imports torch itself, so that ranks alone get the stand-in."""
+        self.clean()
+        self.write("go", "")
+        python = self.write(
+            "python", f'#!/bin/sh\nPYTHONPATH={self.dir}/site-packages exec {sys.executable} "$@"\n'
+        )
+        os.chmod(python, 0o755)
+        words = ("--standalone", "--nproc-per-node", "1", "--max-restarts", "1", "train.py")
+        run = torchrun(*words, env={"PYTHON_EXEC": python, "CASE": self.dir}, cwd=self.dir)
+        assert run.status == 0, run.stderr
+        return self.read(["torchrun", "torchrun"])
 
     def check(self, wanted: list[str], first: str = "exec", env: Mapping[str, str] | None = None) -> None:
         """Two starts see what exec'd ranks see; `wanted` is preloaded from the first restart on.
@@ -257,3 +277,38 @@ def test_modules_that_read_the_rank_are_left_to_the_ranks(case: Case) -> None:
     for place in glob.glob(f"{case.dir}/start[12]"):
         preloads = [event for event in read_events(place) if event["name"] == "preload" and event["kind"] == "end"]
         assert [event.get("error") for event in preloads] == [None] * len(preloads)
+
+
+def test_the_same_script_under_torchrun(case: Case, torchrun: support.Programs) -> None:
+    """A library that a file's variables decide, and a module of the user's that reads all that can differ."""
+    case.write(".env", "HUB_HOME=/data\n")
+    case.write("sub/settings", "of the folder")
+    case.write(
+        "mine.py",
+        """
+        import os
+        HOME, HERE = os.environ.get("HUB_HOME"), os.path.basename(os.getcwd())
+        with open("settings") as file:
+            TEXT = file.read()
+        """,
+    )
+    case.script(
+        """
+        import dotenv_like
+        dotenv_like.load(".env")
+        os.chdir("sub")
+        import torch, hub, uses_hub, plain, reader, mine
+        seen = [hub.HOME, uses_hub.HOME, reader.VALUE, mine.HOME, mine.HERE, mine.TEXT]
+        """
+    )
+    theirs = case.start_under(torchrun)
+    first, _ = case.start()
+    second, said = case.start()
+    all_of = [*theirs, *first, *second]
+    lines = [f"{seen.how:8} attempt {number % 2}: {seen.values}" for number, seen in enumerate(all_of)]
+    print("\n".join(lines))
+    assert [seen.how for seen in all_of] == ["torchrun"] * 2 + ["exec"] + ["fork"] * 3, said
+    wanted = ["/data", "/data", "of the folder", "/data", "sub", "of the folder"]
+    assert [seen.values for seen in all_of] == [wanted] * 6
+    # Another module might look at the working folder.
+    assert second[0].early == ["dotenv_like", "torch", "torch.distributed", "torch.tensors"]
