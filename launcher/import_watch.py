@@ -47,12 +47,18 @@ NATIVE_LATER = (
 )
 MOST_CHECKED_FILES = 64
 OF_TORCH = ("TORCH", "PYTORCH_", "ATEN_", "KINETO_")
-TAKES = {"fsspec.config": "FSSPEC"}  # go through all variables for those that begin so
+# Packages and modules that go through all variables for those that begin so.
+TAKES = {"fsspec.config": "FSSPEC", "tqdm": "TQDM_", "dask": "DASK_"}
 
 
 def is_native(variable: str) -> bool:
     """Whether native libraries may read a variable when they are loaded."""
     return variable.startswith(NATIVE_VARIABLES) and not variable.startswith(NATIVE_LATER)
+
+
+def takes(who: str) -> str:
+    """What variables begin with that a module takes when it goes through all; "" for any."""
+    return next((start for name, start in TAKES.items() if who == name or who.startswith(name + ".")), "")
 
 
 # ---- who does it -----------------------------------------------------------------------------------------------
@@ -634,6 +640,7 @@ class Sentry:
         self._seen = []  # type: List[str]  # what the script has imported, and nothing was amiss
         self._allowed = frozenset(allowed)
         self._readers = {}  # type: Dict[str, List[str]]
+        self._takers = []  # type: List[Tuple[str, str]]  # what variables begin with, who goes through all
         self._native = [name for name in watch.begun if _origin(name).endswith(".so")]
         self._cwd_readers = []  # type: List[str]
         self._files = {}  # type: Dict[str, List[Tuple[str, Any]]]  # by each module that the reader is imported by
@@ -642,7 +649,9 @@ class Sentry:
             kind, _, rest = what.partition(":")
             if who not in watch.begun:
                 continue
-            if kind == "env" and not (who in TAKES and not rest.startswith(TAKES[who])):
+            if what == "env:*":
+                self._takers.append((takes(who), who))
+            elif kind == "env" and rest.startswith(takes(who)):
                 self._readers.setdefault(rest, []).append(who)
             elif kind == "native":
                 self._native.append(who)
@@ -734,7 +743,8 @@ class Sentry:
     def _find_reader(self, name: str, variable: str) -> str:
         if "env:" + variable in self._allowed:
             return ""
-        for reader in self._within(name, (*self._readers.get(variable, ()), *self._readers.get("*", ()))):
+        takers = [who for start, who in self._takers if variable.startswith(start)]
+        for reader in self._within(name, (*self._readers.get(variable, ()), *takers)):
             return "%s reads %s when it is imported, and %s has changed it" % (reader, variable, self._script)
         # Torch's variables are read by torch alone.
         native = self._native

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.import_watch import IS_LIBRARY, MAIN, OF_TORCH, TAKES, is_native
+from launcher.import_watch import IS_LIBRARY, MAIN, OF_TORCH, is_native, takes
 from launcher.preloaded import PER_RANK
 
 MOST_ROUNDS = 20
@@ -290,7 +290,7 @@ def _find_causes(changed: Mapping[str, Use], use: Use) -> list[Use]:
     """Earlier changes of what a module has used: of a variable, a file, or of any where it may have used all."""
     kind, _, rest = use.what.partition(":")
     if kind == "env":
-        start = "env:" + next((start for name, start in TAKES.items() if use.by.startswith(name)), "")
+        start = "env:" + takes(use.by)
         names = (
             [use.what]
             if rest != "*" and rest.startswith(start[4:])

@@ -238,7 +238,6 @@ def test_a_change_that_is_undone_too_late_or_not_at_all(place: Path, script: str
     assert set(decided(place, f"import os\n{script}\n").left_out) == left_out
 
 
-@pytest.mark.xfail(strict=True, reason="of tqdm it is not known which variables it goes through all others for")
 def test_what_goes_through_all_variables_for_its_own(place: Path) -> None:
     """As tqdm does, so that torch did not go before a script that loads a .env with HF_HOME."""
     script = "import os\nos.environ['{}'] = '1'\nimport tqdm, base\n"
