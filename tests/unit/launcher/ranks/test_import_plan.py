@@ -104,6 +104,25 @@ def test_what_may_come_before(
     assert any(plan.left_out.values()) or kept == "abcde"
 
 
+@pytest.mark.xfail(strict=True, reason="torch imports ctypes, and goes with it")
+def test_the_standard_library_does_not_look_at_the_working_folder() -> None:
+    """So that hydra's or another script's chdir before `import torch` does not cost all forks."""
+    places = {
+        "_ctypes": "/env/lib/python3.12/lib-dynload/_ctypes.cpython-312-x86_64-linux-gnu.so",
+        "ctypes": "/env/lib/python3.12/ctypes/__init__.py",
+        "typing_extensions": f"{LIB}/typing_extensions.py",
+        "torch": f"{LIB}/torch/__init__.py",
+        "other": f"{LIB}/other.py",
+        "mine": "/home/mine.py",
+    }
+    modules = {name: Module(tick, MAIN, 0, path) for tick, (name, path) in enumerate(places.items(), 10)}
+    needs = {"ctypes": {"_ctypes"}, "torch": {"ctypes", "typing_extensions"}}
+    found = Watched({MAIN: Module(0, "", 0, "/home/train.py"), **modules}, needs, [change("cwd")])
+    plan = decide(found, list(places), (), mentioned())
+    assert plan.modules == ("_ctypes", "ctypes", "typing_extensions", "torch")
+    assert plan.changes == ("cwd",)
+
+
 @pytest.mark.parametrize(
     ("text", "uses"),
     [
