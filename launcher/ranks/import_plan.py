@@ -8,6 +8,7 @@ us. What the user's own text says about modules that it changes is found by impo
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,11 +18,15 @@ from launcher.preloaded import PER_RANK
 
 MOST_ROUNDS = 20
 MOST_WHY_CHARS = 200
-# Taken to look neither at the working folder nor at relative paths when they are imported; not traced.
+# Taken to look neither at the working folder nor at relative paths when they are imported, as is the standard
+# library; not traced.
 _KNOWN_ANYWHERE = """
-    torch numpy scipy pandas pyarrow transformers tokenizers safetensors huggingface_hub accelerate datasets
-    sklearn sympy networkx mpmath yaml regex requests tqdm packaging filelock fsspec jinja2 markupsafe
+    torch torchgen functorch torchvision numpy scipy pandas pyarrow transformers tokenizers safetensors
+    huggingface_hub accelerate datasets sklearn sympy networkx mpmath yaml regex requests tqdm packaging filelock
+    fsspec jinja2 markupsafe typing_extensions dateutil six certifi urllib3 idna charset_normalizer psutil anyio
+    h11 httpcore httpx attr attrs einops PIL zstandard lz4 lightning_utilities dotenv multidict yarl aiohttp
 """
+_IS_STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+t?/(?!(?:site|dist)-packages/)").search
 # State of the interpreter, and what a module has to mention to look at it, or to change it, when it is imported.
 MENTIONS = {
     "argv": ("sys.argv",),
@@ -229,7 +234,7 @@ def _find_out(
                 blame([use.by], _said(use.what if "*" not in use.what else cause.what), "reads", cause)
     for what, use in changed.items():
         if what == "cwd":
-            names = [name for name in after(use) if name.partition(".")[0] not in _KNOWN_ANYWHERE.split()]
+            names = [name for name in after(use) if not _is_known_anywhere(name, modules[name].origin)]
             blame(names, SAID["cwd"], "may read", use)
         elif what in FOR_ALL:
             blame(after(use), SAID[what], "depends on", use)
@@ -274,6 +279,10 @@ def _find_out(
             text = f"{name} imports {patch.module}" if patch.module != "*" else name
             found.setdefault(name, f"{text}, which {who} changes before, or may change (line {patch.line})")
     return found
+
+
+def _is_known_anywhere(name: str, origin: str) -> bool:
+    return name.partition(".")[0] in _KNOWN_ANYWHERE.split() or _IS_STANDARD(origin) is not None
 
 
 def _is_own_business(modules: Mapping[str, Module], use: Use) -> bool:

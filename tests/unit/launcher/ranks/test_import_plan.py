@@ -104,7 +104,6 @@ def test_what_may_come_before(
     assert any(plan.left_out.values()) or kept == "abcde"
 
 
-@pytest.mark.xfail(strict=True, reason="torch imports ctypes, and goes with it")
 def test_the_standard_library_does_not_look_at_the_working_folder() -> None:
     """So that hydra's or another script's chdir before `import torch` does not cost all forks."""
     places = {
