@@ -143,6 +143,22 @@ def test_what_modules_read(place: Path, how: str) -> None:
     assert uses_of(found, "ranked") == {("env:RANK", False)}
 
 
+@pytest.mark.xfail(strict=True, reason="a zip of the standard library counts as a file of the user's")
+def test_what_is_installed_is_looked_up(place: Path) -> None:
+    """Versions of packages are looked for in all of sys.path, which has a zip that need not exist."""
+    text = """
+        import importlib.metadata, sys
+        sys.path.append("/opt/lib/python311.zip")
+        try:
+            VERSION = importlib.metadata.version("other")
+        except importlib.metadata.PackageNotFoundError:
+            VERSION = ""
+    """
+    write(place / "site-packages/versioned.py", text)
+    found = watched(place, "import os\nos.system('true')\nimport versioned\n")
+    assert [what for what, _ in uses_of(found, "versioned") if what.startswith("file:")] == []
+
+
 @pytest.mark.parametrize(
     ("script", "what"),
     [
