@@ -118,6 +118,8 @@ def _is_outside(path: str) -> bool:
     """Whether a file is neither the machine's nor one of installed libraries."""
     if path.startswith(ELSEWHERE) or path.endswith(CODE):
         return False
+    if path.endswith(".zip") and "/lib/python3" in path:
+        return False  # the standard library's, in which packages are looked for, too
     return not any(each in path for each in IS_LIBRARY)
 
 

@@ -24,7 +24,8 @@ _KNOWN_ANYWHERE = """
     torch torchgen functorch torchvision numpy scipy pandas pyarrow transformers tokenizers safetensors
     huggingface_hub accelerate datasets sklearn sympy networkx mpmath yaml regex requests tqdm packaging filelock
     fsspec jinja2 markupsafe typing_extensions dateutil six certifi urllib3 idna charset_normalizer psutil anyio
-    h11 httpcore httpx attr attrs einops PIL zstandard lz4 lightning_utilities dotenv multidict yarl aiohttp
+    h11 h2 httpcore httpx httpcore2 httpx2 truststore botocore boto3 s3transfer jmespath isal attr attrs einops PIL
+    zstandard lz4 lightning_utilities dotenv multidict yarl aiohttp
 """
 _IS_STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+t?/(?!(?:site|dist)-packages/)").search
 # State of the interpreter, and what a module has to mention to look at it, or to change it, when it is imported.
@@ -239,7 +240,10 @@ def _find_out(
         elif what in FOR_ALL:
             blame(after(use), SAID[what], "depends on", use)
         elif what in MENTIONS:
-            blame(mentions(after(use), MENTIONS[what]), SAID[what], "may look at", use)
+            names = after(use)
+            if what == "start method":  # parts of multiprocessing import what they call later
+                names = [name for name in names if not _IS_STANDARD(modules[name].origin)]
+            blame(mentions(names, MENTIONS[what]), SAID[what], "may look at", use)
         elif what == "unknown":
             for each, names_of in MENTIONS.items():
                 blame(mentions(after(use), names_of), SAID[each], "may look at", use)

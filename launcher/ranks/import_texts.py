@@ -36,7 +36,7 @@ def uses_at_import(source: bytes, names: Iterable[str]) -> bool:
     called: dict[str, None] = {}
     bodies: list[Any] = [tree]
     for body in bodies:
-        for node in executed(body.body):
+        for node in executed(body.body, is_program=False):
             if _is_one_of(node, wanted):
                 return True
             if type(node).__name__ == "Call" and type(node.func).__name__ == "Name":

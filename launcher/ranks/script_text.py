@@ -94,9 +94,15 @@ def dotted(node: Any) -> str:
     return ".".join(reversed(parts))
 
 
-def executed(statements: Iterable[Any], depth: int = 0) -> Iterator[Any]:
-    """All nodes that are executed with these statements: not the bodies of functions."""
+def executed(statements: Iterable[Any], depth: int = 0, is_program: bool = True) -> Iterator[Any]:
+    """All nodes that are executed with these statements: not the bodies of functions.
+
+    Args: is_program: so are those for `__name__ == "__main__"`.
+    """
     for node in statements:
+        if not is_program and _asks_for_program(node):
+            yield from executed(node.orelse, depth + 1, is_program)
+            continue
         yield node
         kind = type(node).__name__
         if depth < MOST_NESTED:
@@ -105,7 +111,19 @@ def executed(statements: Iterable[Any], depth: int = 0) -> Iterator[Any]:
                 if field != skipped:
                     value = getattr(node, field, None)
                     nodes = value if isinstance(value, list) else [value]
-                    yield from executed([each for each in nodes if hasattr(each, "_fields")], depth + 1)
+                    yield from executed(
+                        [each for each in nodes if hasattr(each, "_fields")], depth + 1, is_program
+                    )
+
+
+def _asks_for_program(node: Any) -> bool:
+    if type(node).__name__ != "If" or type(node.test).__name__ != "Compare":
+        return False
+    test = node.test
+    if type(test.ops[0]).__name__ != "Eq":
+        return False
+    found = {getattr(each, "id", getattr(each, "value", None)) for each in (test.left, *test.comparators)}
+    return found == {"__name__", "__main__"}
 
 
 def flat(targets: Iterable[Any]) -> Iterator[Any]:

@@ -143,7 +143,6 @@ def test_what_modules_read(place: Path, how: str) -> None:
     assert uses_of(found, "ranked") == {("env:RANK", False)}
 
 
-@pytest.mark.xfail(strict=True, reason="a zip of the standard library counts as a file of the user's")
 def test_what_is_installed_is_looked_up(place: Path) -> None:
     """Versions of packages are looked for in all of sys.path, which has a zip that need not exist."""
     text = """

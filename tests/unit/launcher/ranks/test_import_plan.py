@@ -10,7 +10,6 @@ from launcher.ranks.import_plan import MAIN, Module, Patch, Use, Watched, decide
 from launcher.ranks.import_texts import find_patches, uses_at_import
 from launcher.ranks.script_text import find_doubt
 
-XFAIL = pytest.mark.xfail(strict=True, reason="what is executed in a program alone counts for imports")
 LIB = "/env/lib/python3.12/site-packages"
 NEEDS = {"b": {"a"}, "c": {"b"}}  # d stands alone
 
@@ -123,6 +122,15 @@ def test_the_standard_library_does_not_look_at_the_working_folder() -> None:
     assert plan.changes == ("cwd",)
 
 
+def test_multiprocessing_itself_has_no_start_method_fixed() -> None:
+    """Its parts import get_context from each other, and call it later."""
+    places = {"multiprocessing.pool": "/env/lib/python3.12/multiprocessing/pool.py", "other": f"{LIB}/other.py"}
+    modules = {name: Module(tick, MAIN, 0, path) for tick, (name, path) in enumerate(places.items(), 10)}
+    found = Watched({MAIN: Module(0, "", 0, "/home/train.py"), **modules}, {}, [change("start method")])
+    plan = decide(found, list(places), (), mentioned(*places))
+    assert plan.modules == ("multiprocessing.pool",)
+
+
 @pytest.mark.parametrize(
     ("text", "uses"),
     [
@@ -134,10 +142,8 @@ def test_the_standard_library_does_not_look_at_the_working_folder() -> None:
         ("import sys\ndef f(n=sys.argv): pass", True),
         ("getattr(__import__('sys'), 'argv')", False),
         # As timeit, profile and torch.cuda._memory_viz, which also are programs.
-        pytest.param(
-            "import sys\ndef main(): return sys.argv\nif __name__ == '__main__':\n    main()", False, marks=XFAIL
-        ),
-        pytest.param("import sys\nif '__main__' == __name__: print(sys.argv)\nelse: N = 1", False, marks=XFAIL),
+        ("import sys\ndef main(): return sys.argv\nif __name__ == '__main__':\n    main()", False),
+        ("import sys\nif '__main__' == __name__: print(sys.argv)\nelse: N = 1", False),
         ("import sys\nif __name__ == '__main__': N = 1\nelse: N = sys.argv", True),
         ("import sys\nif __name__ != '__main__': N = sys.argv", True),
         ("'argv", True),  # not to be parsed, and named
