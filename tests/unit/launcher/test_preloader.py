@@ -433,6 +433,78 @@ def test_a_recorded_failure_is_left_out_by_the_next_bootrun(start: Callable[...,
     assert job.record is not None and job.record.dropped == {"noisy": CULPRIT}
 
 
+# What has failed so far, then what the next bootrun preloads. Each failure is of another module, as if each import
+# that is left out only showed the next one.
+@pytest.mark.parametrize(
+    ("failures", "wanted"),
+    [
+        (0, ("~hot", "~one", "~two", "~three", "~four", "~five")),
+        (1, ("~hot", "~two", "~three", "~four", "~five")),
+        (2, ("~hot",)),  # what was preloaded last, by whatever start
+        (4, ("~hot",)),
+        (5, None),
+    ],
+)
+def test_a_preload_that_keeps_failing(
+    start: Callable[..., Start], failures: int, wanted: tuple[str, ...] | None
+) -> None:
+    """Falls back to the one that was ready last, then is given up, with a line that says so at each start."""
+    prove(start)
+    for name in ("one", "two", "three", "four", "five")[:failures]:
+        start("--fork-ranks", "auto").end(name, CULPRIT)
+    job = start("--fork-ranks", "auto")
+    assert job.guard.loaded == ([(*TORCH, *wanted)] if wanted else [])
+    last = ("one", "two", "three", "four", "five")[failures - 1]
+    text = f"preloading has failed {failures} times in a row ({last} {CULPRIT})"
+    assert job.said == ([] if wanted else [text])
+    assert job.settle() == ([] if wanted else [False])
+
+
+def prove(start: Callable[..., Start]) -> None:
+    """One start preloads `hot`, and finds that five more are imported, which nobody has preloaded yet."""
+    start("--fork-ranks", "on").first_step(library("torch", "torch.distributed", "hot"))
+    start("--fork-ranks", "on").ready(900)
+    job = start("--fork-ranks", "on")
+    job.first_step(library("torch", "torch.distributed", "hot", "one", "two", "three", "four", "five"))
+    job.first_step(library("torch", "torch.distributed", "hot", "one", "two", "three", "four", "five"))
+
+
+def test_one_that_is_ready_ends_a_row_of_failures(start: Callable[..., Start]) -> None:
+    prove(start)
+    for name in ("one", "two"):
+        start("--fork-ranks", "on").end(name, CULPRIT)
+    start("--fork-ranks", "on").ready(900)
+    record = start("--fork-ranks", "on").record
+    assert record is not None and record.failures == 0
+    for name in ("three", "four", "five"):
+        start("--fork-ranks", "on").end(name, CULPRIT)
+    assert start("--fork-ranks", "on").guard.loaded != []  # three in a row
+
+
+def test_what_the_user_names_counts_for_no_row_of_failures(start: Callable[..., Start]) -> None:
+    prove(start)
+    for _ in range(6):
+        start("--fork-ranks", "on", "--preload", "noisy").end("noisy", CULPRIT)
+    record = start("--fork-ranks", "on").record
+    assert record is not None and record.failures == 0
+
+
+def test_a_failure_is_told_with_what_imports_the_culprit(start: Callable[..., Start]) -> None:
+    """All are left out at once."""
+    job = start("--fork-ranks", "on")
+    job.first_step(library("torch", "torch.distributed", "base", "middle", "top", "other"))
+    job = start("--fork-ranks", "on")
+    job.end("base\nmiddle\ntop", "reads RANK when it is imported")
+    later = start("--fork-ranks", "on")
+    assert later.guard.loaded == [(*TORCH, "~other")]
+    assert later.record is not None
+    assert later.record.dropped == {
+        "base": "reads RANK when it is imported",
+        "middle": "imports base, which reads RANK when it is imported",
+        "top": "imports base, which reads RANK when it is imported",
+    }
+
+
 def test_what_the_user_names_is_tried_each_time(start: Callable[..., Start]) -> None:
     """It may have been mended, or just been killed; and if not, one line says why ranks are exec'd again."""
     for _ in range(2):
