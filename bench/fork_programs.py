@@ -187,7 +187,7 @@ KINDS = ("start", "restart")
 
 def run_once(argv: Sequence[str], name: str, place: Place, cache: str, settle_s: float = SETTLE_S) -> Times:
     """One start with one restart."""
-    from bench.fork import DEADLINE_S, environ_of, read_events, read_moments
+    from bench.fork import DEADLINE_S, NOT_FORKED, environ_of, read_events, read_moments
 
     folder = place.fresh()
     environ = {**environ_of(place, folder, cache), "BENCH_FORK_SETTLE_S": str(settle_s)}
@@ -206,7 +206,8 @@ def run_once(argv: Sequence[str], name: str, place: Place, cache: str, settle_s:
         death_ns = int(file.read())
     events = read_events(os.path.join(folder, "logs"))
     hows = [str(event["attrs"].get("how")) for event in events if event["name"] == "rank_started"]
-    return Times((first_ns - ended.began_ns) / 1e9, (again_ns - death_ns) / 1e9, " ".join(hows))
+    why = [line.partition(NOT_FORKED)[2] for line in ended.output.splitlines() if NOT_FORKED in line]
+    return Times((first_ns - ended.began_ns) / 1e9, (again_ns - death_ns) / 1e9, "".join([" ".join(hows), *why]))
 
 
 def measure(figures: Figures, rounds: int, names: Sequence[str]) -> None:
