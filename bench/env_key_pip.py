@@ -406,14 +406,15 @@ def pylock(tool: str) -> Layout:
     return Layout(
         name=f"{tool}: pylock.toml",
         tool=tool,
-        commands=(f"pip install {OFFLINE} -r pylock.toml",),
+        commands=(f"pip install {OFFLINE} -r pylock.toml", f"pip install {OFFLINE} -r locks/pylock.own.toml"),
         files={
-            "pylock.toml": PYLOCK,
+            "pylock.toml": LOCK_HEAD + LOCKED_FOLDER,
+            "locks/pylock.own.toml": LOCK_HEAD + LOCKED_WHEEL.replace("own/", "../own/"),
             **setuptools_package("libs/liby"),
             **wheels("own", Wheel("delta")),
             "train.py": TRAIN,
         },
-        before=(LOCK_WHEEL,),
+        before=(LOCK_WHEEL.replace("pylock.toml", "locks/pylock.own.toml"),),
         changed=[
             edit("a module of the folder", "libs/liby/liby/__init__.py", "V = 1", "V = 2"),
             edit("VERSION of the folder", "libs/liby/VERSION", "1.0", "1.1"),
@@ -428,13 +429,9 @@ def pylock(tool: str) -> Layout:
     )
 
 
-PYLOCK = """\
-lock-version = "1.0"
-created-by = "own"
-[[packages]]
-name = "liby"
-[packages.directory]
-path = "libs/liby"
+LOCK_HEAD = 'lock-version = "1.0"\ncreated-by = "own"\n'
+LOCKED_FOLDER = '[[packages]]\nname = "liby"\n[packages.directory]\npath = "libs/liby"\n'
+LOCKED_WHEEL = """\
 [[packages]]
 name = "delta"
 version = "1.0"
@@ -444,6 +441,7 @@ path = "own/delta-1.0-py3-none-any.whl"
 [packages.wheels.hashes]
 sha256 = "SUM"
 """
+PYLOCK = LOCK_HEAD + LOCKED_FOLDER + LOCKED_WHEEL
 LOCK_WHEEL = "sed -i s/SUM/$(sha256sum own/delta-1.0-py3-none-any.whl | cut -c-64)/ pylock.toml"
 
 

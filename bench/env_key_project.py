@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bench.env_key_tools import Tools
+from bench.env_key_tools import PIP_TOOLS, PIPS, UV, Tools
 from bench.record import BenchError
 from bootseer.env.commands_look import Explained
 from bootseer.env.commands_look import explain as look
@@ -114,9 +114,12 @@ class Project:
             self.write(name, content)
         if self.layout.has_venv:
             self.run(f"{sys.executable} -m venv --without-pip {self.target}")
-            if self.layout.tool.startswith("pip-"):
+            if self.layout.tool in (*PIPS, PIP_TOOLS):
                 python = os.path.join(self.target, "bin", "python")
-                uv, version = f"{self._tools.folder}/uv-0.13.9/bin/uv", self.layout.tool.partition("-")[2]
+                uv, version = (
+                    os.path.join(self._tools.program(UV), "uv"),
+                    (self.layout.tool if self.layout.tool in PIPS else PIPS[2]).partition("-")[2],
+                )
                 self.run(f"{uv} pip install -q --python {python} pip=={version}", is_own=True)
         for command in self.layout.before:
             self.run(command)

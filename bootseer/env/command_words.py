@@ -50,6 +50,12 @@ _HARMLESS = {
     *("mkdir", "rmdir", "rm", "touch", "chmod", "chown", "sleep", "date", "which", "type", "hash", "exit", "trap"),
     *("df", "du", "id", "whoami", "hostname", "uname", "nproc", "virtualenv", "activate", "deactivate", "wait"),
 }
+_MAKE = {"mkdir", "rmdir", "rm", "touch", "chmod", "chown", "virtualenv", "trap"}
+# Options of pip by which it makes something else than an environment, or in another place.
+_ELSEWHERE = re.compile(
+    r"-[tde]|--(target|prefix|root|src|source|source-dir|source-directory|editable|log|report|download)\b"
+    r"|(git|hg|svn|bzr)\+"
+)
 # They look names up, and what comes after depends on that.
 _ASKS = {"test", "["}
 # What they give is that of their server at that time.
@@ -92,6 +98,7 @@ class Reads(NamedTuple):
     variables: tuple[str, ...]  # that stand in it
     unknown: tuple[str, ...]  # programs of which nothing is known, by name
     is_plain: bool = True  # pip alone, and what reads nothing: what it only looks up is known
+    only_installs: bool = True  # nothing but an environment is made
 
 
 def read_command(
@@ -106,6 +113,7 @@ def read_command(
         tuple(dict.fromkeys(reader.variables)),
         tuple(dict.fromkeys(reader.unknown)),
         reader.is_plain and not reader.unknown,
+        reader.only_installs,
     )
 
 
@@ -119,6 +127,7 @@ class _Reader:
         self.variables: list[str] = []
         self.unknown: list[str] = []
         self.is_plain = True
+        self.only_installs = True
 
     def read(self, command: str, cwd: str, depth: int) -> None:
         """A line, whose `cd` ends with it."""
@@ -134,6 +143,8 @@ class _Reader:
 
     def _simple(self, simple: Simple, depth: int) -> None:
         words = _unwrap(list(simple.words))
+        if simple.writes:
+            self.only_installs = False
         if not words:
             return
         if not words[0].is_certain:
@@ -170,6 +181,8 @@ class _Reader:
             self.is_plain = False
         elif program not in _HARMLESS:
             self._script(words[0], words[0].text)
+        elif program in _MAKE:
+            self.only_installs = False
 
     def _interpreter(self, program: str, rest: Sequence[Word], depth: int) -> None:
         texts = [word.text for word in rest]
@@ -212,6 +225,8 @@ class _Reader:
     def _pip(self, rest: Sequence[Word]) -> None:
         _, positional = split_options([word.text for word in rest], PIP)
         action = positional[0] if positional else ""
+        if action != "install" or any(_ELSEWHERE.match(word.text) for word in rest):
+            self.only_installs = False
         if action in ("install", "download", "wheel", "uninstall"):
             self._install(_without(rest, action), PIP, reads_only=action == "uninstall")
 

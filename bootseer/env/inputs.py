@@ -8,6 +8,7 @@ through -r, -c and -e, each once, bounded. What set-up really reads is known whe
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -27,6 +28,16 @@ MOST_DEPTH = 16  # of requirement files in requirement files
 MOST_REQUIREMENTS_BYTES = 8 << 20
 MOST_SCRIPT_BYTES = 16 << 20
 _PROJECT_FILES = ("pyproject.toml", "uv.toml", ".python-version", "poetry.toml")
+_ELSEWHERE = {
+    "PIP_TARGET",
+    "PIP_PREFIX",
+    "PIP_ROOT",
+    "PIP_SRC",
+    "PIP_SOURCE",
+    "PIP_EDITABLE",
+    "PIP_REPORT",
+    "PIP_LOG",
+}
 _BUILT = (".whl", ".conda", ".egg")
 # Of pip (PIP_ and any option) and uv; several paths have spaces between them.
 _VARIABLES = {
@@ -34,6 +45,9 @@ _VARIABLES = {
     **dict.fromkeys(("PIP_REQUIREMENT", "UV_OVERRIDE"), command_words.REQUIREMENTS),
     **dict.fromkeys(("PIP_FIND_LINKS", "UV_FIND_LINKS"), command_words.LINKS),
 }
+
+
+_CLONED = re.compile(r"\b(git|hg|svn|bzr)\+")
 
 
 class Inputs(NamedTuple):
@@ -49,6 +63,7 @@ class Inputs(NamedTuple):
     editables: list[str]  # folders that are installed in place, resolved
     is_known: bool  # False: programs may read what nobody declared
     is_plain: bool  # pip alone, and nothing of the user's own is built or run
+    only_installs: bool  # pip makes an environment, and nothing else is made that anybody could read
     unknown: list[str]  # notes for the user, where nobody sees what programs read
     may_compile: bool  # for the machine that it runs on
 
@@ -79,6 +94,7 @@ def find_inputs(
         list(dict.fromkeys(finder.editables)),
         finder.is_known,
         finder.is_known and finder.is_plain,
+        finder.is_known and finder.is_plain and finder.only_installs and not _ELSEWHERE.intersection(environ),
         finder.unknown,
         finder.may_compile
         or not finder.is_known
@@ -109,6 +125,7 @@ class _Finder:
         self.editables: list[str] = []
         self.is_known = True
         self.is_plain = True
+        self.only_installs = True
         self.unknown: list[str] = []
         self.may_compile = False
 
@@ -135,6 +152,7 @@ class _Finder:
         self.secret_variables += user_variables(command)
         self.wanted += found.wanted
         self.is_plain = self.is_plain and found.is_plain
+        self.only_installs = self.only_installs and found.only_installs
         for source in found.sources:
             self._take(source)
         if found.unknown:
@@ -271,6 +289,7 @@ class _Finder:
         named = self._parse(source, text)
         self.secret_variables += user_variables(text)
         self.variables += named.variables
+        self.only_installs = self.only_installs and not any(map(_is_cloned, named.wanted))
         self.notes += [f"{self._name(path)}: {note}" for note in named.notes]
         if is_constraint:
             self.pins |= {each.name for each in named.wanted if each.is_pinned and each.name}
@@ -357,3 +376,8 @@ def _has_sources(folder: str) -> bool:
 def _is_requirements(path: str) -> bool:
     name = os.path.basename(path).lower()
     return name.endswith((".txt", ".in", ".pip")) and ("require" in name or "constraint" in name)
+
+
+def _is_cloned(wanted: Wanted) -> bool:
+    """Whether a repository is fetched for it."""
+    return _CLONED.search(wanted.text) is not None

@@ -84,6 +84,7 @@ class Keyed:
         excluded: list[str],
         editables: list[str],
         is_plain: bool,
+        only_installs: bool,
         needs_whole: bool,
     ) -> None:
         self.guess, self._cwd = guess, cwd
@@ -97,6 +98,7 @@ class Keyed:
         self.excluded = excluded  # folders that are no input wherever they lie: the targets, the store
         self.editables = editables  # folders that commands install in place; every node has to have them there
         self.is_plain = is_plain  # pip alone, and nothing of the user's own that it builds
+        self.only_installs = only_installs  # plain, and nothing is made that anybody could read
         self.needs_whole = needs_whole  # programs may read anything, and nobody said what
         self.reads: Reads | None = None  # that the key is made by
         self._document: KeyDocument | None = None
@@ -156,6 +158,7 @@ class Keyed:
             excluded=self.excluded,
             editables=self.editables,
             is_plain=self.is_plain,
+            only_installs=self.only_installs,
             needs_whole=self.needs_whole,
         )
         made.reads, made._document = reads, document
@@ -262,6 +265,7 @@ def make_key(
         excluded=excluded,
         editables=inputs.editables,
         is_plain=inputs.is_plain,
+        only_installs=inputs.only_installs,
         needs_whole=not inputs.is_known and not spec.inputs,
     )
 

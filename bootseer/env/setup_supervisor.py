@@ -62,6 +62,7 @@ class _Watching:
         self._why = ""
         self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._looks = order is not None and bool(order["looks"])
+        self._makes = order is not None and bool(order.get("makes", True))
         self.listeners: list[int] = []
         if order is None:
             return
@@ -87,7 +88,7 @@ class _Watching:
         try:
             from bootseer.env.setup_watch import begin
 
-            fd = begin(looks=self._looks)
+            fd = begin(looks=self._looks, makes=self._makes)
         except OSError as error:
             theirs.sendall(os.fsencode(f"{error.strerror}"[:200]) or b"?")
         else:

@@ -104,6 +104,8 @@ class Rules(NamedTuple):
     temporary: tuple[bytes, ...] = ()  # names there that are not there are nobody's
     targets: tuple[bytes, ...] = ()
     programs: frozenset[bytes] = frozenset()  # folders of PATH: of the machine, but below the roots
+    makes: bool = True  # False: of what the commands make nobody tells, and they read of it only what is temporary
+    began_ns: int = 0  # by the clock of files
     only_roots: bool = False  # the commands run in an image: nothing else is this node's
 
 
@@ -122,6 +124,8 @@ def make_rules(given: Mapping[str, Any]) -> Rules:
         temporary=many("temporary"),
         targets=many("targets"),
         programs=frozenset(many("programs")),
+        makes=bool(given.get("makes", True)),
+        began_ns=int(given.get("began_ns", 0)),
         only_roots=bool(given.get("only_roots")),
     )
 
@@ -129,7 +133,7 @@ def make_rules(given: Mapping[str, Any]) -> Rules:
 # ---- the child ------------------------------------------------------------------------------------------------
 
 
-def begin(*, looks: bool) -> int:
+def begin(*, looks: bool, makes: bool = True) -> int:
     """From now on this process and all that it starts are watched: a descriptor for `Watch.serve`.
 
     Without the privilege for it, it takes away that programs gain privileges when they are started (sudo).
@@ -138,7 +142,7 @@ def begin(*, looks: bool) -> int:
     machine = MACHINES.get(platform.machine())
     if machine is None:
         raise OSError(errno.ENOSYS, f"it is not known for {platform.machine()}")
-    data = program(machine, looks=looks)
+    data = program(machine, looks=looks, makes=makes)
     buffer = ctypes.create_string_buffer(data, len(data))
 
     class Program(ctypes.Structure):
@@ -351,7 +355,7 @@ class Watch:
                     self._touch(thread, real, op)  # the commands have made the link alone
                 return
             was = self._state(place, follow=op != "k")
-            if was is None and self._is_passing(place):
+            if self._is_passing(place, was is not None):
                 return
             if len(self._touched) >= MOST_TOUCHED:
                 self._miss(f"more than {MOST_TOUCHED} names were looked up")
@@ -372,11 +376,17 @@ class Watch:
             except OSError:
                 found.links = ""
 
-    def _is_passing(self, path: bytes) -> bool:
-        """Whether a name that is not there is one of programs' own, in a folder for temporary files."""
-        if not path.startswith(self._rules.temporary) or self._is_inside(path):
+    def _is_passing(self, path: bytes, is_there: bool) -> bool:
+        """Whether a name in a folder for temporary files is one of programs' own: nothing, or made by now."""
+        temporary = max((each for each in self._rules.temporary if path.startswith(each)), key=len, default=b"")
+        if not temporary or self._is_inside(path):
             return False
-        return os.path.dirname(path) not in self._above and not path.endswith(SETTINGS)
+        if not is_there:
+            return os.path.dirname(path) not in self._above and not path.endswith(SETTINGS)
+        if self._rules.makes:
+            return False  # it was told what was made
+        top = temporary + path[len(temporary) :].partition(b"/")[0]
+        return os.lstat(top).st_ctime_ns >= self._rules.began_ns
 
     def _hash(self, path: bytes, found: _Touched) -> None:
         assert found.was is not None

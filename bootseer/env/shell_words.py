@@ -33,6 +33,7 @@ class Simple(NamedTuple):
     words: tuple[Word, ...]
     reads: tuple[Word, ...] = ()  # files given by `<`
     assigned: tuple[tuple[str, str], ...] = ()  # NAME=VALUE before it
+    writes: bool = False  # its output goes to a file
 
 
 class Line(NamedTuple):
@@ -41,6 +42,9 @@ class Line(NamedTuple):
     commands: tuple[Simple, ...]
     variables: tuple[str, ...]  # that it reads from the environment
     is_certain: bool  # False: there is more in it than simple commands
+
+
+_NO_FILE = re.compile(r"/dev/(null|stdout|stderr)|\d|-")
 
 
 class _Operator(NamedTuple):
@@ -54,12 +58,13 @@ def parse_line(line: str, environ: Mapping[str, str]) -> Line:
     commands: list[Simple] = []
     words: list[Word] = []
     reads: list[Word] = []
-    redirection = ""
+    redirection, writes = "", False
     for token in [*tokens, _Operator(";")]:
         if isinstance(token, Word):
             if redirection:
                 if redirection == "<":
                     reads.append(token)
+                writes = writes or (redirection[0] in ">&" and not _NO_FILE.fullmatch(token.text))
                 is_certain = is_certain and redirection != "<<"
                 redirection = ""
             else:
@@ -70,11 +75,11 @@ def parse_line(line: str, environ: Mapping[str, str]) -> Line:
             continue
         redirection = ""
         if words or reads:
-            found = _simple(words, reads)
+            found = _simple(words, reads)._replace(writes=writes)
             is_certain = is_certain and not (found.words and found.words[0].text in _COMPOUND)
             if found.words or found.reads or found.assigned:
                 commands.append(found)
-        words, reads = [], []
+        words, reads, writes = [], [], False
     return Line(tuple(commands), tuple(dict.fromkeys(lexer.variables)), is_certain)
 
 

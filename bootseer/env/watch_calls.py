@@ -6,6 +6,7 @@ linux/seccomp.h, linux/filter.h, linux/audit.h; numbers of asm/unistd_64.h (x86_
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import NamedTuple
 
@@ -140,8 +141,12 @@ MACHINES = {
 }
 
 
-def program(machine: Machine, *, looks: bool) -> bytes:
-    """The filter. Args: looks: calls that only look a name up are told of as well: most of them by far.
+def program(machine: Machine, *, looks: bool, makes: bool = True) -> bytes:
+    """The filter.
+
+    Args:
+        looks: calls that only look a name up are told of as well: most of them by far.
+        makes: those that make something, or replace all of a file, too: most of the rest.
 
     What it lets pass unseen: calls about open files, hard links (what is linked stays what it is). A program of
     another kind of processor (32 bits) has every call told of. io_uring, whose calls nobody sees, is not there.
@@ -156,7 +161,16 @@ def program(machine: Machine, *, looks: bool) -> bytes:
         lines += [(_ABOVE, 0, 1, _X32), (_RETURN, 0, 0, _NOTIFY)]
     lines += [(_EQUAL, 0, 1, machine.io_uring_setup), (_RETURN, 0, 0, _FAIL | _ENOSYS)]
     for number, call in machine.calls.items():
-        if call.kind == LOOK and not looks:
+        if (call.kind == LOOK and not looks) or (call.kind in (CREATE, MAKE, MOVE) and not makes):
+            continue
+        if call.kind == OPEN and not makes:
+            lines += [
+                (_EQUAL, 0, 4, number),
+                (_LOAD, 0, 0, _ARGUMENTS + 8 * call.flags),
+                (_ANY_BIT, 0, 1, os.O_TRUNC | os.O_EXCL),
+                (_RETURN, 0, 0, _ALLOW),
+                (_RETURN, 0, 0, _NOTIFY),
+            ]
             continue
         if call.kind in (LOOK, RUN) and call.flags != NONE:
             lines += [

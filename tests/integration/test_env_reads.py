@@ -7,11 +7,12 @@ change of anything else it finds the snapshot.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 import sys
-import zipfile
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -360,28 +361,41 @@ def test_what_we_leave_in_a_folder_that_set_up_lists_decides_nothing(another: Pr
     assert another.explain().found is None
 
 
-def test_settings_that_pip_looks_for_decide_the_key(another: Project) -> None:
-    project, tmp_path = another, another.top
+def test_what_pip_alone_reads_and_looks_for_decides_the_key(another: Project) -> None:
+    """Of such commands the kernel tells less: neither names that are looked up nor what is made."""
+    project, home = another, another.top / "home"
     del project.environ["PIP_CONFIG_FILE"]
-    wheel = project.write("liby-1.0-py3-none-any.whl", "")
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("liby.py", "V = 1\n")
-        archive.writestr("liby-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: liby\nVersion: 1.0\n")
-        archive.writestr(
-            "liby-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("liby-1.0.dist-info/RECORD", "")
-    project.commands = (f"pip install --no-deps --target {project.out}/lib ./liby-1.0-py3-none-any.whl",)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "pip").write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
-    (tmp_path / "bin" / "pip").chmod(0o755)
-    project.environ["PATH"] = f"{tmp_path}/bin:{project.environ['PATH']}"
+    venv = project.out / "venv"
+    bare = project.top / "bare"
+    make_venv(venv)
+    shutil.copytree(venv, bare, symlinks=True)
+    files = {"pyproject.toml": PYPROJECT, "backend.py": BACKEND, "src/liby/__init__.py": "A = 1\n"}
+    with tarfile.open(project.write("links/liby-1.0.tar.gz"), "w:gz") as archive:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"liby-1.0/{name}")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+    project.write("requirements.txt", "liby==1.0\n")
+    project.write("bin/pip", f'#!/bin/sh\nexec {sys.executable} -m pip --python {venv}/bin/python "$@"\n')
+    (project.work / "bin/pip").rename(project.top / "pip")
+    (project.top / "pip").chmod(0o755)
+    project.environ["PATH"] = f"{project.top}:{project.environ['PATH']}"
+    project.commands = ("pip install -q --no-index --find-links links -r requirements.txt",)
+
+    def is_found() -> bool:
+        return project.explain().found is not None
+
     project.snapshot()
-    assert project.explain().found is not None
-    home = tmp_path / "home"
+    shutil.copytree(bare, venv, symlinks=True)
+    assert is_found(), project.explain().lines
+    names = project.explain().keyed.document.reads
+    assert not [name for name in names if name.startswith(os.fspath(project.top / "tmp"))]
+    project.write("links/liby-1.1.tar.gz")
+    assert not is_found()
+    (project.work / "links/liby-1.1.tar.gz").unlink()
     for place in (home / ".config/pip/pip.conf", home / ".pip/pip.conf"):
         place.parent.mkdir(parents=True)
         place.write_text("[install]\nno-deps = true\n")
-        assert project.explain().found is None, place
+        assert not is_found(), place
         place.unlink()
-    assert project.explain().found is not None
+    assert is_found()

@@ -356,3 +356,23 @@ def test_without_packaging_nothing_is_known(line: str, monkeypatch: pytest.Monke
 )
 def test_what_looks_names_up_is_seen_in_full(command: str, is_plain: bool) -> None:
     assert read_command(command, {}, "/work").is_plain is is_plain
+
+
+@pytest.mark.parametrize(
+    ("command", "only_installs"),
+    [
+        ("pip install -r r.txt 'a>=1' 2>&1", True),
+        ("cd x && pip install a >/dev/null", True),
+        ("pip install a > log.txt", False),
+        ("pip freeze > r.txt && pip install -r r.txt", False),
+        ("pip download -d links a && pip install --find-links links a", False),
+        ("pip wheel a", False),
+        ("pip install --target lib a", False),
+        ("pip install -tlib a", False),
+        ("pip install -e git+https://example.org/a#egg=a", False),
+        ("pip install git+https://example.org/a", False),
+        ("mkdir links && pip install a", False),
+    ],
+)
+def test_commands_that_only_install(command: str, only_installs: bool) -> None:
+    assert read_command(command, {}, "/work").only_installs is only_installs
