@@ -219,7 +219,11 @@ class Agent:
                 self._around.show_check(message)
             case Spare(nodes):
                 self._is_spare = True
-                self._around.say(f"this node is a spare: {nodes} nodes are at work, it waits")
+                from bootseer.counted import counted
+
+                self._around.say(
+                    f"this node is a spare: {counted(nodes, 'node is', 'nodes are')} at work, it waits"
+                )
 
     def _on_given_up(self, reason: str) -> None:
         """What this node's ranks do is of no use to the job any more; the node itself may be."""
@@ -285,8 +289,11 @@ class Agent:
 
     def _start_attempt(self, world: World) -> None:
         if world.attempt:
+            from bootseer.counted import counted
+
             self._around.say(
-                f"attempt {world.attempt} starts: {world.world_size} ranks on {world.group_world_size} node(s)"
+                f"attempt {world.attempt} starts: {counted(world.world_size, 'rank')} on"
+                f" {counted(world.group_world_size, 'node')}"
             )
         self._state = State.RUNNING
         self._is_spare = False

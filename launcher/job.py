@@ -619,7 +619,9 @@ class Job:
                 if node.part is Part.WAITING:
                     self._send(number, Spare(len(self._nodes) - self._parts[Part.WAITING]))
         elif waiting > 0:
-            self._stop(f"{waiting} more node(s) join", signal.SIGTERM, now_s)
+            from bootseer.counted import counted
+
+            self._stop(f"{counted(waiting, 'more node joins', 'more nodes join')}", signal.SIGTERM, now_s)
 
     # ---- starting an attempt ---------------------------------------------------------------------------------
 
@@ -963,7 +965,9 @@ class Job:
         elif self._phase is Phase.STOPPING:
             # The ranks have a signal already; a second one to us shortens what is left of their time.
             grace_s = min(2.0, self._rules.grace_s) if again else self._rules.grace_s
-            self._send(number, Note(f"waiting for {self._parts[Part.STOPPING]} node(s) to stop"))
+            from bootseer.counted import counted
+
+            self._send(number, Note(f"waiting for {counted(self._parts[Part.STOPPING], 'node')} to stop"))
             for each, node in self._nodes.items():
                 if node.part is Part.STOPPING:
                     self._send(each, Stop(self._attempt, signum, grace_s, reason))
@@ -1188,7 +1192,9 @@ class Job:
         most = self._rules.max_restarts
         delay_s = self._restarts.after_failure(lived_s)
         if delay_s is None:
-            after = f"after {self._restarts.count} restart(s)" if most else "and --max-restarts is 0"
+            from bootseer.counted import counted
+
+            after = f"after {counted(self._restarts.count, 'restart')}" if most else "and --max-restarts is 0"
             self._finish(1, f"lost node {gone}; {self._describe_need()} {after}")
             return
         self._not_before_s = now_s + delay_s if delay_s else 0.0
@@ -1252,7 +1258,9 @@ class Job:
         recovery = self._take_recovery()
         decision = recovery.decide(self._attempt, fault, lived_s)
         if decision.ends:
-            last = f"{self._describe_end()} after {self._restarts.count} restart(s)"
+            from bootseer.counted import counted
+
+            last = f"{self._describe_end()} after {counted(self._restarts.count, 'restart')}"
             self._finish(*((self._rules.give_up_status, hopeless) if hopeless else (1, last)))
             return
         delay_s = self._restarts.after_failure(lived_s) or 0.0
@@ -1531,7 +1539,13 @@ class Job:
 
     def _describe_need(self) -> str:
         low, high = self._rules.min_nodes, self._rules.max_nodes
-        return f"the job needs {low} nodes" if low == high else f"the job needs at least {low} nodes"
+        from bootseer.counted import counted
+
+        return (
+            f"the job needs {counted(low, 'node')}"
+            if low == high
+            else f"the job needs at least {counted(low, 'node')}"
+        )
 
     def _describe_missing(self, waited_s: float) -> str:
         heard = [node.join.host for number, node in self._nodes.items() if number not in self._silent]

@@ -808,6 +808,7 @@ class Node:
         self.preloader.first_step_seen(rank.events_file, rank.is_forked)
 
     def _get_ready(self) -> None:
+        from bootseer import counted  # noqa: F401
         from launcher import recovery  # noqa: F401
         from launcher.ranks import cause, errorfile, failure_class, report  # noqa: F401
         from launcher.ranks.kernel_facts import KernelFacts
@@ -1232,9 +1233,12 @@ class Node:
         self._pages.close()
         if self._writer is not None:
             if self._writer.dropped:
+                from bootseer.counted import counted
+
+                events = counted(self._writer.dropped, "event")
                 self.say(
-                    f"warning: {self._writer.dropped} events could not be written, so reports lack them: "
-                    f"is the disk of {self._events_dir} full?"
+                    f"warning: {events} could not be written, so reports lack them: is the disk of"
+                    f" {self._events_dir} full?"
                 )
             self._writer.close()
         if self._tailer is not None:

@@ -17,6 +17,7 @@ from bootseer.checkpoint.plain_writer import refuse_existing, write_plain
 from bootseer.checkpoint.version_input import inputs_of
 from bootseer.checkpoint.versions import Pinned, resolve
 from bootseer.checkpoint.writer import Geometry, default_geometry, write_version
+from bootseer.counted import counted
 from bootseer.errors import CheckpointError, StorageError
 from bootseer.storage import open_store
 from bootseer.storage.paths import redact
@@ -162,7 +163,9 @@ def copy_plain(source: str, target: str, *, progress: Callable[[int, int], None]
         async with opened(source) as (store, path), opened(target) as (goal, name):
             files = inputs_of(store, await resolve(store, path))
             if len(files) != 1:
-                raise CheckpointError(f"{redact(source)}: has {len(files)} files: name one, or take `unstripe`")
+                raise CheckpointError(
+                    f"{redact(source)}: has {counted(len(files), 'file')}: name one, or take `unstripe`"
+                )
             [(_, file)] = files
             await write_plain(goal, name, file, progress=summing(progress, file.size))
             return Copied(1, file.size, "")

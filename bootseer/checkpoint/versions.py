@@ -28,6 +28,7 @@ from bootseer.checkpoint.plain_versions import (
 )
 from bootseer.checkpoint.save_rules import join
 from bootseer.checkpoint.small_files import CALLS, read_range, read_small, where
+from bootseer.counted import counted
 from bootseer.errors import IntegrityError, NotFound, SourceChanged, StorageError
 from bootseer.storage.protocol import Entry, Store
 
@@ -97,7 +98,8 @@ async def resolve(
     why = "; ".join(passed[:MOST_SHOWN]) or "no version with a manifest, no files of weights"
     raise NoneComplete(
         f"{where(store, path)}: has no complete checkpoint: {why}"
-        f" ({len(_version_names(entries))} unfinished versions, {len(entries)} names: {_some(entries)})"
+        f" ({counted(len(_version_names(entries)), 'unfinished version')}, {counted(len(entries), 'name')}:"
+        f" {_some(entries)})"
     )
 
 

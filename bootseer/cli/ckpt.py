@@ -25,6 +25,7 @@ from bootseer.cli import running
 from bootseer.cli.node_arena import NodeArena, run_command, until_signal
 from bootseer.cli.progress import ProgressLine, format_bytes
 from bootseer.cli.sizes import parse_size
+from bootseer.counted import counted
 from bootseer.errors import IntegrityError, NotFound, UsageError
 from bootseer.storage.paths import redact, scheme_of
 
@@ -117,9 +118,9 @@ def list_(
         return
     step = "" if newest.step is None else f", step {newest.step}"
     name = newest.version or "these files"
-    _print(f"a job would load {name}{step}: {len(newest.files)} files, {format_bytes(newest.size)}")
+    _print(f"a job would load {name}{step}: {counted(len(newest.files), 'file')}, {format_bytes(newest.size)}")
     for file in newest.files if files else ():
-        _print(f"  {file.path}  {format_bytes(file.layout.size)}  {len(file.stripes)} stripes")
+        _print(f"  {file.path}  {format_bytes(file.layout.size)}  {counted(len(file.stripes), 'stripe')}")
 
 
 @app.command(epilog="bootseer ckpt verify hdfs://namenode/run1/ckpt")
@@ -141,8 +142,8 @@ def verify(url: Url, as_json: Json = False, quiet: Quiet = False) -> None:
     lines = [text.replace(": unit -1 in ", ": ").removeprefix(": ") for text in lines]
     lines += [f"newer, and not whole: {each}" for each in passed]
     unsummed = f", {format_bytes(verdict.unsummed_bytes)} have no sums" if verdict.unsummed_bytes else ""
-    right = f"{verdict.files} files: {format_bytes(verdict.checked_bytes)} right"
-    lines.append(f"{right}{unsummed}, {verdict.fault_count} faults ({line.rate()})")
+    right = f"{counted(verdict.files, 'file')}: {format_bytes(verdict.checked_bytes)} right"
+    lines.append(f"{right}{unsummed}, {counted(verdict.fault_count, 'fault')} ({line.rate()})")
     _report(record, as_json, "\n".join(lines))
     if verdict.fault_count or passed:
         raise typer.Exit(1)
@@ -279,7 +280,7 @@ def _options(target: str, replication: int | None) -> dict[str, object]:
 
 
 def _sum(done: convert.Copied, line: ProgressLine) -> str:
-    return f"{done.files} files, {format_bytes(done.size)} in {line.elapsed_s:.1f} s ({line.rate()})"
+    return f"{counted(done.files, 'file')}, {format_bytes(done.size)} in {line.elapsed_s:.1f} s ({line.rate()})"
 
 
 def _warn(line: str) -> None:

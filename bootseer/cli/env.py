@@ -46,6 +46,7 @@ from bootseer.cli.image_words import (
     short,
 )
 from bootseer.cli.progress import format_bytes
+from bootseer.counted import counted
 from bootseer.errors import UsageError
 
 app = running.new_app("env", "Environments: installed once, restored everywhere.")
@@ -97,7 +98,7 @@ def snapshot(
     expiry = format_expiry(found.expires_s, time.time())
     if made.is_ours:
         text = (
-            f"{found.key}\n{found.files:,} files, {format_bytes(found.bytes)} became"
+            f"{found.key}\n{counted(found.files, 'file')}, {format_bytes(found.bytes)} became"
             f" {format_bytes(made.stored_bytes)}; set-up took {format_time(made.setup_s)},"
             f" publishing {format_time(made.capture_s)}; {expiry}"
         )
@@ -158,7 +159,7 @@ def restore(
     text = (
         f"{where}: has the environment {short(done.key)} already"
         if done.how == "there"
-        else f"{where}: has the environment {short(done.key)} now: {found.files:,} files,"
+        else f"{where}: has the environment {short(done.key)} now: {counted(found.files, 'file')},"
         f" {format_bytes(found.bytes)} in {format_time(done.seconds)} ({done.found.because})"
     )
     record = _record_of(found) | {

@@ -12,6 +12,7 @@ from bootseer.cli import running
 from bootseer.cli.env_words import Config, Store, format_time, store_url
 from bootseer.cli.image_words import Json, report, say, short
 from bootseer.cli.progress import format_bytes
+from bootseer.counted import counted
 from bootseer.errors import UsageError
 
 app = running.new_app()
@@ -29,7 +30,7 @@ def list_(env_store: Store = "", node: Node = False, config: Config = "", as_jso
     if not url:
         there = commands.list_node(os.environ)
         lines = [
-            f"{each.path}  {each.files:,} files, {format_bytes(each.size)},"
+            f"{each.path}  {counted(each.files, 'file')}, {format_bytes(each.size)},"
             f" {'in use' if each.is_used else f'unused for {format_time(each.unused_s)}'}"
             for each in there
         ]
@@ -42,7 +43,7 @@ def list_(env_store: Store = "", node: Node = False, config: Config = "", as_jso
     for each in found:
         if each.generation:
             lines.append(
-                f"{short(each.key)}  generation {each.generation}, {each.files:,} files,"
+                f"{short(each.key)}  generation {each.generation}, {counted(each.files, 'file')},"
                 f" {format_bytes(each.size)}, made {format_time(now_s - each.made_s)} ago, {each.because}"
             )
         lines += [f"{short(each.key)}  not used: {why}" for why in each.refused]
@@ -70,7 +71,7 @@ def gc(
     would = "would go" if dry_run else "gone"
     lines = [*done.removed, f"{len(done.removed)} {would}, {format_bytes(done.freed_bytes)}"]
     if done.generations:
-        lines.append(f"{done.generations} files of replaced generations gone")
+        lines.append(f"{counted(done.generations, 'file')} of replaced generations gone")
     report(done._asdict() | {"is_dry_run": dry_run}, as_json, "\n".join(lines))
 
 

@@ -29,6 +29,7 @@ from bootseer.cli.env_words import (
 )
 from bootseer.cli.image_words import Json, Quiet, report, say, short, size_of
 from bootseer.cli.progress import ProgressLine, format_bytes
+from bootseer.counted import counted
 
 if TYPE_CHECKING:
     from bootseer.env.commands_look import Verdict
@@ -134,7 +135,7 @@ def gc(
     )
     lines = [
         f"{short(each.key)}  {format_bytes(each.freed_bytes)}"
-        f"{f', {len(each.paths)} files' if each.paths else ''}: {each.why}"
+        f"{', ' + counted(len(each.paths), 'file') if each.paths else ''}: {each.why}"
         for each in done.removals
     ]
     lines.append(
@@ -157,7 +158,7 @@ def _lines_of(listed: Listed, now_s: float) -> list[str]:
     python = f", Python {found.python}" if found.python else ""
     line = (
         f"{short(listed.key)}  {format_time(now_s - found.created_s)} old, {format_bytes(found.bytes)} in"
-        f" {found.files:,} files ({format_bytes(listed.stored_bytes)} stored),"
+        f" {counted(found.files, 'file')} ({format_bytes(listed.stored_bytes)} stored),"
         f" {format_expiry(found.expires_s, now_s)}; set-up took {format_time(found.setup_s)}{python};"
         f" {', '.join(found.targets)}; {listed.found.because}"
     )
@@ -177,7 +178,7 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
     ]
     lines.append(
         f"{name}  {checked.right_blocks:,} of {checked.blocks:,} blocks right,"
-        f" {format_bytes(checked.checked_bytes)} read, {len(checked.faults)} faults; {verdict.because}"
+        f" {format_bytes(checked.checked_bytes)} read, {counted(len(checked.faults), 'fault')}; {verdict.because}"
     )
     return lines
 

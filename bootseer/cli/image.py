@@ -25,6 +25,7 @@ from bootseer.cli.image_words import (
     size_of,
 )
 from bootseer.cli.progress import ProgressLine, format_bytes
+from bootseer.counted import counted
 from bootseer.errors import UsageError
 
 app = running.new_app("image", "Images as trees: built once, started before they are there.")
@@ -95,8 +96,8 @@ def build(
     }  # fmt: skip
     ratio = found.raw_bytes / found.stored_bytes if found.stored_bytes else 1.0
     text = (
-        f"tree {built.digest}\n{found.files:,} files, {format_bytes(found.raw_bytes)} became"
-        f" {format_bytes(found.stored_bytes)} in {found.blocks:,} blocks ({ratio:.2f} : 1)"
+        f"tree {built.digest}\n{counted(found.files, 'file')}, {format_bytes(found.raw_bytes)} became"
+        f" {format_bytes(found.stored_bytes)} in {counted(found.blocks, 'block')} ({ratio:.2f} : 1)"
         f" in {line.elapsed_s:.1f} s ({line.rate()})"
     )
     report(record, as_json, text)
@@ -177,9 +178,18 @@ def inspect(url: Url, name: Name = "", as_json: Json = False) -> None:
 
     found = look(url, name=name, say=say)
     config = found.config
-    counts = f"{found.files:,} files, {found.folders:,} folders, {found.symlinks:,} links, {found.others:,} others"
+    counts = ", ".join(
+        counted(number, what)
+        for number, what in (
+            (found.files, "file"),
+            (found.folders, "folder"),
+            (found.symlinks, "link"),
+            (found.others, "other"),
+        )
+    )
     sizes = f"{format_bytes(found.file_bytes)} of files, {format_bytes(found.stored_bytes)} stored"
-    hot = f"{found.hot_blocks:,} blocks, {format_bytes(found.hot_bytes)} ({found.hot_share:.1%} of what is stored)"
+    hot = f"{counted(found.hot_blocks, 'block')}, {format_bytes(found.hot_bytes)}"
+    hot += f" ({found.hot_share:.1%} of what is stored)"
     lines = [
         f"tree      {found.digest}",
         f"name      {found.name or '(asked for by its digest)'}",
@@ -259,7 +269,8 @@ def gc(
         older_s = (7.0 if older is None else older) * DAY_S
         done = collect_store(store, name=name, keep=keep or [], older_s=older_s, is_dry=dry_run, say=say)
         text = (
-            f"{would}: {done.packs} packs, {done.indexes} indexes, {done.traces} folders of traces,"
+            f"{would}: {counted(done.packs, 'pack')}, {counted(done.indexes, 'index', 'indexes')},"
+            f" {counted(done.traces, 'folder of traces', 'folders of traces')},"
             f" {format_bytes(done.freed_bytes)}"
         )
         lines = [*done.paths, text] if dry_run else [text]

@@ -9,6 +9,7 @@ import typer
 from bootseer.cli import running
 from bootseer.cli.image_words import Json, Key, Name, Unsigned, Url, Workload, report, say
 from bootseer.cli.progress import format_bytes
+from bootseer.counted import counted
 from bootseer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,6 +100,6 @@ def prune(
 
 def _line(each: ShownTrace) -> str:
     return (
-        f"{each.workload}  {each.runs} runs, {each.hot_blocks:,} of {each.blocks:,} blocks hot,"
+        f"{each.workload}  {counted(each.runs, 'run')}, {each.hot_blocks:,} of {each.blocks:,} blocks hot,"
         f" {format_bytes(each.hot_bytes)}, the last after {each.last_ms / 1000:.1f} s  {each.where}"
     )

@@ -23,6 +23,7 @@ from bootseer.cli.image_words import (
     size_of,
 )
 from bootseer.cli.progress import ProgressLine, format_bytes
+from bootseer.counted import counted
 
 if TYPE_CHECKING:
     from bootseer.image.commands_run import RunOptions
@@ -168,7 +169,7 @@ def prefetch(
             url, name=name, workload=check_workload(workload), is_whole=everything, progress=line, say=say
         )
     text = (
-        f"tree {short(done.digest)}: {done.blocks:,} blocks, {format_bytes(done.size)} are here,"
+        f"tree {short(done.digest)}: {counted(done.blocks, 'block')}, {format_bytes(done.size)} are here,"
         f" {format_bytes(done.fetched_bytes)} of them fetched in {line.elapsed_s:.1f} s"
         f" ({format_bytes(done.fetched_bytes / max(line.elapsed_s, 1e-6))}/s)"
     )
@@ -215,7 +216,7 @@ def materialise(
     kept = f", {done.kept_files:,} were there" if done.kept_files else ""
     hot = f", {done.hot_files:,} hot ones after {found.hot_s:.1f} s" if done.hot_files else ""
     text = (
-        f"tree {short(found.digest)}: {done.files:,} files{kept}, {format_bytes(done.written_bytes)} in"
+        f"tree {short(found.digest)}: {counted(done.files, 'file')}{kept}, {format_bytes(done.written_bytes)} in"
         f" {line.elapsed_s:.1f} s ({line.rate()}){hot}"
     )
     report(record, as_json, text)

@@ -11,6 +11,7 @@ import typer
 
 from bootseer.cli.progress import LOG_EVERY_S, TERMINAL_EVERY_S, ProgressLine, format_bytes
 from bootseer.cli.sizes import parse_size
+from bootseer.counted import counted
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="of a tree: a folder, a store's URL, or oci://REGISTRY/NAME:TAG")
@@ -44,7 +45,7 @@ class CountLine(ProgressLine):
         if total:
             super().__call__(done, total)
             return
-        self._draw(done, f"{format_bytes(done)} in {self.files:,} files")
+        self._draw(done, f"{format_bytes(done)} in {counted(self.files, 'file')}")
 
     def _draw(self, done: int, what: str) -> None:
         self.done = done

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from bootseer.cli import running
+from bootseer.counted import counted
 from bootseer.errors import ConfigError, NotFound
 from bootseer.trust import KeyFolder, PublicKey, TrustedKey
 from bootseer.trust.key_folder import MOST_FILE_BYTES, SYSTEM_TRUSTED
@@ -63,7 +64,7 @@ def trust(
     folder = KeyFolder.find()
     keys = _read(file)
     if name and len(keys) > 1:
-        raise ConfigError(f"{file} holds {len(keys)} keys: one name is not enough")
+        raise ConfigError(f"{file} holds {counted(len(keys), 'key')}: one name is not enough")
     if name:
         keys = [keys[0]._replace(name=clean_name(name))]
     added = [TrustedKey(key, folder.add(key)) for key in keys]

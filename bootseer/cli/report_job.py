@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from bootseer.counted import counted
 from bootseer.errors import ConfigError, UsageError
 from bootseer.formats import one_line
 
@@ -32,7 +33,7 @@ def load(folder: str) -> Job:
     if len(jobs) > 1:
         when = datetime.fromtimestamp(min(chosen.wall_ns / 1e9, 2.5e11), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         notes.append(
-            f"{len(jobs):,} jobs lie there; this is the newest, {chosen.run_id} of {when}"
+            f"{counted(len(jobs), 'job')} lie there; this is the newest, {chosen.run_id} of {when}"
             f" ({one_line(chosen.paths[0])}): name the folder of another one to see it"
         )
     read = read_job(chosen.paths)

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from bootseer import aio
+from bootseer.counted import counted
 from bootseer.env.caches_collect import SETTLE_S, Sum, collect
 from bootseer.env.caches_document import Generation
 from bootseer.env.caches_folders import KeyFolder, Place, choose, shows_reads, topology_variables
@@ -213,7 +214,7 @@ class FirstStepCaches:
         except BootseerError as error:
             self._note_silence(error)
             return _seeded(started_s, 0, 0, number, _not_used(error), is_cold=True, is_lost=True)
-        line = f"first-step caches: {done.files} files, {done.size / _MIB:.1f} MiB ({newest.because})"
+        line = f"first-step caches: {counted(done.files, 'file')}, {done.size / _MIB:.1f} MiB ({newest.because})"
         return _seeded(started_s, done.files, done.size, number, line, is_cold=False)
 
     # ---- while ranks run, and after ------------------------------------------------------------------------

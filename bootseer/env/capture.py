@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from bootseer import priority
+from bootseer.counted import counted
 from bootseer.env import contents, outside
 from bootseer.env.compiling import Compiler
 from bootseer.env.difference import Difference, compare
@@ -237,7 +238,7 @@ class Capture:
         if found.refused:
             first = found.refused[0]
             more = len({each.name for each in found.refused}) - 1
-            others = f" (and {more} more packages so)" if more else ""
+            others = f" (and {counted(more, 'more package')} so)" if more else ""
             raise EditableRefused(
                 f"{first.name} is installed in place from {first.folder}{others}, which is in no target, so other "
                 f"nodes may not have it: declare it if they do (--setup-input {first.folder}), "

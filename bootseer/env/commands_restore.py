@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
+from bootseer.counted import counted
 from bootseer.env.admissible import why_other_targets
 from bootseer.env.commands import Say, find_key, key_here, opened, read_document, shown
 from bootseer.env.document import KeyDocument
@@ -96,7 +97,8 @@ def _put(
         raise IntegrityError(f"{shown(envs.tree_url(snapshot))}: {reason}")
     if to and len(to) != len(snapshot.targets):
         raise ConfigError(
-            f"--to: {len(to)} folders for the {len(snapshot.targets)} targets {', '.join(snapshot.targets)}"
+            f"--to: {counted(len(to), 'folder')} for {counted(len(snapshot.targets), 'target')}:"
+            f" {', '.join(snapshot.targets)}"
         )
     targets = [check_target(each, environ, envs.url) for each in to or snapshot.targets]
     for line in recover(targets, environ=environ):

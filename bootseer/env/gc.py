@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from bootseer.counted import counted
+
 READS_UNUSED_S = 180 * 86_400.0  # lists of reads are small, and whoever misses one runs set-up
 GRACE_S = 86_400.0  # for what belongs to no snapshot (yet), and for readers of what has expired
 RECENT_S = 7_200.0  # stamps are touched hourly: a start may still read it
@@ -133,7 +135,7 @@ def _why_gone(facts: KeyFacts, limits: Limits, now_s: float) -> str:
             return ""
         return "has expired" if facts.generations else "has no snapshot"
     if limits.most_unused_s is not None and _is_older(facts.used_s, limits.most_unused_s, now_s):
-        return f"was not used for {limits.most_unused_s / _DAY_S:g} days"
+        return f"was not used for {counted(limits.most_unused_s / _DAY_S, 'day')}"
     return ""
 
 

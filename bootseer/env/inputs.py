@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from bootseer.counted import counted
 from bootseer.env import command_words, compiled, folder_digest, manifests
 from bootseer.env.base import is_below
 from bootseer.env.command_words import Source, read_command
@@ -276,7 +277,7 @@ class _Finder:
         """What a requirement file names. Each is read once, so one that names itself ends."""
         path = source.path
         if path in chain:
-            self.notes.append(f"{self._name(path)} names itself, through {len(chain)} files")
+            self.notes.append(f"{self._name(path)} names itself, through {counted(len(chain), 'file')}")
         if (path, is_constraint) in self._parsed and not (source.extras or source.groups):
             return
         if len(chain) >= MOST_DEPTH:

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import msgspec
 
+from bootseer.counted import counted
 from bootseer.env import base as bases
 from bootseer.env.compiled import machine_facts
 from bootseer.env.document import KeyDocument, few, key_of, plain
@@ -275,7 +276,7 @@ def unpinned_line(unpinned: Sequence[str], max_age_s: float | None) -> str:
     shown = ", ".join(unpinned[:MOST_UNPINNED_TOLD])
     more = len(unpinned) - MOST_UNPINNED_TOLD
     others = f" and {more} more" if more > 0 else ""
-    age = "" if max_age_s is None else f", so what is kept is used for {max_age_s / 86400:.3g} days"
+    age = "" if max_age_s is None else f", so what is kept is used for {counted(max_age_s / 86400, 'day')}"
     return f"warning: set-up is not pinned ({shown}{others}): another day it may give another environment{age}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
+from bootseer.counted import counted
 from bootseer.env.admissible import why_no_environment
 from bootseer.env.owning import owned_by
 from bootseer.env.relocate import MOST_NAMED, relocate, why_not
@@ -61,7 +62,9 @@ def unpack(call: Call, hot: Sequence[int], on_progress: Progress | None) -> bool
                     told = relocate(part.below.tree, part.staged.tree_fd, moves, part.claim.target)
                     call.notes += [f"warning: moved to {part.claim.target}: {line}" for line in told[:MOST_NAMED]]
                     if len(told) > MOST_NAMED:
-                        call.notes.append(f"warning: and {len(told) - MOST_NAMED} more files like these")
+                        call.notes.append(
+                            f"warning: and {counted(len(told) - MOST_NAMED, 'more file')} like these"
+                        )
             call.before_move()
             move(call, parts)
         finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bootseer import aio
+from bootseer.counted import counted
 from bootseer.env.capture import Built, Capture
 from bootseer.env.document import encode
 from bootseer.env.keying import Keyed
@@ -87,7 +88,7 @@ def publish(
     mark(capture.left(), keyed.key, snapshot.tree, keyed.document.base, environ, reads, snapshot.expires_s)
     settle_later(keyed.targets, environ)
     say(
-        f"the environment is kept: {facts.files} files, {facts.bytes / 1e6:.0f} MB, published in "
+        f"the environment is kept: {counted(facts.files, 'file')}, {facts.bytes / 1e6:.0f} MB, published in "
         f"{time.monotonic() - began_s:.1f} s; the next start takes it from {redact(store.url)}"
     )
     return Published(snapshot.tree, Made(keyed.key, snapshot.tree, built.tree.tree, keyed.targets))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bootseer.counted import counted
 from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, if_below, one_line
 from bootseer.health.limits import Limits
 
@@ -213,9 +214,8 @@ def judge_disks(facts: list[DiskFact]) -> list[Finding]:
         return [
             Finding("disks", UNKNOWN, "no disk here says how it is", way_out="nothing to do in a container or VM")
         ]
-    return [
-        Finding("disks", OK, f"nothing wrong with {len({fact.where for fact in facts})} disks and file systems")
-    ]
+    places = counted(len({fact.where for fact in facts}), "disk or file system", "disks and file systems")
+    return [Finding("disks", OK, f"nothing wrong with {places}")]
 
 
 def judge_read_only(mounts: list[Mount]) -> list[Finding]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from bootseer.counted import counted
 from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, one_line
 
 CHECK = "kernel-log"
@@ -154,7 +155,7 @@ def judge(lines: list[str] | None, hours: float) -> list[Finding]:
     findings += [_link(name, times, lines) for name, times in down.items()]
     findings.sort(key=lambda found: found.level != FAIL)
     return findings[:_MOST_SHOWN] or [
-        Finding(CHECK, OK, f"nothing of hardware, memory or file systems in {hours:g} hours")
+        Finding(CHECK, OK, f"nothing of hardware, memory or file systems in {counted(hours, 'hour')}")
     ]
 
 

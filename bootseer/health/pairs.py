@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median, median_high, median_low
 from typing import NamedTuple
 
+from bootseer.counted import counted
 from bootseer.health.finding import FAIL, OK, UNKNOWN, WARN, Finding, format_value
 from bootseer.health.limits import Limits
 
@@ -140,7 +141,8 @@ def judge_pairs(
         where = f"{names[pair[0]]} to {names[pair[1]]}"
         findings.append(_finding(bad[pair], WARN, "", where, ways[pair], rest, limits, _PATH))
     if len(links) > MOST_LINKS:
-        findings.append(Finding(CHECK, WARN, f"{len(links) - MOST_LINKS} more links are bad", way_out=_PATH))
+        more = counted(len(links) - MOST_LINKS, "more link is", "more links are")
+        findings.append(Finding(CHECK, WARN, f"{more} bad", way_out=_PATH))
     return findings or [_in_order(ways, rest, len(names))], named
 
 
@@ -262,4 +264,4 @@ def _finding(
 def _in_order(ways: Mapping[tuple[int, int], Way], rest: _Rest, nodes: int) -> Finding:
     rate = "" if rest.bytes_per_s is None else f", {format_value(rest.bytes_per_s, 'bytes')}/s"
     latency = "" if rest.latency_s is None else f", {1e3 * rest.latency_s:.2g} ms there and back"
-    return Finding(CHECK, OK, f"{nodes} nodes, {len(ways) // 2} links{rate}{latency}")
+    return Finding(CHECK, OK, f"{counted(nodes, 'node')}, {counted(len(ways) // 2, 'link')}{rate}{latency}")

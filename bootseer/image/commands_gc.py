@@ -12,6 +12,7 @@ from bootseer.blocks import Cache
 from bootseer.blocks.cache import CachedTree
 from bootseer.blocks.locks import try_lock
 from bootseer.blocks.tree_files import LOCK, USE_BYTE
+from bootseer.counted import counted
 from bootseer.errors import ConfigError, IntegrityError, NotFound, SourceChanged, StorageError
 from bootseer.image.commands import Say, is_registry, node_cache, node_folder, opened_store, shown, tree_url
 from bootseer.mounts.unpacked_places import is_used, list_unpacked, remove_gone, remove_unpacked
@@ -200,7 +201,10 @@ async def _collect_store(
             await aio.map_bounded(store.delete, chosen, width=DELETES_AT_ONCE)
     left = len(young) + len(recent.difference(digests))
     if left:
-        say(f"{left} packs and trees are left, as they were of use less than {older_s / _DAY_S:g} days ago")
+        say(
+            f"{left} packs and trees are left, as they were of use less than"
+            f" {counted(older_s / _DAY_S, 'day')} ago"
+        )
     kinds = [found.path.partition("/")[0] for found in going]
     return StoreCollected(
         head.digest,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from bootseer.counted import counted
 from bootseer.mounts.protocol import MountedFiles, SavedFile, Saver
 from bootseer.mounts.rules import (
     COMMIT_NAME,
@@ -310,7 +311,10 @@ class Saves:
         else:
             size = sum(saved.size for saved, _ in snapshot)
             seconds = time.monotonic() - started_s
-            self._log(f"{what}: saved as {files.version}, {len(snapshot)} files, {size} bytes, {seconds:.1f} s")
+            self._log(
+                f"{what}: saved as {files.version}, {counted(len(snapshot), 'file')}, {size} bytes,"
+                f" {seconds:.1f} s"
+            )
         with self._lock:
             for name in {*names, *(self._save_of(file) for _, file in snapshot)}:
                 save = self._saves.setdefault(name, Save(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from bootseer.counted import counted
 from bootseer.errors import UsageError
 from bootseer.events import EVENTS_DROPPED, Event
 from bootseer.startup.measures import StageMeasures, measure, split_waits
@@ -94,7 +95,8 @@ def _missing(events: Iterable[Event]) -> list[str]:
         if event.name == EVENTS_DROPPED and isinstance(event.value, int | float) and event.value > 0:
             last[event.node] = event
     return [
-        f"{event.value:,.0f} events of {node} did not get into the run file ({', '.join(sorted(event.attrs))})"
+        f"{counted(int(event.value or 0), 'event')} of {node} did not get into the run file"
+        f" ({', '.join(sorted(event.attrs))})"
         for node, event in sorted(last.items())
     ][:MOST_NOTES]
 

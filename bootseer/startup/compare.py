@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bootseer.counted import counted
 from bootseer.startup.pieces import LABELS
 from bootseer.startup.report import Record, Report, StageRow
 from bootseer.startup.slow_words import seconds
@@ -90,5 +91,5 @@ def _line(before: Report, after: Report) -> str:
         what = f"{own / new:.2f} times faster"
     else:
         what = f"{new / own:.2f} times slower"
-    size = "" if before.ranks == after.ranks else f"; {before.ranks:,} ranks then, {after.ranks:,} now"
+    size = "" if before.ranks == after.ranks else f"; {counted(before.ranks, 'rank')} then, {after.ranks:,} now"
     return f"to the first step: {seconds(own)}, then {seconds(new)}: {what}{size}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from string import Template
 
+from bootseer.counted import counted
 from bootseer.startup.compare import Comparison, StageChange
 from bootseer.startup.page_frame import asset, framed
 from bootseer.startup.report import Report
@@ -111,7 +112,7 @@ def _slow(found: Comparison) -> str:
 
 def _named(report: Report) -> str:
     attempt = f", attempt {report.attempt}" if len(report.attempts) > 1 or report.attempt else ""
-    return f"{report.run_id or 'a job'}{attempt} ({report.ranks:,} ranks)"
+    return f"{report.run_id or 'a job'}{attempt} ({counted(report.ranks, 'rank')})"
 
 
 def _text(text: str, most: int = MOST_CHARS) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from bootseer.counted import counted
 from bootseer.startup.analysis import Analysis, Job
 from bootseer.startup.pieces import LABELS, end_of
 from bootseer.startup.report import Record
@@ -203,7 +204,7 @@ def is_counted(rank: RankStart, found: Analysis) -> bool:
 
 def fleet_text(fleet: Fleet) -> str:
     """For people."""
-    lines = [f"{fleet.jobs:,} jobs: {_share(fleet.share)} of their accelerators' time went into starts"]
+    lines = [f"{counted(fleet.jobs, 'job')}: {_share(fleet.share)} of their accelerators' time went into starts"]
     lines.append(f"lost {hours(fleet.lost_s)} of {hours(fleet.total_s)}")
     if fleet.unknown_s:
         lines.append(f"not counted: {hours(fleet.unknown_s)} of ranks whose first step was not observed")

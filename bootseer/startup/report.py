@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from bootseer.counted import counted
 from bootseer.startup.analysis import Analysis, Job
 from bootseer.startup.broken_rules import find_broken_rules, is_broken_rule
 from bootseer.startup.facts import gather
@@ -336,7 +337,7 @@ def make_notes(found: Analysis) -> list[str]:
             " how late it was, and which node waited for which, cannot be seen"
         )
     if start.older:
-        notes.append(f"{start.older} older start(s) in the same files were left out")
+        notes.append(f"{counted(start.older, 'older start')} in the same files: left out")
     if start.world_size > len(start.ranks):
         notes.append(
             f"these are {len(start.ranks):,} of the {start.world_size:,} ranks of the job:"

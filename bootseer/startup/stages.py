@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from bootseer.counted import counted
 from bootseer.events import RANK_STARTED, SCRIPT, Event, Kind, Stage
 from bootseer.light_typing import NamedTuple
 from bootseer.startup.intervals import Interval, union_ns
@@ -77,7 +78,7 @@ def summarise_start(events: Iterable[Event], attempt: int | None = None) -> Star
 
 def start_line(summary: StartSummary) -> str:
     """The one line at the end of a start."""
-    who = f"{_count(summary.ranks, 'rank')} on {_count(summary.nodes, 'node')}"
+    who = f"{counted(summary.ranks, 'rank')} on {counted(summary.nodes, 'node')}"
     if summary.first_step_s is not None:
         parts = [f"{who} started in {_seconds(summary.first_step_s)} to the first step"]
     elif summary.running_s is not None:
@@ -97,7 +98,7 @@ def start_line(summary: StartSummary) -> str:
 
 def _not_observed(summary: StartSummary) -> str:
     if summary.first_steps:
-        return f"first step observed on {summary.first_steps} of {_count(summary.ranks, 'rank')} only"
+        return f"first step observed on {summary.first_steps} of {counted(summary.ranks, 'rank')} only"
     if not summary.hooked:
         return "first step not observed (no events of the ranks)"
     return "first step not observed (no torch optimizer step, no bootseer.heartbeat)"
@@ -205,13 +206,6 @@ def _last_s(ranks: dict[int, _Rank], zero_ns: dict[str, int], times_ns: list[int
             return None
         last = max(last or 0.0, (time_ns - begin_ns) / 1e9)
     return last
-
-
-# ---- words ---------------------------------------------------------------------------------------------------
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _seconds(seconds: float) -> str:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
+from bootseer.counted import counted
 from bootseer.startup.compare import Comparison
 from bootseer.startup.pieces import LATE, PEERS, UNSEEN, WAITING
 from bootseer.startup.report import FactRow, PathRow, Report, StageRow
@@ -115,7 +116,7 @@ def hours(value_s: float) -> str:
 
 def _head(report: Report) -> str:
     when = datetime.fromtimestamp(min(report.first_event_unix_s, 2.5e11), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    size = f"{_count(report.ranks, 'rank')} on {_count(report.nodes, 'node')}"
+    size = f"{counted(report.ranks, 'rank')} on {counted(report.nodes, 'node')}"
     of = f" (of {len(report.attempts)} attempts)" if len(report.attempts) > 1 else ""
     lines = [f"{report.run_id or 'job'}, attempt {report.attempt}{of}: {size}, begun {when}"]
     if report.first_step_s is not None:
@@ -158,7 +159,7 @@ def _lost(report: Report) -> list[str]:
     if not lost.ranks:
         lines = ["until the first step: not known, as none was observed"]
     else:
-        who = _count(lost.ranks, "rank")
+        who = counted(lost.ranks, "rank")
         lines = [f"{hours(lost.total_s)} by {who}, each from the job's first event to its own first step"]
         rows = [
             (
@@ -178,7 +179,7 @@ def _lost(report: Report) -> list[str]:
             )
     if lost.ranks_without_first_step:
         lines.append(
-            f"{_count(lost.ranks_without_first_step, 'rank')} without a first step:"
+            f"{counted(lost.ranks_without_first_step, 'rank')} without a first step:"
             f" {hours(lost.without_first_step_s)} until they ended or were last seen"
         )
     return lines
@@ -313,14 +314,10 @@ def _pair(before_s: float | None, after_s: float | None) -> tuple[str, str, str,
 def _name(report: Report) -> str:
     end = seconds(report.first_step_s) if report.first_step_s is not None else "first step not observed"
     return (
-        f"{report.run_id or 'job'}, attempt {report.attempt}, {_count(report.ranks, 'rank')} on"
-        f" {_count(report.nodes, 'node')}: {end}"
+        f"{report.run_id or 'job'}, attempt {report.attempt}, {counted(report.ranks, 'rank')} on"
+        f" {counted(report.nodes, 'node')}: {end}"
     )
 
 
 def _section(title: str, lines: Iterable[str]) -> str:
     return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

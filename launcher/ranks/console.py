@@ -153,7 +153,10 @@ class Sink:
 
     def _tell_dropped(self) -> None:
         count, self._dropped_lines = self._dropped_lines, 0
-        line = f"bootrun: {count} lines of bootrun were dropped here: the console took nothing\n".encode()
+        from bootseer.counted import counted
+
+        what = f"{counted(count, 'line')} of bootrun: dropped here, as the console took nothing"
+        line = f"bootrun: warning: {what}\n".encode()
         self._said_bytes += len(line)
         self._pieces.append(_Piece(line, False))
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from bootseer.counted import counted
 from launcher.ranks.exits import Kind, classify, describe_end, find_sign, signal_name
 from launcher.ranks.failure_class import CERTAIN, FailureClass, classify_failure, how_sure, mount_line, where
 from launcher.rendezvous.messages import Failure
@@ -237,14 +238,14 @@ def _indent(text: str, most_lines: int) -> str:
     if len(lines) > most_lines:
         head = most_lines // 3
         left_out = len(lines) - most_lines
-        lines = [*lines[:head], f"... {left_out} lines left out ...", *lines[head + left_out :]]
+        lines = [*lines[:head], f"... {counted(left_out, 'line')} left out ...", *lines[head + left_out :]]
     return "\n  ".join(lines)
 
 
 def clean(line: str) -> str:
     """No control characters, which could change the terminal, and no endless line."""
     if len(line) > MOST_LINE_CHARACTERS:
-        line = f"{line[:MOST_LINE_CHARACTERS]}... ({len(line) - MOST_LINE_CHARACTERS} more characters)"
+        line = f"{line[:MOST_LINE_CHARACTERS]}... ({counted(len(line) - MOST_LINE_CHARACTERS, 'more character')})"
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)

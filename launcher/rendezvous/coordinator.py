@@ -504,7 +504,7 @@ class Coordinator:
             return
         more = self._strange - self._strange_told - 1
         self._strange_told, self._strange_told_s = self._strange, now_s
-        self._say(text + (f" (and {more} others before)" if more > 0 else ""))
+        self._say(text + (f" (and {more} before)" if more > 0 else ""))
 
     # ---- the end of all --------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bootseer.counted import counted
 from launcher.ranks.report import clean
 
 MOST_RANKS = 64  # lines
@@ -45,7 +46,7 @@ def format_status(status: Mapping[str, Any]) -> list[str]:
         lines += [f"  {line}" for line in _table([_COLUMNS, *(_row(rank) for rank in ranks[:MOST_RANKS])])]
     left = len(ranks) - MOST_RANKS
     if left > 0:
-        lines.append(f"  and {left} more ranks here: --json has all")
+        lines.append(f"  and {counted(left, 'more rank')} here: --json has all")
     return lines
 
 

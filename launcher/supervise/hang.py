@@ -467,13 +467,13 @@ class HangDetector:
         self, kind: HangKind, apart: tuple[int, ...], what: str, silence_s: float, limit_s: float, late: int
     ) -> Hang:
         assert self._silent_from_s is not None
-        counted = self._promised or self._attempt_steps or self._steps.gaps > 0
-        why = f"no rank has {'made a step' if counted else 'printed anything'} for {silence_s:.0f} s; "
-        gaps = (self._steps if counted else self._outputs).gaps
+        steps_count = self._promised or self._attempt_steps or self._steps.gaps > 0
+        why = f"no rank has {'made a step' if steps_count else 'printed anything'} for {silence_s:.0f} s; "
+        gaps = (self._steps if steps_count else self._outputs).gaps
         why += f"the longest healthy gap was {self._longest_s():.1f} s" if gaps else "there was none before"
         why += f"; {what}"
         if late:
-            why += f"; {late} ranks were not seen lately"
+            why += f"; not seen lately: {late} of the ranks"
         return Hang(kind, self._silent_from_s, apart, limit_s, self._longest_s(), why)
 
     def _longest_s(self) -> float:

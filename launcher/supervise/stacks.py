@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+from bootseer.counted import counted
+
 MOST_THREADS = 128  # of a process; faulthandler prints 100
 MOST_FRAMES = 128  # of a thread; the same
 MOST_GROUPS_SHOWN = 8
@@ -235,12 +237,12 @@ def format_groups(
     if not count:
         return ["no stacks"]
     kinds = "all do the same" if len(groups) == 1 else f"{len(groups)} different ones"
-    lines = [f"stacks of {_count(count, 'rank')}: {kinds}" if count > 1 else "the stack of 1 rank"]
+    lines = [f"stacks of {counted(count, 'rank')}: {kinds}" if count > 1 else "the stack of 1 rank"]
     for group in groups[:MOST_GROUPS_SHOWN]:
         lines += _format_group(group)
     if left := groups[MOST_GROUPS_SHOWN:]:
         others = [rank for group in left for rank in group.ranks]
-        lines.append(f"{_count(len(left), 'more kind')} of {name_ranks(others)}")
+        lines.append(f"{counted(len(left), 'more kind')} of {name_ranks(others)}")
     odd = find_odd(groups)
     if odd:
         lines.append(f"apart from the rest: {name_ranks(odd)}{_format_shared(odd, layout or {})}")
@@ -315,10 +317,6 @@ def name_ranks(ranks: Iterable[int]) -> str:
     named = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
     text = ", ".join(named[:MOST_NAMED]) + (", ..." if len(named) > MOST_NAMED else "")
     return f"ranks {text}" if len(ordered) <= 2 else f"{len(ordered)} ranks ({text})"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _printable(line: str) -> str:

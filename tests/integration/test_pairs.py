@@ -141,6 +141,6 @@ def test_the_node_with_a_slow_link_is_named_and_left_out(four_hosts: netns.Hosts
     assert f"check: fail    pairs {slow.name}: slow with 3 of 3 nodes" in text, text
     assert f"{slow.name} is left out of further attempts" in text
     assert not [line for line in text.splitlines() if "check: " in line and slow.name not in line], text
-    assert "3 ranks on 3 node(s)" in text
+    assert "3 ranks on 3 nodes" in text
     found = events_of(tmp_path, "check")
     assert [(event["attrs"]["check"], event["attrs"]["where"]) for event in found] == [("pairs", slow.name)]

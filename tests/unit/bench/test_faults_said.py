@@ -33,7 +33,7 @@ def read(text: str, launcher: str = "bootrun") -> list[Word]:
             (),
         ),
         ("stopping attempt 0: rule 'late': nothing that fits came within 60 s", "", (), ()),
-        ("error: ranks failed after 3 restart(s)", "", (), ()),
+        ("error: ranks failed after 3 restarts", "", (), ()),
     ],
 )
 def test_lines(line: str, class_: str, ranks: tuple[int, ...], nodes: tuple[str, ...]) -> None:
@@ -45,7 +45,7 @@ def test_lines(line: str, class_: str, ranks: tuple[int, ...], nodes: tuple[str,
 @pytest.mark.parametrize(
     "line",
     [
-        "bootrun: attempt 1 starts: 4 ranks on 2 node(s)",
+        "bootrun: attempt 1 starts: 4 ranks on 2 nodes",
         "bootrun: no secret is set: whoever reaches the endpoint can join this job",
         "bootrun: restart 1 of 3",
         "[rank0]:step 20 loss 0.3",

@@ -582,7 +582,7 @@ def test_errors_at_other_lines_and_other_failures_use_up_the_budget() -> None:
         sim.run_until_idle()
     finish = sim.finish()
     assert finish is not None
-    assert (finish.status, finish.reason) == (1, "ranks failed after 3 restart(s)")
+    assert (finish.status, finish.reason) == (1, "ranks failed after 3 restarts")
 
 
 @pytest.mark.parametrize("changes", [{"stops_on_same_error": False}, {"max_restarts": 0}])
@@ -710,7 +710,7 @@ def test_what_is_no_lack_of_progress_uses_up_the_budget(
     fail_at(sim, *[reached] * 5, **failure)
     finish = sim.finish()
     assert finish is not None
-    assert (finish.status, finish.reason) == (1, "ranks failed after 4 restart(s)")
+    assert (finish.status, finish.reason) == (1, "ranks failed after 4 restarts")
 
 
 def test_a_kill_for_want_of_memory_is_no_chance() -> None:
@@ -784,7 +784,7 @@ def test_pages_of_attempts_that_never_ran_come_too_and_the_last_one_with_the_end
     assert [page["next_attempt"] for page in pages] == [1, 2, None]
     assert [page["stages"]["backoff_s"] for page in pages] == [0.0, 1.0, None]
     assert all(page["stages"]["spawn_s"] is None for page in pages)
-    assert pages[2]["rule"] == "ranks failed after 2 restart(s)"
+    assert pages[2]["rule"] == "ranks failed after 2 restarts"
     kinds = [type(message) for message in sim.inbox[1]]
     assert kinds.index(FailurePage) < kinds.index(Finish) == len(kinds) - 1
 

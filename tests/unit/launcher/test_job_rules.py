@@ -57,7 +57,7 @@ def test_a_restart_uses_the_budget() -> None:
     assert isinstance(finish, Finish) and finish.status == 1
     assert (
         finish.reason
-        == "rule 'loss' (numeric): the job (rank 1 prints it): loss is nan: 'loss nan' after 1 restart(s)"
+        == "rule 'loss' (numeric): the job (rank 1 prints it): loss is nan: 'loss nan' after 1 restart"
     )
 
 

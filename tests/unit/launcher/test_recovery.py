@@ -217,7 +217,7 @@ def test_a_job_that_is_given_up_says_how_its_machine_is_found() -> None:
     sim.fail(2, **NAN)
     sim.fail(2, **NAN)
     finish = sim.finish()
-    assert finish is not None and (finish.status, finish.reason) == (1, "ranks failed after 1 restart(s)")
+    assert finish is not None and (finish.status, finish.reason) == (1, "ranks failed after 1 restart")
     line = next(text for text in notes(sim) if "group replay" in text)
     assert line.endswith("bootseer replay --hosts node1,node2 --group-size 1 --run COMMAND")
     assert sim.steps() == [(0, "restart-in-place"), (1, "replay-advised"), (1, "give-up")]

@@ -226,9 +226,8 @@ def test_own_lines_beyond_the_bound_are_counted(loop, fds):
     run_until(loop, read)
     shown = got.count(line.encode() + b"\n")
     assert 0 < shown < count
-    assert got.endswith(
-        f"bootrun: {count - shown} lines of bootrun were dropped here: the console took nothing\n".encode()
-    )
+    lost = f"{count - shown:,} lines of bootrun"
+    assert got.endswith(f"bootrun: warning: {lost}: dropped here, as the console took nothing\n".encode())
     console.close()
 
 

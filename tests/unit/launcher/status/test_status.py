@@ -109,7 +109,7 @@ def test_any_answer_is_shown_in_lines_that_do_a_terminal_no_harm(status: dict[st
 def test_many_ranks_are_cut() -> None:
     lines = format_status({**STATUS, "ranks": [{"rank": rank, "state": "running"} for rank in range(5000)]})
     assert len(lines) == 6 + 1 + MOST_RANKS + 1
-    assert lines[-1] == f"  and {5000 - MOST_RANKS} more ranks here: --json has all"
+    assert lines[-1] == f"  and {5000 - MOST_RANKS:,} more ranks here: --json has all"
 
 
 def test_which_job_is_meant() -> None:

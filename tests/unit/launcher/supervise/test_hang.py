@@ -377,7 +377,7 @@ def test_late_facts_are_waited_for_but_not_for_ever() -> None:
     train(detector, 60)
     [(after_s, hang)] = stand(detector, 60, 600, late)
     assert 25 <= after_s <= 26 + 2 * LOOK_S
-    assert "1 ranks were not seen lately" in hang.why
+    assert "not seen lately: 1 of the ranks" in hang.why
 
 
 def test_time_in_which_nobody_looked_does_not_count() -> None:

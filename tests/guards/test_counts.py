@@ -1,0 +1,64 @@
+"""Messages count in singular and plural: "1 file", not "1 files" or "1 file(s)".
+
+A number before a plural in an f-string is to be given by `bootseer.counted`. Left alone are "of 3 ranks", and what
+names a limit ("at most").
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+TOP = Path(__file__).parents[2]
+THINGS = (
+    "blocks|commands|copies|days|disks|distributions|environments|events|faults|files|findings|folders|hours|items|jobs|keys"
+    "|layers|lines|links|modules|nodes|packages|problems|processes|ranks|restarts|seconds|shards|stripes|tensors|workers"
+)
+COUNTED = re.compile(rf" (more )?({THINGS})\b")
+# Of these the code before says that there are several, or they are about files that nobody makes by hand.
+MANY = {
+    *("bootseer/blocks/trace.py", "bootseer/checkpoint/save_rules.py", "bootseer/diagnose/layout.py"),
+    *("bootseer/env/commands.py", "bootseer/peers/membership.py", "bootseer/startup/slow_words.py"),
+    *(
+        "bootseer/tree/image_config.py",
+        "bootseer/trust/key_folder.py",
+        "launcher/recovery.py",
+        "launcher/setup.py",
+    ),
+    *("launcher/status/text.py", "launcher/supervise/doing.py", "launcher/supervise/failure_page.py"),
+    *("launcher/supervise/stacks.py", "bootseer/cli/ckpt.py", "bootseer/tree/index.py", "bootseer/cli/image.py"),
+}
+LIMIT = re.compile(r"at most|more than|where its|1 to ")
+
+
+def sources() -> list[Path]:
+    return sorted(path for name in ("bootseer", "launcher") for path in (TOP / name).rglob("*.py"))
+
+
+def wrong_counts(text: str) -> Iterator[tuple[int, str]]:
+    """Line and what stands there."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        whole = "".join(str(part.value) for part in node.values if isinstance(part, ast.Constant))
+        for before, value, after in zip([None, *node.values], node.values, [*node.values[1:], None], strict=False):
+            if not isinstance(value, ast.FormattedValue) or not isinstance(after, ast.Constant):
+                continue
+            if isinstance(value.value, ast.Call) and getattr(value.value.func, "id", "") == "counted":
+                continue
+            found = COUNTED.match(str(after.value))
+            is_part = isinstance(before, ast.Constant) and str(before.value).endswith(("of ", "all ", "of the "))
+            if (found and not is_part and not LIMIT.search(whole)) or re.match(r" [a-z]+\(s\)", str(after.value)):
+                yield node.lineno, str(after.value)
+
+
+def test_what_is_found() -> None:
+    found = list(wrong_counts('f"{a} files"; f"{a} node(s) x"; f"{a} of {b} ranks"; f"{a} names; at most 3"'))
+    assert [text for _, text in found] == [" files", " node(s) x"]
+
+
+def test_numbers_and_nouns_agree() -> None:
+    found = {path.relative_to(TOP).as_posix(): list(wrong_counts(path.read_text())) for path in sources()}
+    assert {name: lines for name, lines in found.items() if lines and name not in MANY} == {}
