@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -356,3 +357,27 @@ def test_without_locks_in_the_cache_the_runtime_folder_has_them(
         each.join(30.0)
     assert requested(server) == 2, "unpacked once each time"
     wait_until(lambda: not is_used(node.cache, built.digest))
+
+
+# ---- a user who can have no namespaces either ---------------------------------------------------------------
+
+
+WITHOUT_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all "$@"'
+
+
+@pytest.mark.system
+@pytest.mark.xfail(strict=True, reason="it is told when all is unpacked")
+def test_who_can_have_no_namespaces_is_told_before_anything_is_unpacked(node: Node) -> None:
+    tried = subprocess.run(["unshare", "-Ur", "sh", "-c", WITHOUT_NAMESPACES, "sh", "true"], capture_output=True)
+    if tried.returncode:
+        lacking(f"no user namespace with limits of its own: {tried.stderr.decode()}")
+    built, server = node.make(1)
+    program = os.path.join(os.path.dirname(sys.executable), "bootseer")
+    run = [program, "image", "run", f"{server.url}@sha256:{built.digest}", "--", "true"]
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", WITHOUT_NAMESPACES, "sh", *run],
+        env={**os.environ, **node.environ}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "no namespaces for an image here" in done.stderr, done.stderr
+    assert requested(server) == 0
+    assert "unpack" not in done.stderr
