@@ -22,6 +22,7 @@ from bootseer.mounts.holder import HeldRoot, Holder
 from bootseer.mounts.image_environ import Changes, image_environ
 from bootseer.mounts.image_places import find_places, read_groups, read_users
 from bootseer.mounts.image_source import OnOrigin, Source, open_source
+from bootseer.mounts.privileges import may_mount
 from bootseer.mounts.root import TMPFS, RootSpec
 
 PYTHONS = ("python3", "python")
@@ -132,6 +133,8 @@ def open_image(request: ImageRequest, holder: Holder, say: Callable[[str], objec
     Args: say: lines for people while it takes time.
     Raises: ConfigError, StorageError, IntegrityError.
     """
+    if not may_mount():
+        namespaces.probe()  # else it would be unpacked for nothing
     source = open_source(
         request.url,
         request.workload,

@@ -43,14 +43,45 @@ def separate() -> bool:
         if not number:
             _map_self(uid, gid)
     if number:
+        raise _no_namespaces(f"unshare: {os.strerror(number).lower()}")
+    try:
+        kernel.mount("none", "/", "", REC | SLAVE)
+    except StorageError as error:
         raise ConfigError(
-            f"no namespaces for an image here (unshare: {os.strerror(number).lower()}): run it as root, or allow "
-            "user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0; in "
-            "a container --cap-add SYS_ADMIN), or run the job by apptainer or podman --rootfs on the unpacked "
-            "image (bootseer image materialise)"
-        )
-    kernel.mount("none", "/", "", REC | SLAVE)
+            "no namespaces for an image here: / is no mount, as in a chroot: bind the folder that is / here onto "
+            "itself before the chroot (mount --bind DIR DIR), or take a container"
+        ) from error
+    except ConfigError as error:
+        raise _no_namespaces(str(error)) from error
     return is_user
+
+
+def probe() -> None:
+    """Has a child try `separate`. Raises: ConfigError as that does."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            separate()
+        except ConfigError as error:
+            os.write(write_fd, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write_fd)
+    with open(read_fd, "rb") as file:
+        said = file.read().decode()
+    os.waitpid(pid, 0)
+    if said:
+        raise ConfigError(said)
+
+
+def _no_namespaces(why: str) -> ConfigError:
+    return ConfigError(
+        f"no namespaces for an image here ({why}): run it as root, or allow "
+        "user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0; in "
+        "a container --cap-add SYS_ADMIN), or run the job by apptainer or podman --rootfs on the unpacked "
+        "image (bootseer image materialise)"
+    )
 
 
 def _map_self(uid: int, gid: int) -> None:
