@@ -1,9 +1,10 @@
 """An environment at another path than the one that it was made for: files that name their own place are rewritten.
 
 PURE but for `relocate`, which does it in a folder where all files were just unpacked, before anybody sees them.
-Rewritten: first lines of scripts in any form that installers write, activate scripts, pyvenv.cfg, .pth,
-direct_url.json, settings below share/ and etc/ (Jupyter's kernel.json), absolute links, and the sums of all that
-in RECORD. Times stay, and bytecode with them. Named: other texts that have the old place, and scripts whose
+Rewritten, wherever in a target environments lie (as those of uv tool and pipx): first lines of scripts in any form
+that installers write, activate scripts, pyvenv.cfg, .pth, direct_url.json, settings below share/ and etc/ (as
+Jupyter's kernel.json), absolute links, and the sums of all that in RECORD; also where URLs, JSON or shells spell
+paths otherwise. Times stay, and bytecode with them. Named: other texts that have the old place, and scripts whose
 interpreter is not there. Refused, with the reason: what keeps its place in files that cannot be rewritten safely.
 
 Source: execve(2) and pip's distlib (`'''exec'` for first lines that are too long); PEP 376, 610, 660; elf(5).
@@ -15,11 +16,13 @@ import base64
 import csv
 import hashlib
 import io
+import json
 import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from urllib.parse import quote
 
 from bootseer.errors import ConfigError, IntegrityError
 from bootseer.mounts.shared_library import find_run_paths
@@ -30,8 +33,15 @@ from bootseer.tree.safe_folders import LastFolder
 MOST_TEXT_BYTES = 4 << 20
 MOST_SHEBANG_BYTES = 127  # with the "#!", as kernels before 5.1 have it
 _ELF = b"\x7fELF"
-_SCRIPTS = re.compile(rb"(?:bin|Scripts)/[^/]+")
-_NAMED = re.compile(rb"(?:.*/)?(?:pyvenv\.cfg|[^/]+\.pth|[^/]+\.dist-info/direct_url\.json)", re.DOTALL)
+_BELOW = (
+    rb"(?:(?!(?:.*/)?(?:site|dist)-packages/).*/)?"  # a folder of the target, but those of packages' own files
+)
+_SCRIPTS = re.compile(_BELOW + rb"(?:bin|Scripts)/[^/]+", re.DOTALL)
+_URL = re.compile(rb"(?:.*/)?[^/]+\.dist-info/direct_url\.json", re.DOTALL)
+_NAMED = re.compile(
+    rb"(?:.*/)?(?:pyvenv\.cfg|[^/]+\.pth|[^/]+\.egg-link|uv-receipt\.toml|pipx_(?:metadata|shared)\.json)",
+    re.DOTALL,
+)
 _RECORD = re.compile(rb"(?:(.*)/)?[^/]+\.dist-info/RECORD", re.DOTALL)
 _EDITABLE = re.compile(rb"(?:.*/)?__editable__[^/]*\.py", re.DOTALL)
 _CONDA = re.compile(rb"conda-meta/[^/]+\.json")
@@ -39,11 +49,12 @@ _LIBRARY = re.compile(rb".*\.so(?:\.[0-9.]+)?", re.DOTALL)
 # What /bin/sh runs and Python takes for a text: pip quotes with ", uv with ' or not at all.
 _TRAMPOLINE = re.compile(rb"#!/bin/sh\n'''exec' ([^\n]*)\n' '''\n")
 _WORD = re.compile(rb"""\"([^\"$`\\\n]+)\"|((?:'[^'\n]*'|\"'\")+)|([^\s\"'$`\\]+)""")
-_SETTINGS = re.compile(rb"(?:share|etc)/.*|(?:.*/)?[^/]+\.(?:pc|cmake|desktop|service)", re.DOTALL)
+_SETTINGS = re.compile(_BELOW + rb"(?:share|etc)/.*|(?:.*/)?[^/]+\.(?:pc|cmake|desktop|service)", re.DOTALL)
 _BYTES_LOOKED_AT = 1 << 20  # of a text that is only searched
 MOST_NAMED = 20  # lines for people
 
 Moves = Sequence[tuple[bytes, bytes]]  # (where a target was, where it is), absolute
+_Spelling = Callable[[bytes], bytes]
 
 
 class RefusedError(Exception):
@@ -60,13 +71,53 @@ def replace_paths(data: bytes, moves: Moves) -> bytes:
     return pattern.sub(lambda match: places[match[0]], data)
 
 
+def spelled_moves(path: bytes, moves: Moves) -> Moves:
+    """PURE: the same as a file of this name may have the old place, and as it is to have the new one."""
+    ways: list[tuple[_Spelling, _Spelling]]
+    if _URL.fullmatch(path):
+        ways = [(_in_url, _in_url), (_in_url_of_uv, _in_url), (bytes, _in_url)]
+    elif path.endswith(b".json"):
+        ways = [(_in_ascii_json, _in_ascii_json), (_in_json, _in_json)]
+    else:
+        ways = [(bytes, bytes), (_in_quotes, _in_quotes), (_in_quotes_of_fish, _in_quotes_of_fish)]
+    found: dict[bytes, bytes] = {}
+    for old, new in moves:
+        for spell, respell in ways:
+            found.setdefault(spell(old), respell(new))
+    return list(found.items())
+
+
+def _in_url(place: bytes) -> bytes:
+    return quote(place).encode()
+
+
+def _in_url_of_uv(place: bytes) -> bytes:
+    return quote(place, safe="/'!$&()*+,;=:@").encode()
+
+
+def _in_ascii_json(place: bytes) -> bytes:
+    return json.dumps(os.fsdecode(place))[1:-1].encode()
+
+
+def _in_json(place: bytes) -> bytes:
+    return os.fsencode(json.dumps(os.fsdecode(place), ensure_ascii=False)[1:-1])
+
+
+def _in_quotes(place: bytes) -> bytes:
+    return place.replace(b"'", b"'\"'\"'")
+
+
+def _in_quotes_of_fish(place: bytes) -> bytes:
+    return place.replace(b"'", b"'\\''")
+
+
 def rewrite_script(data: bytes, moves: Moves) -> bytes:
     """A file of `bin` that is no program. One whose interpreter's path is too long, or has a space, is started by
     /bin/sh. What stands behind a zero byte, as of an archive that Python runs, stays."""
     first_end, text_end = data.find(b"\n") + 1 or len(data), data.find(b"\0")
     found = _TRAMPOLINE.match(data)
     head_end = found.end() if found is not None else first_end if data.startswith(b"#!") else 0
-    body = data[head_end:] if text_end >= 0 else replace_paths(data[head_end:], moves)
+    body = data[head_end:] if text_end >= 0 else replace_paths(data[head_end:], spelled_moves(b"", moves))
     if found is not None:
         program, rest = split_program(found[1])
         if program.startswith(b"/") and (moved := replace_paths(program, moves)) != program:
@@ -148,8 +199,8 @@ def rewrite(path: bytes, data: bytes, moves: Moves) -> bytes:
     if _SCRIPTS.fullmatch(path):
         is_script = data.startswith(b"#!") or b"\0" not in data
         return rewrite_script(data, moves) if is_script and not data.startswith(_ELF) else data
-    if _NAMED.fullmatch(path) or (_SETTINGS.fullmatch(path) and b"\0" not in data):
-        return replace_paths(data, moves)
+    if _URL.fullmatch(path) or _NAMED.fullmatch(path) or (_SETTINGS.fullmatch(path) and b"\0" not in data):
+        return replace_paths(data, spelled_moves(path, moves))
     if _EDITABLE.fullmatch(path) and replace_paths(data, moves) != data:
         raise RefusedError(f"{_shown(path)} names its place: install that package without -e")
     return data
@@ -157,7 +208,7 @@ def rewrite(path: bytes, data: bytes, moves: Moves) -> bytes:
 
 def is_text(path: bytes) -> bool:
     """Whether a file is one that `rewrite` has to see."""
-    return any(pattern.fullmatch(path) for pattern in (_SCRIPTS, _NAMED, _EDITABLE, _SETTINGS))
+    return any(pattern.fullmatch(path) for pattern in (_SCRIPTS, _URL, _NAMED, _EDITABLE, _SETTINGS))
 
 
 def why_not(index: Index, *, is_relocatable: bool) -> str:
@@ -208,7 +259,7 @@ def _relocate(index: Index, folders: LastFolder, moves: Moves, where: str) -> li
         is_program = index.sizes[entry] > MOST_TEXT_BYTES
         if not is_text(path) or is_program:
             with _File(folders, path) as file:
-                names_it = _names_place(file.read(0, _BYTES_LOOKED_AT), moves)
+                names_it = _names_place(file.read(0, _BYTES_LOOKED_AT), spelled_moves(path, moves))
             if names_it and first not in changed:
                 told.append(f"{_shown(path)} still names the old place")
             continue

@@ -99,9 +99,6 @@ def test_the_way_of_pip_is_understood() -> None:
     )
 
 
-LATER = pytest.mark.xfail(strict=True, reason="only the target's own bin, share and etc are looked at")
-
-
 # ---- which files -------------------------------------------------------------------------------------------
 
 
@@ -114,13 +111,11 @@ LATER = pytest.mark.xfail(strict=True, reason="only the target's own bin, share 
         b"lib/python3.11/site-packages/x.pth",
         b"lib/x/a-1.dist-info/direct_url.json",
         b"lib/__editable___a_finder.py",
-        pytest.param(
-            b"tools/ruff/bin/ruff", marks=LATER
-        ),  # of uv, pipx, and whoever has several environments in one folder
-        pytest.param(b"pipx/venvs/ruff/share/man/man1/ruff.1", marks=LATER),
-        pytest.param(b"tools/ruff/uv-receipt.toml", marks=LATER),
-        pytest.param(b"pipx/venvs/ruff/pipx_metadata.json", marks=LATER),
-        pytest.param(b"lib/x.egg-link", marks=LATER),
+        b"tools/ruff/bin/ruff",  # of uv, pipx, and whoever has several environments in one folder
+        b"pipx/venvs/ruff/share/man/man1/ruff.1",
+        b"tools/ruff/uv-receipt.toml",
+        b"pipx/venvs/ruff/pipx_metadata.json",
+        b"lib/x.egg-link",
     ],
 )
 def test_files_that_name_their_place(path: bytes) -> None:
@@ -207,7 +202,6 @@ SPELLED = [  # path, text with PLACE, the new place, text with that
 ]
 
 
-@pytest.mark.xfail(strict=True, reason="a path is looked for as it is")
 def test_paths_that_files_have_by_other_signs() -> None:
     wrong = []
     for path, text, new, made in SPELLED:
