@@ -48,7 +48,7 @@ nginx nginx-light
 fsck.erofs erofs-utils
 mkfs.erofs erofs-utils
 setpriv util-linux
-fincore util-linux
+fincore util-linux-extra
 ssh-keygen openssh-client
 docker-registry docker-registry
 skopeo skopeo
