@@ -437,7 +437,9 @@ class Agent:
             return
         for failure in group.failures:
             if failure.stopped_by_us and failure.status == -signal.SIGKILL:
-                self._around.say(f"rank {failure.rank} (pid {failure.pid}) did not end in time and was killed")
+                self._around.say(
+                    f"warning: rank {failure.rank} (pid {failure.pid}) did not end in time and was killed"
+                )
         self._around.attempt_over()
         if self._leaving:
             self._send(Leave(self._leaving))

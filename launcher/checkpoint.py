@@ -524,9 +524,10 @@ class NodeCheckpoint:
             return
         self._reminder.cancel()
         self._say(
-            f"the checkpoint still takes {taken_bytes / 1e9:.1f} GB of this node's memory: no first step of all "
-            f"ranks was seen in {FIRST_STEP_SAY_S / 60:.0f} min. A torch optimizer's first step gives it back, or "
-            "bootseer.heartbeat(step) in each rank (not with --rank-hooks off, or without an events folder)"
+            f"warning: the checkpoint still takes {taken_bytes / 1e9:.1f} GB of this node's memory: no first step "
+            f"of all ranks was seen in {FIRST_STEP_SAY_S / 60:.0f} min. A torch optimizer's first step gives it"
+            " back, or bootseer.heartbeat(step) in each rank (not with --rank-hooks off, or without an events"
+            " folder)"
         )
 
     def _environ(self, path: str, address: str, pinned: Pinned | None = None) -> dict[str, str]:

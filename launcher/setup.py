@@ -498,7 +498,9 @@ class NodeSetup:
         if self._state is State.READY:
             if self._is_publishing:
                 self._is_publishing = False
-                self._events.said(f"the environment is not kept: the process that publishes it has failed: {why}")
+                self._events.said(
+                    f"warning: the environment is not kept: the process that publishes it has failed: {why}"
+                )
                 self._tell("unpublished", text=f"the process that published it has failed: {why}")
             if self._is_mounted:
                 if time.monotonic_ns() - self._ready_ns > STABLE_S * 1e9:

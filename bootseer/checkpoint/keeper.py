@@ -699,7 +699,7 @@ class Keeper:
                 self._from_disk_bytes += int(news["from_disk"])
                 self._bad.update((file, unit) for file, unit in news["bad"])
             elif "failed" in news:
-                self._say(f"the reader of the checkpoint has failed: {news['failed']}")
+                self._say(f"warning: the reader of the checkpoint has failed: {news['failed']}")
         if lines is None:
             self._replace_filler()
 

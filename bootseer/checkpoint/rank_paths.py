@@ -110,7 +110,7 @@ class RankPaths:
                 self._make_links(there, {name: os.path.join(shown.own_folder, name) for name in missing})
             except OSError as error:
                 self.drop_links()
-                self._say(f"the checkpoint's files cannot be had as links: {error}")
+                self._say(f"warning: the checkpoint's files cannot be had as links: {error}")
             else:
                 then(Found(shown.path_in(self._links)))
                 return

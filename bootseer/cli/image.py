@@ -88,7 +88,7 @@ def build(
         built = build_tree(source, target, options, line.count, say)
     found = built.statistics
     for what, count in sorted(found.left_out.items()):
-        say(f"left out, as a tree cannot hold them: {count} {what}")
+        say(f"warning: left out, as a tree cannot hold them: {count} {what}")
     record = {
         "digest": built.digest, "name": built.name, "signed_by": built.signer, "index_bytes": built.index_bytes,
         "carried_traces": built.carried_traces, "seconds": line.elapsed_s, **found._asdict(),

@@ -331,7 +331,7 @@ class FirstStepCaches:
     def _tell_secrets(self, paths: list[str]) -> None:
         if paths:
             names = ", ".join(paths[:_MOST_NAMES]) + (" and others" if len(paths) > _MOST_NAMES else "")
-            self._say(f"first-step caches: {names}: not kept, as these are credentials")
+            self._say(f"warning: first-step caches: {names}: not kept, as these are credentials")
 
     def _note_silence(self, error: BootseerError) -> None:
         if isinstance(error, StorageTimeout):

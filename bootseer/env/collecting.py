@@ -223,7 +223,7 @@ async def _needed(store: Store, key: str, digests: set[str], say: Say) -> frozen
             data = await read_index_bytes(place, digest)
             index = await aio.run_io(indexes.decode, data, digest, place_of(place, index_path(digest)))
         except (NotFound, IntegrityError) as error:
-            say(f"the tree cannot be used: {error}")
+            say(f"warning: the tree cannot be used: {error}")
             return None
         paths.add(f"{folder}/{index_path(digest)}")
         paths |= {f"{folder}/{index.pack_path(pack)}" for pack in range(len(index.packs))}

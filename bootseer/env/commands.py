@@ -157,7 +157,7 @@ def read_document(envs: EnvStore, key: str, say: Say) -> KeyDocument | None:
     try:
         return load_document(envs, key)
     except (StorageError, IntegrityError) as error:
-        say(f"the document of the key is not used: {error}")
+        say(f"warning: the document of the key is not used: {error}")
         return None
 
 

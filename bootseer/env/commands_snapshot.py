@@ -192,8 +192,8 @@ class _Making:
         keyed = self._keyed = decided.keyed
         if changes.is_empty:
             self._say(
-                f"set-up changed nothing in {', '.join(keyed.targets)}: if it installs elsewhere, name that folder"
-                " by --setup-target"
+                f"warning: set-up changed nothing in {', '.join(keyed.targets)}: if it installs elsewhere, name"
+                " that folder by --setup-target"
             )
         self._lease.tell("compresses and stores")
         built = capture.build(
@@ -239,9 +239,9 @@ class _Making:
         for line in facts.notes:
             self._say(line)
         if facts.left_out:
-            self._say(f"left out, as everybody could read it: {_few(facts.left_out)}")
+            self._say(f"warning: left out, as everybody could read it: {_few(facts.left_out)}")
         if facts.outside:
-            self._say(f"written outside the targets, so not in the snapshot: {_few(facts.outside)}")
+            self._say(f"warning: written outside the targets, so not in the snapshot: {_few(facts.outside)}")
         if facts.required:
             self._say(f"other nodes need this at the same path: {_few(facts.required)}")
 
@@ -259,7 +259,7 @@ class _Making:
                 found.snapshot.expires_s,
             )
         except BootseerError as error:
-            self._say(f"this node does not know that it is set up: {error}")
+            self._say(f"warning: this node does not know that it is set up: {error}")
             return
         settle_later(keyed.targets, self._environ)
 

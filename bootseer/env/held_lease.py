@@ -79,7 +79,10 @@ class Lease:
                 except StorageError as error:
                     self.missed += 1
                     if self.missed == MISSES:
-                        self._say(f"other nodes take this builder for dead, as its lease cannot be kept: {error}")
+                        self._say(
+                            "warning: other nodes take this builder for dead, as its lease cannot be kept:"
+                            f" {error}"
+                        )
 
     async def release(self, state: str = DONE, text: str = "") -> bool:
         """Says to those who wait how it ended; once. Returns: whether they will read it."""
@@ -98,7 +101,7 @@ class Lease:
 
                 await aio.retry(WRITING, write)
             except StorageError as error:
-                self._say(f"the lease could not be given back, others will notice in a while: {error}")
+                self._say(f"warning: the lease could not be given back, others will notice in a while: {error}")
                 return False
         return True
 

@@ -59,7 +59,7 @@ class Builder:
                 job.unpublished("it is in its place already")
                 return
             if why_not:
-                job.say(f"{why_not}, so what set-up makes is not kept")
+                job.say(f"warning: {why_not}, so what set-up makes is not kept")
                 self._runner.run(publishes=False)
                 job.unpublished(why_not)
                 return
@@ -160,7 +160,7 @@ class Builder:
         except BootseerError as error:
             aio.run_sync(lease.release(FAILED, "what set-up did could not be published"))
             job.unpublished(str(error))
-            job.say(f"the environment is not kept, and the next start runs set-up again: {error}")
+            job.say(f"warning: the environment is not kept, and the next start runs set-up again: {error}")
         else:
             self._made = published.made
             job.tell("published", tree=published.tree)
@@ -184,4 +184,6 @@ class Builder:
             if share(store, made, touched, imports, workload_key(*job.order["workload"]), job.say):
                 job.say("what the start has read of the environment is recorded for other nodes")
         except (BootseerError, OSError, TypeError, ValueError) as error:
-            job.say(f"what the start has read of the environment is not recorded for other nodes: {error}")
+            job.say(
+                f"warning: what the start has read of the environment is not recorded for other nodes: {error}"
+            )

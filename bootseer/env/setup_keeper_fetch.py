@@ -227,7 +227,7 @@ class Fetcher:
             try:
                 read.extend(aio.run_sync(ask()))
             except BootseerError as error:
-                self._job.say(f"what earlier starts have imported is not known: {error}")
+                self._job.say(f"warning: what earlier starts have imported is not known: {error}")
 
         thread = threading.Thread(target=run, name="hot-imports", daemon=True)
         thread.start()
@@ -268,7 +268,7 @@ class Fetcher:
             try:
                 self._mounted.end_start()
             except BootseerError as error:
-                self._job.say(f"what the start has read of the environment is not recorded: {error}")
+                self._job.say(f"warning: what the start has read of the environment is not recorded: {error}")
 
     def unmount(self) -> None:
         """If something is mounted."""

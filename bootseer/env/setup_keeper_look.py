@@ -135,10 +135,13 @@ def look(
     elif not store.store.features.creates_if_absent:
         cannot = "this store cannot create a file exactly once"
         if found is None:
-            say(f"{redact(store.url)}: {cannot}, so nothing is published there: every node installs for itself")
+            say(
+                f"warning: {redact(store.url)}: {cannot}, so nothing is published there:"
+                " every node installs for itself"
+            )
     elif unclean and found is None:
         cannot = unclean
-        say(f"{cannot}, so what set-up makes is not kept")
+        say(f"warning: {cannot}, so what set-up makes is not kept")
     return Looked(keyed, store, found, there, cannot, expected, unclean)
 
 
@@ -336,6 +339,7 @@ def mark(
 def not_in_store_line(keyed: Keyed, store: EnvStore) -> str:
     """PURE: why nothing is published although nothing is there."""
     return (
-        f"the environment is in its place here, but not in {redact(store.url)}, where nobody can put it from here:"
-        f" make {', '.join(keyed.targets)} anew, and the next start, or `bootseer env snapshot`, puts it there"
+        f"warning: the environment is in its place here, but not in {redact(store.url)}, where nobody can put it"
+        f" from here: make {', '.join(keyed.targets)} anew, and the next start, or `bootseer env snapshot`, puts"
+        " it there"
     )

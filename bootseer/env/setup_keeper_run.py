@@ -76,10 +76,10 @@ class Runner:
                     settle_later(keyed.targets, job.environ)
             end_setup(keyed.targets, job.environ, is_clean=not (changed or looked.unclean or changes is None))
         except BootseerError as error:
-            job.say(f"what set-up did cannot be kept: {error}")
+            job.say(f"warning: what set-up did cannot be kept: {error}")
             capture = str(error)
         if changed and isinstance(capture, Capture):
-            job.say(f"{changed}, so what it made is not kept")
+            job.say(f"warning: {changed}, so what it made is not kept")
             capture = changed
         if changes is not None:
             look_s += changes.took_s
@@ -94,7 +94,7 @@ class Runner:
         job = self._job
         targets = plain_targets(job.spec, job.environ)
         if why:
-            job.say(f"{why}; set-up is run, and what it does is not kept")
+            job.say(f"warning: {why}; set-up is run, and what it does is not kept")
         job.is_publishing = False
         with ExitStack() as stack:
             try:
@@ -103,7 +103,9 @@ class Runner:
                 if isinstance(error, StorageTimeout):
                     raise
                 if described(error) not in job.why_no_key:
-                    job.say(f"whether another process is at its folder cannot be told: {described(error)}")
+                    job.say(
+                        f"warning: whether another process is at its folder cannot be told: {described(error)}"
+                    )
             self._note_plain(targets, is_over=False)
             done = self._run_commands(job.setup_environ(targets))
             self._note_plain(targets, is_over=True)
@@ -126,7 +128,7 @@ class Runner:
             )
             capture.begin()
         except BootseerError as error:
-            job.say(f"what set-up does cannot be kept: {error}")
+            job.say(f"warning: what set-up does cannot be kept: {error}")
             return str(error)
         return capture
 
@@ -164,4 +166,4 @@ class Runner:
             else:
                 begin_setup(targets, self._job.environ)
         except (BootseerError, OSError) as error:
-            self._job.say(f"that set-up was run is not noted: {described(error)}")
+            self._job.say(f"warning: that set-up was run is not noted: {described(error)}")

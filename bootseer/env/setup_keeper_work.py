@@ -130,7 +130,7 @@ class Work:
         """
         what = order["do"]
         if self._job.is_ready:
-            self._job.say(f"the environment is not kept: {why}")
+            self._job.say(f"warning: the environment is not kept: {why}")
             if what == "build":
                 self._job.unpublished(why)
         elif what in ("own", "again", "build"):

@@ -271,7 +271,7 @@ class EnvStore:
             except (NotFound, IntegrityError):
                 return None
             if hashlib.sha256(data).hexdigest() != entry.name:
-                self._say(f"{place_of(self.store, path)}: is not the document of this key: not used")
+                self._say(f"warning: {place_of(self.store, path)}: is not the document of this key: not used")
                 return None
             return StoredDocument(entry.name, data, entry.mtime_s)
 

@@ -88,7 +88,7 @@ def try_node_folder(digest: str, say: Say) -> str:
     try:
         return node_folder(node_cache(), digest)
     except BootseerError as error:
-        say(f"what this node has recorded is not looked at: {error}")
+        say(f"warning: what this node has recorded is not looked at: {error}")
         return ""
 
 

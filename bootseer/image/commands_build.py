@@ -301,6 +301,6 @@ def _carry(hot: _Hot, built: BuiltTree, url: str, head: Head, key: SigningKey | 
             tree = OpenedTree(built.tree, built.digest, head, store, built.index_bytes, "")
             publish(tree, url, carried, key, lambda _: None)
     except StorageError as error:
-        say(f"the traces are not carried over: {error}")
+        say(f"warning: the traces are not carried over: {error}")
         return 0
     return len(carried)

@@ -87,7 +87,7 @@ def _collect_unpacked(
         try:
             goes = not is_used(cache, each.digest) if is_dry else remove_unpacked(cache, each.digest)
         except StorageError as error:
-            say(f"an unpacked tree that nobody uses cannot be taken away: {error}")
+            say(f"warning: an unpacked tree that nobody uses cannot be taken away: {error}")
             continue
         if goes:
             left -= each.size
@@ -179,7 +179,7 @@ async def _collect_store(
         try:
             wanted |= await _paths_of(store, url, digest)
         except IntegrityError as error:
-            say(f"an index of an earlier tree cannot be used: {error}")
+            say(f"warning: an index of an earlier tree cannot be used: {error}")
     # Folders of traces have no time of their own everywhere: they go with their index.
     young = {
         found.path

@@ -149,7 +149,7 @@ def materialise(url: str, folder: str, options: MaterialiseOptions, progress: Pr
             )
     if done.skipped:
         what = ", ".join(f"{number} {kind}" for kind, number in sorted(done.skipped.items()))
-        say(f"left out, as this user or file system cannot have them: {what}")
+        say(f"warning: left out, as this user or file system cannot have them: {what}")
     return Unpacked(tree.digest, done, hot_s)
 
 
@@ -161,7 +161,7 @@ def _blocks(tree: OpenedTree, say: Say) -> Iterator[BlockSource]:
     try:
         cache = node_cache(say)
     except BootseerError as error:
-        say(f"cached blocks are not used: {error}")
+        say(f"warning: cached blocks are not used: {error}")
     if cache is None:
         yield fetched
         return

@@ -82,7 +82,7 @@ def _own_traces(folder: str, digest: str, block_count: int, say: Say) -> Iterato
     except FileNotFoundError:
         return
     except OSError as error:
-        say(f"{folder}: cannot be listed: {error.strerror}")
+        say(f"warning: {folder}: cannot be listed: {error.strerror}")
         return
     for name in names:
         if (matched := _OWN.fullmatch(name)) is None:
@@ -91,7 +91,7 @@ def _own_traces(folder: str, digest: str, block_count: int, say: Say) -> Iterato
         try:
             trace = traces.decode(read_file(path), digest, block_count, path)
         except BootseerError as error:
-            say(f"a trace is not used: {error}")
+            say(f"warning: a trace is not used: {error}")
             continue
         if trace.workload == matched[1]:
             yield KnownTrace(trace, path, is_own=True)
@@ -106,7 +106,7 @@ async def stored_traces(
         names = await list_stored(store, digest)
     except StorageError as error:
         if not is_web(store.url):
-            say(f"the traces of the store are not used: {error}")
+            say(f"warning: the traces of the store are not used: {error}")
             return []
         is_listed = False
         # The last one is in the one before it, if that was published.
@@ -186,7 +186,7 @@ def publish(tree: OpenedTree, url: str, found: Iterable[Trace], key: SigningKey 
     Raises: StorageError, also for a store that cannot be written to.
     """
     if key is None:
-        say("the trace is not signed: only who owns the tree's folder will use it")
+        say("warning: the trace is not signed: only who owns the tree's folder will use it")
     found = list(found)
     if is_registry(url):
         aio.run_sync(_push(url, [seal(traces.encode(trace), PAYLOAD_TYPE, key) for trace in found]))

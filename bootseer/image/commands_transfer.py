@@ -127,7 +127,10 @@ def _head_for(target: str, there: Head, data: bytes, trust: Trust, options: Tran
         if there.name != name:
             say(f"it keeps its name and its signatures: readers ask for it by --name {there.name}")
         return data
-    say("the tree is not signed, and in a registry nobody will use it so: `bootseer keys make` makes a key")
+    say(
+        "warning: the tree is not signed, and in a registry nobody will use it so:"
+        " `bootseer keys make` makes a key"
+    )
     return _sealed(there, name, None)
 
 

@@ -103,6 +103,9 @@ def open_source(
     began_s = time.monotonic()
     from bootseer.mounts.tree_waiting import begin_spare, end_spare
 
+    def warn(why: str) -> None:
+        say(f"warning: {why}")
+
     begin_spare(url, unless_served=_runtime())  # it gets ready while the tree is looked for
     try:
         if peers:
@@ -113,7 +116,7 @@ def open_source(
             if peers:
                 on_origin(store_url, [PACKS])
         return _open_tree(
-            *(url, workload, say, name, digest, reads_ahead, peers, avoid_mount, on_digest, on_fall_back or say),
+            *(url, workload, say, name, digest, reads_ahead, peers, avoid_mount, on_digest, on_fall_back or warn),
             began_s,
         )
     finally:

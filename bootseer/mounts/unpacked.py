@@ -227,7 +227,7 @@ def _unpack(
         )
     if done.skipped:
         what = ", ".join(f"{count} {name}" for name, count in sorted(done.skipped.items()))
-        say(f"left out of the image, as this user cannot have them: {what}")
+        say(f"warning: left out of the image, as this user cannot have them: {what}")
     with map_os_errors(place):
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -95,7 +95,7 @@ def _try_remove(cache: Cache, digest: str, say: Callable[[str], object]) -> bool
     try:
         return remove_unpacked(cache, digest)
     except StorageError as error:
-        say(f"an unpacked image that nobody uses cannot be taken away: {error}")
+        say(f"warning: an unpacked image that nobody uses cannot be taken away: {error}")
         return False
 
 
@@ -107,7 +107,7 @@ def remove_gone(cache: Cache, say: Callable[[str], object]) -> None:
             try:
                 remove_files(os.path.join(base, name))
             except OSError as error:
-                say(f"{os.path.join(base, name)}: cannot be removed: {error.strerror}")
+                say(f"warning: {os.path.join(base, name)}: cannot be removed: {error.strerror}")
 
 
 def size_when_unpacked(index: Index) -> int:

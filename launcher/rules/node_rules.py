@@ -129,7 +129,7 @@ class NodeRules:
             batch = reader.read(self._most_bytes)
         except OSError as error:
             self._told.say(
-                f"rules see nothing more of rank {reader.rank}: its log cannot be read: {error.strerror}"
+                f"warning: rules see nothing more of rank {reader.rank}: its log cannot be read: {error.strerror}"
             )
             self._engine.ended(reader.rank)
             self._tell_any("blind")
@@ -147,8 +147,9 @@ class NodeRules:
             if not self._is_skipping_told:
                 self._is_skipping_told = True
                 self._told.say(
-                    f"rules do not see all that ranks print, as it is much ({batch.skipped_bytes} bytes of rank "
-                    f"{reader.rank} were left out): at each look they see the last {self._most_bytes} of a file"
+                    f"warning: rules do not see all that ranks print, as it is much"
+                    f" ({batch.skipped_bytes} bytes of rank {reader.rank} were left out):"
+                    f" at each look they see the last {self._most_bytes} of a file"
                 )
         self._tell(outcomes)
 

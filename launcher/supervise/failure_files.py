@@ -173,7 +173,7 @@ class FailureFiles:
     def _complain(self, why: str) -> None:
         if not self._has_complained:
             self._has_complained = True
-            self._say(f"a failure's page cannot be kept in {self._folder}: {why}")
+            self._say(f"warning: a failure's page cannot be kept in {self._folder}: {why}")
 
 
 def _find_mismatches(rings: Mapping[int, bytes]) -> list[Cause]:

@@ -102,7 +102,7 @@ class Daemon:
     def _look(self) -> list[JobFile | Refused]:
         found = read_folder(self._options.jobs, os.geteuid())
         for each in self._rounds.see(found):
-            self._say(f"{each.name}: not worked on: {each.why}")
+            self._say(f"warning: {each.name}: not worked on: {each.why}")
         jobs = {each.name for each in found if isinstance(each, JobFile)}
         for name, worker in tuple(self._holding.items()):
             if name not in jobs or worker.poll() is not None:

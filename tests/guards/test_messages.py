@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 TOP = Path(__file__).parents[2]
 THINGS = (
     "blocks|commands|copies|days|disks|distributions|environments|events|faults|files|findings|folders|hours|items|jobs|keys"
@@ -93,7 +91,6 @@ def unwarned(text: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, line
 
 
-@pytest.mark.xfail(strict=True, reason="forty lines do not")
 def test_what_costs_something_warns() -> None:
     assert [line for _, line in unwarned('say(f"{a} could not be read"); say("warning: it is not kept")')]
     found = {path.relative_to(TOP).as_posix(): list(unwarned(path.read_text())) for path in sources()}

@@ -171,7 +171,9 @@ def test_what_fails_here_ends_the_rules_alone(node: Node, monkeypatch: pytest.Mo
 def test_a_log_that_cannot_be_read_is_told_of(tmp_path: Path) -> None:
     node = Node(tmp_path / "none", 1)
     rules = node.begin(FATAL)
-    assert node.said == ["rules see nothing more of rank 0: its log cannot be read: No such file or directory"]
+    assert node.said == [
+        "warning: rules see nothing more of rank 0: its log cannot be read: No such file or directory"
+    ]
     assert node.loop.planned == []
     rules.stop()
 
