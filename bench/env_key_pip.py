@@ -500,7 +500,7 @@ def pip_tools() -> Layout:
         name=f"{PIP_TOOLS}: pip-compile, pip-sync",
         tool=PIP_TOOLS,
         commands=(
-            f"pip-compile -q {offline} -o /dev/null requirements.in",
+            f"pip-compile -q {offline} -o {{target}}/compiled.txt requirements.in",
             f"pip-sync {offline} {python} requirements.txt",
         ),
         files={
