@@ -69,7 +69,7 @@ def test_a_damaged_version(source: Path, tmp_path: Path) -> None:
     with stripe.open("r+b") as file:
         file.write(b"\xff" if stripe.read_bytes()[:1] != b"\xff" else b"\0")
     done = run("verify", ckpt, status=1)
-    assert b"unit 0 in " in done.stdout and b"1 faults" in done.stdout
+    assert b"unit 0 in " in done.stdout and b"1 fault (" in done.stdout
     manifest = ckpt / f"v-{version}" / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"model", b"modem"))
     for command in ("ls", "verify", "cat"):

@@ -337,7 +337,7 @@ def test_another_path(node: Node) -> None:
             not path.is_file() or os.fsencode(node.venv) + b"/" not in path.read_bytes() or path.suffix == ".pyc"
         )
     wrong = node("restore", key, "--to", other, "--to", node.top / "third", status=1)
-    assert "2 folders for the 1 targets" in wrong.stderr
+    assert "2 folders for 1 target:" in wrong.stderr
     system = node("restore", key, "--to", "/etc", status=1)
     assert "belongs to the system" in system.stderr
 
@@ -616,7 +616,7 @@ def test_first_step_caches_of_a_store(node: Node) -> None:
     assert "no first-step caches" in node("caches", "list").stdout
     write_caches(node, "cache", os.fspath(node.store))
     line = node("caches", "list").stdout
-    assert KEY[:16] in line and "generation 1, 1 files" in line and "in a place of this user's own" in line
+    assert KEY[:16] in line and "generation 1, 1 file," in line and "in a place of this user's own" in line
     [record] = node.ask("caches", "list")["caches"]
     assert (record["key"], record["generation"], record["files"]) == (KEY, 1, 1)
     assert node.ask("caches", "gc", "--older", "1")["removed"] == []

@@ -73,7 +73,7 @@ def test_another_node_begins_with_what_the_first_one_made(
     assert ends["caches"].attrs["files"] == 1
     assert int(str(ends["caches"].attrs["bytes"])) == 8000
     assert ends["caches"].attrs["hit"] is True
-    assert "first-step caches: 1 files" in warm.stderr
+    assert "first-step caches: 1 file," in warm.stderr
 
 
 def test_ranks_are_told_where_caches_are_unless_the_user_says(
