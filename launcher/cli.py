@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line; argparse would put the usage before it."""
-        if message.endswith("required: script, ..."):
+        if message.endswith(("required: script, ...", "required: script")):  # the second is that of Python 3.13
             message = "no script is given"
         elif message.startswith("unrecognized arguments: "):
             message += self._find_meant(message.split()[2])
