@@ -72,13 +72,12 @@ def run(args: argparse.Namespace) -> Figures:
     for layout in layouts:
         began_s = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="bench-env-key-", dir=place, ignore_cleanup_errors=True) as folder:
+            own: list[Case] = []
             try:
-                own = list(run_layout(layout, folder, tools, args.change, verbose=args.verbose))
-            except BenchError as error:
-                if not args.verbose:
-                    raise
+                own.extend(run_layout(layout, folder, tools, args.change, verbose=args.verbose))
+            except BenchError as error:  # of a tool that does not run here; what was tried before is kept
                 note(str(error))
-                continue
+                own.append(Case(layout.name, "set-up", CHANGED, str(error).partition("\n")[0], 0.0))
         wrong = sum(bool(each.problem) for each in own)
         note(f"{layout.name}: {len(own)} cases, {wrong} wrong, {time.perf_counter() - began_s:.1f} s")
         for each in own:
