@@ -232,18 +232,22 @@ def _why_not(spec: SetupSpec, environ: Mapping[str, str]) -> str:
     if libc.syscall(machine.seccomp, _GET_ACTION_AVAIL, 0, ctypes.byref(action)):
         return f"this kernel, or this container, does not allow it: {os.strerror(ctypes.get_errno())}"
     # Who is not root can be watched only if no program gains privileges.
-    if os.geteuid() and any(shutil.which(each, path=environ.get("PATH")) for each in _SUDO) and _may_ask(spec):
+    if (
+        os.geteuid()
+        and any(shutil.which(each, path=environ.get("PATH")) for each in _SUDO)
+        and may_ask(spec.commands, spec.cwd)
+    ):
         return "a command may ask for more privileges, which it could not get while it is watched"
     return ""
 
 
-def _may_ask(spec: SetupSpec) -> bool:
+def may_ask(commands: Iterable[str], cwd: str) -> bool:
     """Whether a command, or a script that it names, has the name of a program that gives privileges."""
-    for command in spec.commands:
+    for command in commands:
         if _ASKS_FOR_MORE.search(command):
             return True
         for word in re.split(r"[\s;&|()\"']+", command):
-            path = os.path.join(spec.cwd, word)
+            path = os.path.join(cwd, word)
             try:
                 with open(path, "rb") as file:
                     if _ASKS_FOR_MORE.search(file.read(_MOST_SCRIPT_BYTES).decode(errors="replace")):
