@@ -38,6 +38,11 @@ _GET_ACTION_AVAIL, _USER_NOTIF = 2, 0x7FC00000
 _SUDO = ("sudo", "doas", "pkexec")
 _ASKS_FOR_MORE = re.compile(r"\b(sudo|doas|pkexec|su|apptainer|singularity)\b")
 _MOST_SCRIPT_BYTES = 1 << 20
+_MOST_SCRIPTS = 256  # that are followed
+_BETWEEN_WORDS = re.compile(r"[\s;&|()<>\"'`${}=,]+")
+_MAKES = re.compile(r"\b(g?make|just)\b|\$\(MAKE\)")
+_MAKEFILES = ("Makefile", "makefile", "GNUmakefile", "justfile")
+_SCRIPTS = {"", ".sh", ".bash", ".zsh", ".mk", ".py", ".env"}
 _MOST_TEXT_BYTES = 8 << 20
 _NO_TEXT = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".conda", ".egg", ".so")
 # Of an environment that contains the working folder: the rest of it is the user's.
@@ -242,16 +247,35 @@ def _why_not(spec: SetupSpec, environ: Mapping[str, str]) -> str:
 
 
 def may_ask(commands: Iterable[str], cwd: str) -> bool:
-    """Whether a command, or a script that it names, has the name of a program that gives privileges."""
-    for command in commands:
-        if _ASKS_FOR_MORE.search(command):
+    """Whether a command, or a script that it runs, also by others, names a program that gives privileges."""
+    todo = [(command, cwd, True) for command in commands]
+    seen: set[str] = set()
+    while todo:
+        text, folder, is_command = todo.pop()
+        if _ASKS_FOR_MORE.search(text):
             return True
-        for word in re.split(r"[\s;&|()\"']+", command):
-            path = os.path.join(cwd, word)
-            try:
-                with open(path, "rb") as file:
-                    if _ASKS_FOR_MORE.search(file.read(_MOST_SCRIPT_BYTES).decode(errors="replace")):
-                        return True
-            except (OSError, ValueError):
-                continue
+        words = {word.lstrip("/") for word in _BETWEEN_WORDS.split(text)} - {""}
+        paths = {os.path.join(above, word) for above in (cwd, folder) for word in words}
+        if _MAKES.search(text):
+            folders = {folder, *filter(os.path.isdir, paths)}
+            paths |= {os.path.join(each, name) for each in folders for name in _MAKEFILES}
+        if is_command:
+            paths |= {word for word in _BETWEEN_WORDS.split(text) if word.startswith("/")}
+        for path in paths - seen:
+            if len(seen) < _MOST_SCRIPTS and (script := _script(path, is_command)):
+                seen.add(path)
+                todo.append((script, os.path.dirname(path), False))
     return False
+
+
+def _script(path: str, is_named: bool) -> str:
+    """What a script says; "" for anything else. Args: is_named: a command has its name."""
+    try:
+        if not os.path.isfile(path):
+            return ""
+        with open(path, "rb") as file:
+            data = file.read(_MOST_SCRIPT_BYTES)
+    except (OSError, ValueError):
+        return ""
+    is_script = is_named or data.startswith(b"#!") or os.path.splitext(path)[1] in _SCRIPTS
+    return data.decode(errors="replace") if is_script and b"\0" not in data else ""
