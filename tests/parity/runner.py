@@ -248,6 +248,7 @@ def _listens(port: int) -> bool:
 
 def run(probe: Probe, launcher: Sequence[str], keep: bool = False) -> Observation:
     """Runs the probe to its end; the result holds only JSON values."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup launchers, and so ranks, would ignore it
     current = ProbeRun(probe, launcher)
     try:
         current.play()
