@@ -464,11 +464,13 @@ class _Preloaded:
         self.inside["listed"] = (len(sys.modules), len(sys.path_importer_cache))
         self.socket = _import_apart("_socket")
         modules = [module for module in list(sys.modules.values()) if isinstance(module, type(sys))]
-        main = id(self.main)
+        same = _import_apart(
+            "_operator"
+        ).is_  # each id() is an event for audit hooks, of which a watch has left one
         self.main_places = [  # multiprocessing and dill keep the script's module, say
             (place, name)
             for place in [sys.modules, *map(vars, modules)]
-            if main in map(id, place.values())
+            if True in map(same, place.values(), [self.main] * len(place))
             for name, value in list(place.items())
             if value is self.main
         ]
