@@ -224,6 +224,27 @@ def test_what_another_image_or_file_changes(job: Job) -> None:
     assert (job.how(), job.installs()) == ("there", 2)
 
 
+@pytest.mark.xfail(strict=True, reason="in an image nothing counts but what lies below the working folder")
+def test_what_set_up_reads_of_the_nodes_folders_decides(job: Job) -> None:
+    """A script and its files lie in a folder that the image sees at the same path, beside the working folder."""
+    ways = ("--env-way", "there,unpack")
+    make_wheel(job.wheels, "small", "2.0")
+    (job.folder / "which").write_text("small==1.0\n")
+    (job.folder / "setup.sh").write_text(
+        f"set -e\ncd {job.folder}\nif [ -f more.sh ]; then . ./more.sh; fi\n"
+        f"pip install -q --no-index --find-links wheels $(cat which)\necho ran >> {job.runs}\n"
+    )
+    job.setup = f"sh {job.folder}/setup.sh"
+    assert told(job.start(*ways))["version"] == "1.0"
+    job.script.write_text(TELL + "# edited\n")
+    assert told(job.start(*ways))["version"] == "1.0" and job.installs() == 1
+    (job.folder / "which").write_text("small==2.0\n")
+    assert told(job.start(*ways))["version"] == "2.0" and job.installs() == 2
+    (job.folder / "more.sh").write_text("true\n")
+    job.start(*ways)
+    assert job.installs() == 3
+
+
 def test_first_step_caches_in_an_image(job: Job) -> None:
     job.script.write_text(TELL + 'open(found["caches"] + "/aa-made", "w").write("x" * 1000)\n')
     first = told(job.start(caches=True))
