@@ -106,7 +106,7 @@ class Rules(NamedTuple):
     programs: frozenset[bytes] = frozenset()  # folders of PATH: of the machine, but below the roots
     makes: bool = True  # False: of what the commands make nobody tells, and they read of it only what is temporary
     began_ns: int = 0  # by the clock of files
-    only_roots: bool = False  # the commands run in an image: nothing else is this node's
+    only_roots: bool = False  # the commands run in an image: else only what it has of the node at the same path is
 
 
 def make_rules(given: Mapping[str, Any]) -> Rules:
@@ -200,6 +200,7 @@ class Watch:
         self._memories: dict[int, int] = {}
         self._programs: dict[int, tuple[bytes, bool]] = {}  # name, and whether it compiles
         self._environments: dict[bytes, bool] = {}  # folders: whether each is an interpreter's own
+        self._bound: dict[bytes, bool] = {}  # folders that are not found below the roots, in an image
         self._done: set[tuple[object, ...]] = set()
         self._touched: dict[bytes, _Touched] = {}
         self._made: set[bytes] = set()
@@ -266,9 +267,9 @@ class Watch:
                 HERE if call.new_folder == HERE else arguments[call.new_folder],
             )
             if path is not None and self._state(path) is not None:
-                self._make(path)
+                self._make(thread, path)
             if new is not None:
-                self._make(new)
+                self._make(thread, new)
             return
         if path is None:
             return
@@ -295,7 +296,7 @@ class Watch:
             self._done.add(mark)
         if kind in (MAKE, CREATE):
             if kind == CREATE or self._state(path) is None:
-                self._make(path)
+                self._make(thread, path)
         elif kind == LOOK:
             self._touch(thread, path, "l")
         elif kind == FOLLOW:
@@ -312,7 +313,7 @@ class Watch:
                 # What comes of the file depends on what was in it: that counts if somebody reads it.
                 self._touch(thread, path, "r" if flags & os.O_RDWR else "a")
             if is_there or flags & os.O_CREAT:
-                self._make(path)
+                self._make(thread, path)
             else:
                 self._touch(thread, path, "l")
         else:
@@ -408,9 +409,9 @@ class Watch:
                     break
         found.names = sorted(names)
 
-    def _make(self, path: bytes) -> None:
+    def _make(self, thread: int, path: bytes) -> None:
         """The commands make, or replace, what has this name."""
-        place = self._place(0, path)
+        place = self._place(0, path, thread)
         if place is not None and not self._made_above(place):
             self._made.add(place)
 
@@ -426,8 +427,8 @@ class Watch:
     def _is_inside(self, path: bytes) -> bool:
         return path.startswith(self._roots)
 
-    def _place(self, thread: int, path: bytes) -> bytes | None:
-        """The name by which it counts; None: it does not count."""
+    def _place(self, thread: int, path: bytes, maker: int = 0) -> bytes | None:
+        """The name by which it counts; None: it does not count. Args: maker: who makes it, instead of a thread."""
         rules = self._rules
         for literal, root in rules.literal:
             if path == literal or path.startswith(literal + b"/"):
@@ -459,7 +460,7 @@ class Watch:
             return None
         if is_inside:
             return None if self._is_in_environment(path, self._root_of(path)) else path
-        if rules.only_roots:
+        if rules.only_roots and (path.startswith(_SYSTEM) or not self._is_bound(thread or maker, path)):
             return None
         if path + b"/" in _SYSTEM or os.path.dirname(path) in rules.programs:
             return None
@@ -470,6 +471,20 @@ class Watch:
         if self._is_in_environment(path, b"") or (thread and self._is_compiler(thread)):
             return None
         return path
+
+    def _is_bound(self, thread: int, path: bytes) -> bool:
+        """Whether a folder, in an image, is the node's own of the same path."""
+        folder = os.path.dirname(path)
+        known = self._bound.get(folder)
+        if known is None:
+            while not os.path.isdir(folder):
+                folder = os.path.dirname(folder)
+            try:
+                known = os.path.samestat(os.stat(folder), os.stat(b"/proc/%d/root%s" % (thread, folder)))
+            except OSError:
+                known = False
+            self._bound[os.path.dirname(path)] = known
+        return known
 
     def _is_nearer(self, path: bytes) -> bool:
         """Whether a root lies below all folders that do not count and have the name in them."""

@@ -224,7 +224,6 @@ def test_what_another_image_or_file_changes(job: Job) -> None:
     assert (job.how(), job.installs()) == ("there", 2)
 
 
-@pytest.mark.xfail(strict=True, reason="in an image nothing counts but what lies below the working folder")
 def test_what_set_up_reads_of_the_nodes_folders_decides(job: Job) -> None:
     """A script and its files lie in a folder that the image sees at the same path, beside the working folder."""
     ways = ("--env-way", "there,unpack")
