@@ -19,7 +19,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+    from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
     Call = Tuple[Callable[..., object], Tuple[Any, ...]]
 
@@ -82,6 +82,7 @@ START_UP = "the start-up of the interpreter"
 MOST_HEAD_START_S = 0.05  # what other ranks wait for rank 0's store
 MADV_DONTNEED = 4
 MADV_HUGEPAGE = 14
+MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # Linux 5.14
 MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE_BYTES = 2 << 20
 # For making huge pages: while the first ranks wait, and when nobody does. A page takes 0.3 ms, on some virtual
@@ -91,7 +92,12 @@ MOST_HUGE_FIRST_S, MOST_HUGE_S = 0.04, 0.1
 # time in which torch is imported goes into looking for what does not, with 50,000 a sixth.
 OBJECTS_BETWEEN_COLLECTIONS = 1000000
 MOST_LISTED_PAGES = 1 << 20  # of a mapping
-IN_MEMORY = bytes([1 if byte >= 0x40 else 0 for byte in range(256)])  # of a page: present or swapped
+# By the highest byte of what /proc/PID/pagemap says of a page: in memory 0x80, swapped 0x40, of a file 0x20, here
+# alone 0x01.
+IN_MEMORY = bytes([1 if byte >= 0x40 else 0 for byte in range(256)])
+PRESENT = bytes([1 if byte & 0x80 else 0 for byte in range(256)])
+COPIED = bytes([1 if byte & 0xA1 == 0x81 else 0 for byte in range(256)])
+MOST_COPIED_PAGES = 2048
 RESERVE_BYTES, BLOCK_BYTES = 128 << 20, 126976  # of the heap, in huge pages; blocks below malloc's threshold
 # inotify tells of what is done to the entries of a folder, on file systems of which no other machine can write to.
 IN_CHANGED = 0xFCE  # IN_ALL_EVENTS without those of reading: IN_ACCESS, IN_OPEN, IN_CLOSE_NOWRITE
@@ -187,6 +193,9 @@ class _Preloaded:
         self.files = _Files(self.ctypes, self.libc)
         self.checked_s = 0.0
         self.parked = []  # type: List[int]
+        self.parked_pid = self.first_pid = 0  # of the first process that is parked, and of the first rank
+        self.read = []  # type: List[Tuple[int, int]]  # by that: where, and how many bytes
+        self.copied = []  # type: List[Tuple[int, int]]
         self.spare = 0  # processes to park for the next attempt
         self.is_in_huge_pages = False  # or the time for it is over
         self.has_forked = False
@@ -544,19 +553,44 @@ class _Preloaded:
                         continue
                     pagemap.seek(low * 8)
                     flags = (pagemap.read((high - low) * 8) or b"")[7::8].translate(IN_MEMORY)
-                    first, ranges, end = int(words[2], 16) // page_bytes, [], 0
-                    while True:
-                        start = flags.find(1, end)
-                        if start < 0:
-                            break
-                        end = flags.find(0, start)
-                        end = len(flags) if end < 0 else end
-                        ranges.append("%d+%d" % ((first + start) * units, (end - start) * units))
+                    first = int(words[2], 16) // page_bytes
+                    ranges = [
+                        "%d+%d" % ((first + start) * units, (end - start) * units) for start, end in _runs(flags)
+                    ]
                     if ranges:
                         lines.append("\ttouched\t%s\t%s\n" % (os.fsdecode(words[5]), ",".join(ranges)))
             return "".join(lines)
         except Exception:
             return ""  # the next start is not the faster for this one, and that is all
+
+    def _learn(self) -> None:
+        """Which pages the first rank has needed for itself until now: others will need them, too."""
+        self.read, self.copied = [], []
+        left, size = MOST_COPIED_PAGES, os.sysconf("SC_PAGE_SIZE")
+        try:
+            with open("/proc/%d/maps" % self.first_pid, "rb", 0) as file:
+                mappings = file.readall().splitlines()
+            with open("/proc/%d/pagemap" % self.first_pid, "rb", 0) as pagemap:
+                for mapping in mappings:
+                    words = mapping.split(None, 5)
+                    low, high = [int(word, 16) // size for word in words[0].split(b"-")]
+                    is_written = words[1] == b"rw-p"
+                    is_file = words[1] in (b"r--p", b"r-xp") and words[4] != b"0"
+                    if not (is_written or is_file) or high - low > MOST_LISTED_PAGES:
+                        continue
+                    pagemap.seek(low * 8)
+                    flags = (pagemap.read((high - low) * 8) or b"")[7::8].translate(
+                        COPIED if is_written else PRESENT
+                    )
+                    for start, end in _runs(flags):
+                        place = (low + start) * size
+                        if is_file:
+                            self.read.append((place, (end - start) * size))
+                        elif left > 0:
+                            self.copied.append((place, min(end - start, left) * size))
+                            left -= end - start
+        except (OSError, ValueError):
+            pass  # it has ended, or the kernel does not say
 
     def _release_files(self) -> None:
         """Unmaps what was read of libraries for the imports: ranks map what they need, the page cache has it."""
@@ -663,6 +697,7 @@ class _Preloaded:
                 if self._is_asked():
                     continue
                 count, self.spare = self.spare, 0
+                self._learn()
                 call = self._make_ready(count, is_early=True)
                 self.checked_s = 0.0  # long before they are needed
             else:
@@ -694,13 +729,16 @@ class _Preloaded:
             return None
         self._discard()
         pipes = [os.pipe() for _ in range(count)]
+        first, telling = os.pipe()
         pid = os.fork()
         if pid == 0:
-            return self._between([reading for reading, _ in pipes], is_early)
-        for reading, _ in pipes:
+            return self._between([reading for reading, _ in pipes], telling, is_early)
+        for reading in [telling, *[reading for reading, _ in pipes]]:
             os.close(reading)
         self.parked = [writing for _, writing in pipes]
         status = os.waitpid(pid, 0)[1]
+        self.parked_pid = int(os.read(first, 32) or 0)
+        os.close(first)
         if status:
             self._discard()
         return None
@@ -713,7 +751,7 @@ class _Preloaded:
             os.close(fd)
         self.parked = []
 
-    def _between(self, pipes: "List[int]", is_early: bool) -> "Call":
+    def _between(self, pipes: "List[int]", telling: int, is_early: bool) -> "Call":
         """The process between: forks, then ends, so that the guard is the parent; returns in the ranks."""
         between = os.getpid()
         pids = []
@@ -724,6 +762,7 @@ class _Preloaded:
                     return self._be_parked(fd, is_early)
                 pids.append(str(pid))
             self.send("parked", *pids)
+            os.write(telling, pids[0].encode())
             os._exit(0)
         except OSError:
             if os.getpid() != between:
@@ -779,7 +818,7 @@ class _Preloaded:
         self.last_environ = _to_environ(base_fields[1:])
         self.last_environ.update(ranks[0].environ)
         waiting = list(zip(self.parked, ranks))
-        self.parked, self.has_forked = [], True
+        self.parked, self.has_forked, self.first_pid = [], True, self.parked_pid
         if port:
             waiting.sort(key=lambda each: each[1].environ.get("RANK") != "0")
         for place, (fd, rank) in enumerate(waiting):
@@ -877,6 +916,9 @@ class _Preloaded:
             self._open_blank_page()
         except Exception:
             pass  # a rank does it all again
+        for advice, places in ((MADV_POPULATE_READ, self.read), (MADV_POPULATE_WRITE, self.copied)):
+            for place, size in places:
+                self.libc.madvise(place, size, advice)  # what is not mapped here stays so
 
     def _open_blank_page(self) -> None:
         """As a rank does with that which bootrun gives to it."""
@@ -1044,6 +1086,18 @@ def _open_fds() -> "Dict[int, str]":
         except OSError:
             pass  # the one that listed the folder
     return found
+
+
+def _runs(flags: bytes) -> "Iterator[Tuple[int, int]]":
+    """Where ones stand together: from and to."""
+    end = 0
+    while True:
+        start = flags.find(1, end)
+        if start < 0:
+            return
+        end = flags.find(0, start)
+        end = len(flags) if end < 0 else end
+        yield start, end
 
 
 def _has_children() -> bool:

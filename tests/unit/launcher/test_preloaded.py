@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import shutil
 from collections.abc import Callable
@@ -48,8 +49,6 @@ def _edit(folder: Path) -> None:
 
 
 def _edit_mapped(folder: Path) -> None:
-    import mmap
-
     with open(folder / "a/one.py", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         mapped[0:1] = b"O"
 
@@ -140,3 +139,55 @@ def test_where_the_kernel_tells_nobody_looks(
         assert sorted(seen) == [b".", b".", b"three.py"]  # type: ignore[type-var]
     else:
         assert sorted(seen) == [b"four.py", b"one.py", b"three.py", b"two.so"]  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("flags", "runs"),
+    [
+        (b"", []),
+        (b"\0\0", []),
+        (b"\1", [(0, 1)]),
+        (b"\0\1\1\0\1", [(1, 3), (4, 5)]),
+        (b"\1\0\1", [(0, 1), (2, 3)]),
+    ],
+)
+def test_runs(flags: bytes, runs: list[tuple[int, int]]) -> None:
+    assert list(preloaded._runs(flags)) == runs
+
+
+def test_pages_that_a_rank_has_copied_are_learned() -> None:
+    """Of memory that it shares with this process it has written to the second page, and read of a file."""
+    process = preloaded._Preloaded.__new__(preloaded._Preloaded)
+    page = mmap.PAGESIZE
+    shared = mmap.mmap(-1, 4 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(shared))
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(place), ctypes.c_size_t(4 * page), 15)  # MADV_NOHUGEPAGE
+    shared[:] = b"x" * len(shared)
+    ready, telling = os.pipe()
+    waiting, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        shared[page] = ord("y")
+        os.write(telling, b"!")
+        os.read(waiting, 1)
+        os._exit(0)
+    try:
+        os.read(ready, 1)
+        process.first_pid = pid
+        process._learn()
+    finally:
+        os.write(go, b"!")
+        os.waitpid(pid, 0)
+        for fd in (ready, telling, waiting, go):
+            os.close(fd)
+    assert (place + page, page) in process.copied
+    assert not any(start <= place < start + size for start, size in process.copied)
+    assert sum(size for _, size in process.copied) <= preloaded.MOST_COPIED_PAGES * page
+    assert process.read and all(size % page == 0 for _, size in process.read)
+
+
+def test_nothing_is_learned_of_a_rank_that_has_ended() -> None:
+    process = preloaded._Preloaded.__new__(preloaded._Preloaded)
+    process.first_pid = 1 << 22
+    process._learn()
+    assert (process.read, process.copied) == ([], [])
