@@ -11,7 +11,7 @@ MAN_READY := $(if $(wildcard $(READY)),$(READY),$(VENV)/.ready-man)
 WORKERS ?= 3
 PYTEST := scripts/pytest.sh $(BIN)/python $(WORKERS)
 # Benches that need root are left out for others.
-BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile report \
+BENCHES := launch fork fork_fallbacks restarts rendezvous kill ckpt compile env_key report \
     $(if $(filter 0,$(shell id -u)),hosts env pressure image peers start warm zero)
 
 # Tests see what a fresh shell has, whatever this one sets.
