@@ -30,7 +30,6 @@ TARGETS = {
     "env_key.stayed_share": Target(at_least=1.0),
     "env_key.rebuilt_share": Target(at_least=1.0),
     "env_key.watch_cost": Target(at_most=1.03, samples=7),
-    "env_key.watch_cost_local": Target(at_most=1.03, samples=7),
 }
 CHANGED, STAYED, REBUILT = "changed", "stayed", "rebuilt"
 
