@@ -79,7 +79,9 @@ CHECK_HOLDS_S = 2.0
 # After a start processes are forked for the next one, so that it need not wait for forks (10 ms each with torch).
 PARK_AFTER_S = 0.25
 START_UP = "the start-up of the interpreter"
-MOST_HEAD_START_S = 0.05  # what other ranks wait for rank 0's store
+# What other ranks wait for rank 0's store, once it has begun, which may take its time on a busy processor. Who comes
+# too early tries again only 0.3 to 0.7 s later.
+MOST_HEAD_START_S, MOST_BEGIN_S = 0.05, 1.0
 MADV_DONTNEED = 4
 MADV_HUGEPAGE = 14
 MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # Linux 5.14
@@ -826,7 +828,9 @@ class _Preloaded:
             if not (port and place):
                 self._write(fd, b"!")
         if port and len(waiting) > 1:
-            _await_listener(self.socket, port, time.monotonic() + MOST_HEAD_START_S)
+            poll = self.select.poll()
+            poll.register(waiting[0][0], 0)  # only for its other end being closed, as a rank does when it begins
+            _await_listener(self.socket, port, lambda: bool(poll.poll(0)))
             for fd, _ in waiting[1:]:
                 self._write(fd, b"!")
         for fd, _ in waiting:
@@ -1298,9 +1302,12 @@ class _Stamps:
         return ""
 
 
-def _await_listener(socket: "Any", port: int, until_s: float) -> None:
+def _await_listener(socket: "Any", port: int, has_begun: "Callable[[], bool]") -> None:
     """Until somebody listens on `port`: then binding it fails although both sides allow to share it."""
+    until_s, is_begun = time.monotonic() + MOST_BEGIN_S, False
     while time.monotonic() < until_s:
+        if not is_begun and has_begun():
+            until_s, is_begun = time.monotonic() + MOST_HEAD_START_S, True
         for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
             try:
                 probe = socket.socket(family, socket.SOCK_STREAM)

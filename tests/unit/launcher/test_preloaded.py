@@ -6,6 +6,8 @@ import ctypes
 import mmap
 import os
 import shutil
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,3 +193,36 @@ def test_nothing_is_learned_of_a_rank_that_has_ended() -> None:
     process.first_pid = 1 << 22
     process._learn()
     assert (process.read, process.copied) == ([], [])
+
+
+def test_a_rank_that_has_not_begun_is_waited_for() -> None:
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("127.0.0.1", 0))
+        asked_s: list[float] = []
+
+        def has_begun() -> bool:
+            asked_s.append(time.monotonic())
+            is_late = asked_s[-1] - asked_s[0] > 2 * preloaded.MOST_HEAD_START_S
+            if is_late:
+                store.listen()
+            return is_late
+
+        preloaded._await_listener(socket, store.getsockname()[1], has_begun)
+        assert asked_s[-1] - asked_s[0] > 2 * preloaded.MOST_HEAD_START_S
+
+
+def test_a_rank_that_has_begun_and_does_not_listen_is_waited_for_a_moment() -> None:
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("127.0.0.1", 0))
+        asked = 0
+
+        def has_begun() -> bool:
+            nonlocal asked
+            asked += 1
+            return True
+
+        began_s = time.monotonic()
+        preloaded._await_listener(socket, store.getsockname()[1], has_begun)
+        assert time.monotonic() - began_s >= preloaded.MOST_HEAD_START_S and asked == 1
