@@ -77,9 +77,9 @@ CONSOLE = (5, 6, 7)  # the ranks' own standard streams; ours are /dev/null and a
 MORE = "+"  # in place of a module
 CHECK_HOLDS_S = 2.0
 # After a start processes are forked for the next one, so that it need not wait for forks (10 ms each with torch).
-PARK_AFTER_S = 0.25
+PARK_AFTER_S = 0.2
 START_UP = "the start-up of the interpreter"
-# What other ranks wait for rank 0's store, once it has begun, which may take its time on a busy processor. Who comes
+# What other ranks wait for rank 0's store once it has begun, which may take its time on a busy machine: who comes
 # too early tries again only 0.3 to 0.7 s later.
 MOST_HEAD_START_S, MOST_BEGIN_S = 0.05, 1.0
 MADV_DONTNEED = 4
@@ -89,7 +89,7 @@ MADV_COLLAPSE = 25  # Linux 6.1
 HUGE_PAGE_BYTES = 2 << 20
 # For making huge pages: while the first ranks wait, and when nobody does. A page takes 0.3 ms, on some virtual
 # machines 6; what is made first saves more at the forks and at the first restart than it costs.
-MOST_HUGE_FIRST_S, MOST_HUGE_S = 0.04, 0.1
+MOST_HUGE_FIRST_S, MOST_HUGE_S = 0.04, 0.05
 # Nearly all that imports make stays: with the interpreter's own 700 new objects between collections a third of the
 # time in which torch is imported goes into looking for what does not, with 50,000 a sixth.
 OBJECTS_BETWEEN_COLLECTIONS = 1000000
@@ -1227,11 +1227,11 @@ class _Files:
         for folder, files in entries.items():
             is_watched = self._watch(folder)
             if is_watched:
-                self._folders.add(folder, [(b".", os.stat(folder))], _identity)
-            # What has another name may be changed by that, in a folder that nobody watches.
-            for stamps, has_told in ((self._watched, True), (self._unwatched, False)):
-                of_these = [each for each in files if (is_watched and each[1].st_nlink == 1) is has_told]
-                stamps.add(folder, of_these, _stamp)
+                self._folders.add(folder, b"", _identity(os.stat(folder)))
+            for name, found in files:
+                # What has another name may be changed by that, in a folder that nobody watches.
+                is_told = is_watched and (found.st_nlink == 1 or self._add(folder + name, 0))
+                (self._watched if is_told else self._unwatched).add(folder, name, _stamp(found))
 
     def _watch(self, folder: bytes) -> bool:
         """Whether the kernel tells of all that is done in it."""
@@ -1241,13 +1241,16 @@ class _Files:
         word_bytes = self._ctypes.sizeof(self._ctypes.c_long)
         if self._libc.statfs(folder, found) or int.from_bytes(found.raw[:word_bytes], sys.byteorder) not in LOCAL:
             return False
-        return bool(self._libc.inotify_add_watch(self.fd, folder, IN_CHANGED | IN_ONLYDIR) >= 0)
+        return self._add(folder, IN_ONLYDIR)
+
+    def _add(self, path: bytes, flags: int) -> bool:
+        return bool(self._libc.inotify_add_watch(self.fd, path, IN_CHANGED | flags) >= 0)
 
     def find_change(self) -> str:
         """A file that is not as it was; "" for none."""
-        changed = self._unwatched.find_change(_stamp)
-        if not changed and (self._read() or self._folders.find_change(_identity)):
-            changed = self._watched.find_change(_stamp)
+        changed = self._unwatched.find_change()
+        if not changed and (self._read() or self._folders.find_change()):
+            changed = self._watched.find_change()
             self._is_told = bool(changed)  # else it was about another file
         return changed
 
@@ -1262,37 +1265,38 @@ class _Files:
 
 
 class _Stamps:
-    """What files are like. Two objects, as looking at thousands would copy the pages they are in."""
+    """What files, or folders, are like. Few objects, as looking at thousands would copy the pages they are in."""
 
     def __init__(self) -> None:
-        self._paths = b""
-        self._stamps = b""
+        self._folder = self._paths = self._stamps = b""
 
-    def add(
-        self,
-        folder: bytes,
-        files: "List[Tuple[bytes, os.stat_result]]",
-        stamp: "Callable[[os.stat_result], int]",
-    ) -> None:
-        """Args: folder: ends with a slash."""
-        if files:
-            self._paths += (b"\n" if self._paths else b"") + b"\0".join([folder, *[name for name, _ in files]])
-            stamps = [stamp(found) for _, found in files]
-            self._stamps += b"".join([each.to_bytes(8, "little", signed=True) for each in stamps])
+    def add(self, folder: bytes, name: bytes, stamp: int) -> None:
+        """Those of a folder one after another. Args: folder: ends with a slash; name: b"" for itself."""
+        if folder != self._folder:
+            self._paths += b"\n" + folder if self._paths else folder
+            self._folder = folder
+        if name:
+            self._paths += b"\0" + name
+        self._stamps += stamp.to_bytes(8, "little", signed=True)
 
-    def find_change(self, stamp: "Callable[[os.stat_result], int]") -> str:
+    def find_change(self) -> str:
         """The first file that is not as it was; "" for none. From its folder each is found sooner by a third."""
         stat, open_folder, close = os.stat, os.open, os.close
         stamps, at = memoryview(self._stamps).cast("q"), 0
         for line in self._paths.split(b"\n") if self._paths else ():
             path, *names = line.split(b"\0")
             try:
+                if not names:
+                    if _identity(stat(path)) != stamps[at]:
+                        return os.fsdecode(path)
+                    at += 1
+                    continue
                 fd = open_folder(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
                 return os.fsdecode(path)
             try:
                 for name in names:
-                    if stamp(stat(name, dir_fd=fd)) != stamps[at]:
+                    if _stamp(stat(name, dir_fd=fd)) != stamps[at]:
                         return os.fsdecode(path + name)
                     at += 1
             except OSError:
