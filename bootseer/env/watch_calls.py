@@ -6,7 +6,6 @@ linux/seccomp.h, linux/filter.h, linux/audit.h; numbers of asm/unistd_64.h (x86_
 
 from __future__ import annotations
 
-import os
 import struct
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ NEW_LISTENER, SPEC_ALLOW, WAIT_KILLABLE = 1 << 3, 1 << 2, 1 << 5  # flags of the
 SYNC_WAKE_UP = 1  # flag of the listener
 
 _EMPTY_PATH = 0x1000  # AT_EMPTY_PATH: the call is about a descriptor
+_MADE_ANEW = 0o1000 | 0o200  # O_TRUNC, O_EXCL
 _LOAD, _EQUAL, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _NOTIFY, _FAIL = 0x7FFF0000, 0x7FC00000, 0x00050000
 _ENOSYS = 38
@@ -167,7 +167,7 @@ def program(machine: Machine, *, looks: bool, makes: bool = True) -> bytes:
             lines += [
                 (_EQUAL, 0, 4, number),
                 (_LOAD, 0, 0, _ARGUMENTS + 8 * call.flags),
-                (_ANY_BIT, 0, 1, os.O_TRUNC | os.O_EXCL),
+                (_ANY_BIT, 0, 1, _MADE_ANEW),
                 (_RETURN, 0, 0, _ALLOW),
                 (_RETURN, 0, 0, _NOTIFY),
             ]
