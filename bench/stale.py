@@ -29,6 +29,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "kill_restart": LAUNCHER,
     "hosts": LAUNCHER,
     "fork": LAUNCHER,
+    "guard": LAUNCHER,
     "fork_fallbacks": LAUNCHER,
     "restarts": LAUNCHER,
     "pressure": ("launcher/ranks", "launcher/inside.py"),
