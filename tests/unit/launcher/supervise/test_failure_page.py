@@ -212,7 +212,7 @@ def test_what_cannot_be_kept_costs_one_line(tmp_path: Path, loop: Loop) -> None:
     files.keep(page_of(1), 1, 2.0)
     files.keep(FailurePage(2, b"no page"), 1, None)
     files.close()
-    assert said == [f"a failure's page cannot be kept in {tmp_path}/gone: No such file or directory"]
+    assert said == [f"warning: a failure's page cannot be kept in {tmp_path}/gone: No such file or directory"]
     assert files.last_path == ""
 
 
