@@ -484,7 +484,7 @@ def test_an_interpreter_that_set_up_makes(tmp_path: Path) -> None:
         ("POETRY_INSTALLER_NO_BINARY", "beta", True),
         ("POETRY_WITHOUT", "dev", True),
         ("PDM_NO_BINARY", "beta", True),
-        ("PIPENV_PIPFILE", "/work/Pipfile", True),
+        ("PIPENV_PIPFILE", "/jobs/Pipfile", True),
         ("HATCH_ENV", "train", True),
         ("SKBUILD_CMAKE_ARGS", "-DX=1", True),
         ("POETRY_CACHE_DIR", "/elsewhere", False),

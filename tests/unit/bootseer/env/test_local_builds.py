@@ -29,13 +29,13 @@ def test_wheels_that_pip_has_built_of_archives_of_the_user(tmp_path: Path) -> No
         made(folder / "origin.json", json.dumps({"archive_info": {}, "url": url}))
         return made(folder / "eps-1.0-py3-none-any.whl")
 
-    local = built("1", "file:///work/wheels/eps-1.0.tar.gz")
+    local = built("1", "file:///jobs/wheels/eps-1.0.tar.gz")
     fetched = built("2", "https://example.org/eps-1.0.tar.gz")
     odd = made(tmp_path / "pip/wheels/ab/cd/ef/3/origin.json", "{")
     for environ in (
         {"PIP_CACHE_DIR": str(tmp_path / "pip")},
         {"XDG_CACHE_HOME": str(tmp_path)},
     ):
-        built("1", "file:///work/wheels/eps-1.0.tar.gz")
+        built("1", "file:///jobs/wheels/eps-1.0.tar.gz")
         assert refresh(environ, []) == []
         assert not local.exists() and fetched.exists() and odd.exists()
