@@ -360,14 +360,18 @@ class _Preloaded:
 
         The text of a module (-m) is not known, as to fork_policy.py.
         """
+        text = self._read_script()
+        return text is None or any(name.encode() in text for name in VISIBLE)
+
+    def _read_script(self) -> "Optional[bytes]":
+        """Its text; that of a module (-m) is not looked for. None if it cannot be read."""
         if self.mode == "module":
-            return False
+            return b""
         try:
             with open(self.target, "rb") as file:
-                text = file.read()
+                return file.read()
         except OSError:
-            return True
-        return any(name.encode() in text for name in VISIBLE)
+            return None
 
     def _count_apart(self) -> "List[Tuple[Any, str, Any, Any]]":
         """Imports that ask torch how many devices there are have a fork's answer, which starts the driver instead.
@@ -471,6 +475,8 @@ class _Preloaded:
         if self.listing_path:
             self.listing = self._list_touched()
         self._release_files()
+        self.gate = self.inside["load_beside"]("store_gate")
+        self.is_gated = self.gate["has_place"]() and b"TCPStore" not in (self._read_script() or b"")
         self.inside["known_modules"] = frozenset(sys.modules)
         self.inside["listed"] = (len(sys.modules), len(sys.path_importer_cache))
         self.socket = _import_apart("_socket")
@@ -824,13 +830,14 @@ class _Preloaded:
         if port:
             waiting.sort(key=lambda each: each[1].environ.get("RANK") != "0")
         for place, (fd, rank) in enumerate(waiting):
-            self._write(fd, _pack([guard_pid, *base_fields, *rank.fields]))
-            if not (port and place):
+            gate = str(port if self.is_gated and place else 0)
+            self._write(fd, _pack([guard_pid, gate, *base_fields, *rank.fields]))
+            if self.is_gated or not (port and place):
                 self._write(fd, b"!")
-        if port and len(waiting) > 1:
+        if port and len(waiting) > 1 and not self.is_gated:
             poll = self.select.poll()
             poll.register(waiting[0][0], 0)  # only for its other end being closed, as a rank does when it begins
-            _await_listener(self.socket, port, lambda: bool(poll.poll(0)))
+            self._await_listener(port, lambda: bool(poll.poll(0)))
             for fd, _ in waiting[1:]:
                 self._write(fd, b"!")
         for fd, _ in waiting:
@@ -841,6 +848,16 @@ class _Preloaded:
                 self.inside["write_private"](self.listing_path, listing)
             except OSError:
                 pass
+
+    def _await_listener(self, port: int, has_begun: "Callable[[], bool]") -> None:
+        """Until somebody listens on `port`."""
+        until_s, is_begun = time.monotonic() + MOST_BEGIN_S, False
+        while time.monotonic() < until_s:
+            if not is_begun and has_begun():
+                until_s, is_begun = time.monotonic() + MOST_HEAD_START_S, True
+            if self.gate["is_listened_on"](self.socket, port):
+                return
+            time.sleep(0.0005)
 
     def _write(self, fd: int, data: bytes) -> None:
         try:
@@ -871,9 +888,9 @@ class _Preloaded:
             fields = self.receive()
         except _GuardGone:
             os._exit(137)  # not needed; or the preloaded process was killed right after it had told of this rank
-        count = int(fields[1])
-        environ = _to_environ(fields[2 : 2 + count])
-        rank = _Rank(fields[2 + count :], self.template["__file__"])
+        gate, count = int(fields[1]), int(fields[2])
+        environ = _to_environ(fields[3 : 3 + count])
+        rank = _Rank(fields[3 + count :], self.template["__file__"])
         environ.update(rank.environ)
         if rank.is_entered:
             self._exchange(environ)
@@ -895,6 +912,8 @@ class _Preloaded:
         except Exception:
             is_prepared = False  # what it is will show: it is exec'd
         call = self._become(rank, environ) if is_prepared else None
+        if gate:
+            self.gate["install"](self.socket, gate, int(environ.get("LOCAL_WORLD_SIZE", "1")))
         os.read(fd, 1)  # its end, too: the guard knows of this rank, and who lets it go was killed meanwhile
         os.close(fd)
         if call is None:
@@ -1304,32 +1323,6 @@ class _Stamps:
             finally:
                 close(fd)
         return ""
-
-
-def _await_listener(socket: "Any", port: int, has_begun: "Callable[[], bool]") -> None:
-    """Until somebody listens on `port`: then binding it fails although both sides allow to share it."""
-    until_s, is_begun = time.monotonic() + MOST_BEGIN_S, False
-    while time.monotonic() < until_s:
-        if not is_begun and has_begun():
-            until_s, is_begun = time.monotonic() + MOST_HEAD_START_S, True
-        for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
-            try:
-                probe = socket.socket(family, socket.SOCK_STREAM)
-            except OSError:
-                continue  # no IPv6
-            try:
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((address, port))
-            except OSError as error:
-                if error.errno == 98:  # EADDRINUSE
-                    return
-                continue
-            finally:
-                probe.close()
-            break
-        time.sleep(0.0005)
 
 
 def _open_log(path: str) -> int:

@@ -19,7 +19,7 @@ from launcher.guard_client import GuardClient
 from launcher.loop import Cancellable, EventLoop
 from launcher.ranks import fork_policy, hot_imports
 from launcher.ranks.environ import constant_environ
-from launcher.ranks.program import RankProgram, compile_import_watch, own_program
+from launcher.ranks.program import RankProgram, compile_beside, own_program
 from launcher.spec import LaunchSpec
 
 DEFAULT_MODULES = ("torch", "torch.distributed")
@@ -270,7 +270,7 @@ class Preloader:
         argv = [of.python, "-u", of.inside, "preload", of.preloaded, SOCKET_FD, entry.mode, entry.target]
         telling = [">" + self.listing_path] if self.listing_path and not self._has_attempt else []
         telling += ["=" + what for what in self._changes]
-        compile_import_watch(of.python)
+        compile_beside(of.python)
         self._guard.preload(
             self._starts,
             [*of.prefix, *argv, *entry.args],
@@ -325,7 +325,7 @@ class Preloader:
         except OSError:
             return
         self._asked = place
-        compile_import_watch(self._program.python)
+        compile_beside(self._program.python)
 
     def first_step_seen(self, events_file: str, is_forked: bool) -> None:
         """All ranks of this node have made their first step; `events_file` of local rank 0."""

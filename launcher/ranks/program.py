@@ -18,8 +18,10 @@ UNCHECKED = 1  # flags of a compiled file that is not compared with its source (
 
 
 PRELOADED = INSIDE.rpartition("/")[0] + "/preloaded.py"
-TRACER = INSIDE.rpartition("/")[0] + "/tracer.py"  # found by inside.py, beside itself
-IMPORT_WATCH = INSIDE.rpartition("/")[0] + "/import_watch.py"  # likewise
+# Found by the two, beside themselves.
+TRACER, IMPORT_WATCH, STORE_GATE = (
+    f"{INSIDE.rpartition('/')[0]}/{name}.py" for name in ("tracer", "import_watch", "store_gate")
+)
 
 
 class RankProgram(NamedTuple):
@@ -63,9 +65,10 @@ def preloaded_path(python: str) -> str:
     return _program_path(python, PRELOADED)
 
 
-def compile_import_watch(python: str) -> None:
-    """Compiles the file that notes imports, when that was not done before."""
-    _program_path(python, IMPORT_WATCH)
+def compile_beside(python: str) -> None:
+    """Compiles what the preloaded process finds beside its program, when that was not done before."""
+    for path in (IMPORT_WATCH, STORE_GATE):
+        _program_path(python, path)
 
 
 def _program_path(python: str, path: str) -> str:

@@ -248,3 +248,54 @@ def test_crash_reports_list_preloaded_modules(jobs: Jobs) -> None:
     ours, more = forked.logs["0/0/stderr.log"].split("\nExtension modules: ")
     assert ours.rstrip("\n") == execd.logs["0/0/stderr.log"].rstrip("\n")
     assert "torch._C" in more
+
+
+@pytest.mark.parametrize("names_store", [False, True], ids=["waits-where-it-joins", "names-TCPStore"])
+def test_ranks_join_the_store_when_rank_0_listens(jobs: Jobs, names_store: bool) -> None:
+    """However late rank 0 comes; the other ranks have run what is before. In each attempt."""
+    text = """
+        import os, socket, sys, time
+        import torch.distributed as dist
+
+        out, rank, attempt = os.environ["OUT"], os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+        module = sys.modules["torch.distributed.rendezvous"]
+        is_gate = type(module._rendezvous_handlers).__name__ == "Gate"
+        make = module._create_c10d_store
+
+        def is_listened_on():
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("", int(os.environ["MASTER_PORT"])))
+                except OSError:
+                    return True
+            return False
+
+        def create(*args):
+            with open(f"{out}/{attempt}-{rank}", "w") as file:
+                file.write(f"{is_gate} {rank == '0' or is_listened_on()}")
+            return make(*args)
+
+        module._create_c10d_store = create
+        if rank == "0":
+            while not all(os.path.exists(f"{out}/ran-{attempt}-{other}") for other in (1, 2)):
+                time.sleep(0.002)
+            time.sleep(0.1)
+        open(f"{out}/ran-{attempt}-{rank}", "w").close()
+        dist.init_process_group("gloo")
+        assert module._rendezvous_handlers["env"] is module._env_rendezvous_handler
+        assert type(module._rendezvous_handlers) is dict
+        dist.barrier()
+        dist.destroy_process_group()
+        sys.exit(3 if attempt == "0" else 0)
+        """
+    path = write(jobs, text + ("# not TCPStore" if names_store else ""))
+    env = {"OUT": os.fspath(jobs.out)}
+    ended = jobs.run(FORKED, "--max-restarts", "1", path, preload="", nproc=3, env=env)
+    assert ended.status == 0, ended.logs
+    for attempt in (0, 1):
+        assert ended.out[f"{attempt}-0"].split()[0] == "False"
+        for rank in (1, 2):
+            is_gate, is_listened_on = ended.out[f"{attempt}-{rank}"].split()
+            assert is_gate == str(not names_store)
+            assert is_listened_on == "True" or names_store

@@ -10,10 +10,11 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher import preloaded
+from launcher import preloaded, store_gate
 
 LINE = "7f0000000000-7f0000001000 rw-s 00000000 00:05 42                         {}\n"
 
@@ -195,7 +196,15 @@ def test_nothing_is_learned_of_a_rank_that_has_ended() -> None:
     assert (process.read, process.copied) == ([], [])
 
 
-def test_a_rank_that_has_not_begun_is_waited_for() -> None:
+@pytest.fixture
+def gated() -> Any:
+    """A preloaded process that can wait for a listener."""
+    process = preloaded._Preloaded.__new__(preloaded._Preloaded)
+    process.gate, process.socket = vars(store_gate), socket
+    return process
+
+
+def test_a_rank_that_has_not_begun_is_waited_for(gated: Any) -> None:
     with socket.socket() as store:
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         store.bind(("127.0.0.1", 0))
@@ -208,11 +217,11 @@ def test_a_rank_that_has_not_begun_is_waited_for() -> None:
                 store.listen()
             return is_late
 
-        preloaded._await_listener(socket, store.getsockname()[1], has_begun)
+        gated._await_listener(store.getsockname()[1], has_begun)
         assert asked_s[-1] - asked_s[0] > 2 * preloaded.MOST_HEAD_START_S
 
 
-def test_a_rank_that_has_begun_and_does_not_listen_is_waited_for_a_moment() -> None:
+def test_a_rank_that_has_begun_and_does_not_listen_is_waited_for_a_moment(gated: Any) -> None:
     with socket.socket() as store:
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         store.bind(("127.0.0.1", 0))
@@ -224,5 +233,5 @@ def test_a_rank_that_has_begun_and_does_not_listen_is_waited_for_a_moment() -> N
             return True
 
         began_s = time.monotonic()
-        preloaded._await_listener(socket, store.getsockname()[1], has_begun)
+        gated._await_listener(store.getsockname()[1], has_begun)
         assert time.monotonic() - began_s >= preloaded.MOST_HEAD_START_S and asked == 1
