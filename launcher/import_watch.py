@@ -64,8 +64,14 @@ def takes(who: str) -> str:
 # ---- who does it -----------------------------------------------------------------------------------------------
 
 
+# Of the imports that are under way, by any thread.
+_IMPORT_LOCKS = getattr(sys.modules["_frozen_importlib"], "_module_locks", None)
+
+
 def find_importing(frame: "Any") -> str:
     """The module whose import executes this frame, whatever functions it has called; the script, if none does."""
+    if _IMPORT_LOCKS is not None and not _IMPORT_LOCKS:
+        return MAIN  # not by the frames: a compiler, say, imports ten thousand times from deep calls
     modules = sys.modules
     while frame is not None:
         if frame.f_code.co_name == "<module>":

@@ -134,6 +134,37 @@ def test_who_imports_what_is_there_already(place: Path) -> None:
     assert set(found.needs["package.user"]) == {"package", "package.part"}
 
 
+def test_frames_are_gone_through_only_while_something_is_imported(place: Path) -> None:
+    """A compiler in the first step reads variables and imports from deep calls, some ten thousand times."""
+    (place / "script.py").write_text(
+        """
+import sys, types
+sys.path.insert(0, FOLDER)
+import import_watch
+looked = []
+class Frame:
+    f_back = None
+    @property
+    def f_code(self):
+        looked.append(1)
+        return types.SimpleNamespace(co_name="f")
+sys.find = lambda: import_watch.find_importing(Frame())
+assert sys.find() == "__main__" and not looked
+import while_imported
+assert while_imported.found == "__main__" and len(looked) == 1
+assert sys.find() == "__main__" and len(looked) == 1
+try:
+    import fails
+except ValueError:
+    pass
+assert sys.find() == "__main__" and len(looked) == 1
+""".replace("FOLDER", repr(os.path.dirname(import_watch.__file__)))
+    )
+    (place / "while_imported.py").write_text("import sys\nfound = sys.find()\n")
+    (place / "fails.py").write_text("raise ValueError\n")
+    subprocess.run([sys.executable, "script.py"], cwd=place, check=True)
+
+
 @pytest.mark.parametrize("how", ["whole", "light"])
 def test_what_modules_read(place: Path, how: str) -> None:
     found = watched(place, "import hub, where, settings, ranked\n", how)
