@@ -805,7 +805,7 @@ class Node:
             self.checkpoint.first_step_seen()
         self.workplace.first_step_seen()
         self.recorded_start.first_step_seen(rank)
-        self.preloader.first_step_seen(rank.events_file, rank.is_forked)
+        self.preloader.first_step_seen(rank.events_file, rank.is_forked, rank.pid)
 
     def _get_ready(self) -> None:
         from bootseer import counted  # noqa: F401

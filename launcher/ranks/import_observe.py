@@ -2,12 +2,14 @@
 
 In: two files that local rank 0 has written at its first step: its modules (.imports) and what a Watch has noted
 (.uses). Out: a file with the plan, for the preloader. Runs in a helper of the guard at low priority, as the texts
-of some thousand modules may have to be looked into; at the end of a short job in bootrun itself.
+of some thousand modules may have to be looked into; at the end of a short job in bootrun itself. Texts of ranks in
+an image are read through the root folder of the rank, while it lives.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Sequence
 
 from launcher.import_watch import MAIN
@@ -23,27 +25,37 @@ SUFFIXES = IMPORTS, USES, PLAN = ".imports", ".uses", ".plan"
 _MOST_PLAN_BYTES = 4 << 20
 
 
-def run(place: str) -> dict[str, object]:
-    """What the guard's helper does. Args: place: of the files, without their suffixes."""
+def run(place: str, pid: str = "") -> dict[str, object]:
+    """What the guard's helper does.
+
+    Args: place: of the files, without their suffixes; pid: a rank that sees other files than bootrun, or "".
+    """
     os.nice(19)
-    plan = observe(place)
+    if not pid:
+        plan = observe(place)
+    else:
+        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        plan = observe(place, f"/proc/self/fd/{root}")
     return {"why": "nothing was noted"} if plan is None else {"modules": len(plan.modules)}
 
 
-def observe(place: str) -> Plan | None:
-    """Decides, and writes it down; None if nothing was noted. Raises: OSError, ValueError."""
+def observe(place: str, root: str = "") -> Plan | None:
+    """Decides, and writes it down; None if nothing was noted.
+
+    Args: root: what the ranks' `/` is here, "" for the same. Raises: OSError, ValueError.
+    """
     text = "\n".join([*record_files.read_listing(place + USES, MOST_USES_BYTES), ""])
     watched = import_plan.parse(text)
     if watched is None:
         return None
     lines = record_files.read_listing(place + IMPORTS, record_files.MOST_LISTING_BYTES)
     hot = filter_hot([(words[0], words[1]) for line in lines if len(words := line.split("\t")) == 2])
-    plan = import_plan.decide(watched, hot, find_patches(watched), Texts(watched).mention)
+    plan = import_plan.decide(watched, hot, find_patches(watched, root), Texts(watched, root).mention)
     write_plan(place + PLAN, plan)
     return plan
 
 
-def find_patches(watched: Watched) -> list[Patch]:
+def find_patches(watched: Watched, root: str = "") -> list[Patch]:
     """Of all files of the user's that were imported, and the script."""
     users = [
         (name, module.origin) for name, module in watched.modules.items() if import_plan.is_users(module.origin)
@@ -51,7 +63,7 @@ def find_patches(watched: Watched) -> list[Patch]:
     found: list[Patch] = []
     for name, path in users[:MOST_USERS_FILES]:
         if path.endswith(".py"):
-            source = read_file(path, MOST_SOURCE_BYTES)
+            source = read_file(root + path, MOST_SOURCE_BYTES)
             found += import_texts.find_patches(source, name, watched.modules) if source else []
     if len(users) > MOST_USERS_FILES:
         found.append(Patch(MAIN, 1, "*", ""))
@@ -61,8 +73,9 @@ def find_patches(watched: Watched) -> list[Patch]:
 class Texts:
     """Texts of modules, each read once."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: Watched, root: str = "") -> None:
         self._watched = watched
+        self._root = root
         self._known: dict[tuple[str, tuple[str, ...]], bool] = {}
 
     def mention(self, modules: Sequence[str], names: tuple[str, ...]) -> Collection[str]:
@@ -80,11 +93,11 @@ class Texts:
         if not path.startswith("/"):
             return False  # built in
         if path.endswith(".py"):
-            source = read_file(path, MOST_SOURCE_BYTES)
+            source = read_file(self._root + path, MOST_SOURCE_BYTES)
             return source is None or import_texts.uses_at_import(source, names)
         if any("." in name for name in names):
             return False  # names of Python
-        data = read_file(path, MOST_NATIVE_BYTES)
+        data = read_file(self._root + path, MOST_NATIVE_BYTES)
         words = [name.removesuffix(".*").rpartition(".")[2].encode() for name in names]
         return data is None or any(word in data for word in words)
 
@@ -92,7 +105,9 @@ class Texts:
 def read_file(path: str, most_bytes: int) -> bytes | None:
     """What is in a file; None if it cannot be read, or is too large."""
     try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
             data = file.read(most_bytes + 1)
     except (OSError, ValueError):
         return None

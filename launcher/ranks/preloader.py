@@ -327,8 +327,8 @@ class Preloader:
         self._asked = place
         compile_beside(self._program.python)
 
-    def first_step_seen(self, events_file: str, is_forked: bool) -> None:
-        """All ranks of this node have made their first step; `events_file` of local rank 0."""
+    def first_step_seen(self, events_file: str, is_forked: bool, pid: int) -> None:
+        """All ranks of this node have made their first step; `events_file` and `pid` of local rank 0."""
         if self._key is None or not events_file.endswith(EVENTS_SUFFIX):
             return
         place = events_file.removesuffix(EVENTS_SUFFIX)
@@ -341,7 +341,7 @@ class Preloader:
             self._is_whole = False
         if place in (self._asked, *anew):
             self._asked, self._observed = "", place
-            self._guard.help(OBSERVE, "imports", [place])
+            self._guard.help(OBSERVE, "imports", [place, str(pid) if self._is_elsewhere else ""])
             return
         listing = hot_imports.read_listing(place + ".imports")
         known = {*self._known, *self._left_out, *self._modules}
@@ -377,7 +377,7 @@ class Preloader:
     def close(self) -> None:
         """The job is over; what a helper has not found by now is found here."""
         place, self._observed = self._observed, ""
-        if place:
+        if place and not self._is_elsewhere:
             from launcher.ranks import import_observe
 
             try:
@@ -386,6 +386,11 @@ class Preloader:
                 return
             if self._take_plan(place):
                 self._remember()
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether ranks see other files than bootrun; what these say is to be had while they live."""
+        return self._program is not None and bool(self._program.prefix)
 
     def _take_plan(self, place: str) -> bool:
         from launcher.ranks import import_observe

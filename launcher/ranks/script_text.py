@@ -13,12 +13,27 @@ from typing import Any
 _ONLY_TREE = 0x400  # ast.PyCF_ONLY_AST
 MOST_NESTED = 200
 _HARMLESS_CALLS = """
-    logging.getLogger warnings.filterwarnings warnings.simplefilter os.path.join os.path.dirname
-    os.path.abspath os.path.basename os.path.exists os.path.realpath os.getcwd os.environ.get os.getenv
-    time.time time.monotonic time.perf_counter datetime.datetime.now pathlib.Path Path re.compile namedtuple
-    collections.namedtuple TypeVar typing.TypeVar field dataclass dataclasses.dataclass dataclasses.field
-    print frozenset set dict list tuple int float str bool len range sorted reversed getattr hasattr
-    isinstance issubclass min max sum abs round any all zip enumerate map filter repr type
+    logging.getLogger getLogger warnings.filterwarnings warnings.simplefilter
+    os.path.join os.path.dirname os.path.abspath os.path.basename os.path.exists os.path.realpath os.path.isfile
+    os.path.isdir os.path.islink os.path.expanduser os.path.expandvars os.path.splitext os.path.split
+    os.path.relpath os.path.normpath os.path.getsize os.path.getmtime os.getcwd os.environ.get os.getenv os.getpid
+    os.getppid os.getuid os.cpu_count os.sched_getaffinity os.uname os.listdir os.stat os.access os.fspath
+    time.time time.time_ns time.monotonic time.monotonic_ns time.perf_counter time.perf_counter_ns
+    time.process_time time.process_time_ns time.thread_time time.thread_time_ns time.strftime time.localtime
+    time.gmtime time.ctime time.asctime perf_counter perf_counter_ns monotonic monotonic_ns time_ns strftime
+    datetime.datetime.now datetime.now datetime.datetime.utcnow datetime.utcnow datetime.datetime.today
+    datetime.today datetime.date.today date.today datetime.timedelta timedelta
+    socket.gethostname gethostname platform.node platform.system platform.machine platform.release
+    platform.platform platform.python_version sys.getsizeof sys.getrecursionlimit sys.getdefaultencoding
+    pathlib.Path Path pathlib.PurePath re.compile importlib.util.find_spec find_spec textwrap.dedent dedent
+    ast.literal_eval json.loads uuid.uuid4 uuid4
+    namedtuple collections.namedtuple collections.defaultdict defaultdict collections.OrderedDict OrderedDict
+    collections.Counter Counter collections.deque deque TypeVar typing.TypeVar typing.NewType NewType typing.cast
+    cast ParamSpec typing.ParamSpec field dataclass dataclasses.dataclass dataclasses.field
+    functools.partial partial functools.lru_cache lru_cache functools.wraps wraps Enum enum.Enum enum.auto auto
+    print frozenset set dict list tuple int float str bool bytes complex len range sorted reversed getattr hasattr
+    isinstance issubclass callable min max sum abs round divmod pow any all zip enumerate map filter iter next repr
+    ascii ord chr hex hash id type object super slice
 """
 _HARMLESS_METHODS = """
     join split strip lstrip rstrip format startswith endswith lower upper replace get items keys values

@@ -1007,6 +1007,29 @@ def test_another_user_cannot_enter(bootrun: support.Programs, root: str) -> None
     program.wait()
 
 
+def test_texts_of_an_image_tell_what_may_be_preloaded(
+    image: Callable[..., support.Run], bootrun: support.Programs, tmp_path: Path
+) -> None:
+    """What the script changes matters to modules that mention it; theirs are not this node's files."""
+    text = """
+import os, sys, time
+sys.excepthook = lambda *said: None
+import wave
+sys.modules['_bootseer_rank'].heartbeat(1, {})
+end_s = time.monotonic() + 30
+while os.environ["LOCAL_RANK"] == "0" and time.monotonic() < end_s:
+    if any(name.endswith(".plan") for folder in os.walk(sys.argv[1]) for name in folder[2]):
+        break
+    time.sleep(0.01)
+"""
+    write(bootrun.dir, "train.py", text)
+    write(bootrun.dir, "cgitb_like.py", "import sys\nbefore = sys.excepthook\n")
+    words = ("--max-restarts", "1", "--fork-ranks", "on", "--preload", "none,json", "--log-dir", tmp_path / "logs")
+    image(*words, "train.py", tmp_path / "logs", env={"BOOTSEER_CACHE_DIR": os.fspath(tmp_path / "cache")})
+    (path,) = (tmp_path / "logs").glob("*/events/*.plan")
+    assert "module wave" in path.read_text(encoding="utf-8").splitlines()
+
+
 @pytest.mark.parametrize("fork", ["off", "on"])
 def test_steps_and_stacks_of_ranks_inside_are_seen(
     bootrun: support.Programs, root: str, tmp_path: Path, fork: str

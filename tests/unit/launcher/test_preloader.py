@@ -52,6 +52,7 @@ class Guard:
 
     def help(self, number: int, name: str, texts: list[str]) -> None:
         assert (number, name) == (preloader.OBSERVE, "imports")
+        assert texts[1] == ""  # its files are ours
         self.helped.append(texts[0])
         if self.answer is not None:
             import_observe.observe(texts[0])
@@ -98,7 +99,7 @@ class Start:
         asked = events.with_suffix(".uses")
         if asked.exists() and not asked.stat().st_size:
             asked.write_text("".join([*lines, uses, "end\n"]))
-        self.preloader.first_step_seen(os.fspath(events), is_forked)
+        self.preloader.first_step_seen(os.fspath(events), is_forked, os.getpid())
 
     def ready(self, count: int) -> None:
         self.preloader.on_ready(self.guard.number, count, [])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -186,6 +188,11 @@ def test_what_a_file_changes_in_modules(text: str, found: list[tuple[str, str]])
         ("import os, sys\nimport numpy as np\nimport torch", ""),
         ("import logging\nlog = logging.getLogger(__name__)\nimport torch", ""),
         ("def f():\n    anything()\nimport torch\nanything()", ""),
+        ('import time\nMOMENTS = {"script": time.monotonic_ns()}\nimport torch', ""),
+        ("import os, time\nprint(time.perf_counter_ns(), time.strftime('%H'), os.getpid())\nimport torch", ""),
+        ("import os\nROOT = os.path.expanduser('~')\nfiles = os.listdir(ROOT)\nimport torch", ""),
+        ("import sys\nsys.setrecursionlimit(9)\nimport torch", "calls sys.setrecursionlimit in line 2"),
+        ("import os\nos.umask(7)\nimport torch", "calls os.umask in line 2"),
         ("from dotenv import load_dotenv\nload_dotenv()\nimport torch", "calls load_dotenv in line 2"),
         ("import config\nimport torch", "imports config in line 1"),
         ("from . import config\nimport torch", "imports from its own package in line 1"),
@@ -197,4 +204,11 @@ def test_what_a_file_changes_in_modules(text: str, found: list[tuple[str, str]])
     ],
 )
 def test_what_a_script_does_before_torch(text: str, doubt: str) -> None:
-    assert find_doubt(text.encode(), {"torch"}, {"os", "sys", "logging"}) == doubt
+    assert find_doubt(text.encode(), {"torch"}, {"os", "sys", "logging", "time"}) == doubt
+
+
+@pytest.mark.parametrize("name", ["start_train.py", "fork_rank.py", "compile_rank.py"])
+def test_scripts_of_the_bench_leave_no_doubt(name: str) -> None:
+    """Else their figures would be those of exec'd ranks."""
+    bench = Path(__file__).parents[4] / "bench"
+    assert find_doubt((bench / name).read_bytes(), {"torch"}, sys.stdlib_module_names) == ""
