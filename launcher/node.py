@@ -445,9 +445,8 @@ class Node:
     def _on_start_recorded(self) -> None:
         """What the start has read is known: other nodes will read the same of what was built here."""
         if self.workplace.has_built:
-            self.preloader.when_known(
-                lambda: self.workplace.touched(self.recorded_start.files(), self.preloader.hot_imports)
-            )
+            files = self.recorded_start.files()  # of an image they are kept for this moment alone
+            self.preloader.when_known(lambda: self.workplace.touched(files, self.preloader.hot_imports))
 
     def _on_image_failed(self, why: str) -> None:
         """Ranks that run inside go on; there will be no others."""

@@ -196,6 +196,21 @@ def test_set_up_once_on_top_of_the_image(job: Job, way: str) -> None:
     assert job.installs() == 1
 
 
+def test_what_the_first_start_has_read_is_recorded_for_other_nodes(job: Job) -> None:
+    """Without it they would fetch all of the environment before they need it."""
+    text = """
+import time
+end_s = time.monotonic() + 60
+while time.monotonic() < end_s and not any("traces" in folder[0] and folder[2] for folder in os.walk(STORE)):
+    time.sleep(0.05)
+"""
+    job.script.write_text(TELL + text.replace("STORE", repr(os.fspath(job.store))))
+    job.start()
+    assert job.how() == "installed"
+    traces = [path for path in job.store.rglob("*") if "traces" in path.parts and path.is_file()]
+    assert traces, sorted(job.store.rglob("*"))
+
+
 @pytest.mark.parametrize(("way", "how"), [("unpack", "there"), ("mount", "mount")])
 def test_on_a_node_that_was_warmed(job: Job, way: str, how: str) -> None:
     ways = ("--env-way", f"there,{way}")
