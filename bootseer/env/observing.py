@@ -102,7 +102,7 @@ def plan(keyed: Keyed, spec: SetupSpec, environ: Mapping[str, str], own: Iterabl
     return Plan(
         {
             "looks": not keyed.is_plain,
-            "makes": spec.in_image or not keyed.only_installs,
+            "makes": not keyed.only_installs,
             "began_ns": began_ns,
             "roots": list(dict.fromkeys(each for each in roots if each != "/")),
             "literal": [] if literal == cwd else [[literal, cwd]],

@@ -1,4 +1,4 @@
-"""Whether set-up may need privileges that it could not get while it is watched: told from what it would run."""
+"""What is planned of set-up that is watched: told from what it would run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.env.observing import may_ask
+from bootseer.env.keying import make_key
+from bootseer.env.observing import may_ask, plan
+from bootseer.env.spec import SetupSpec
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,21 @@ def test_what_may_ask_for_privileges(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert may_ask(commands, str(tmp_path)) is asks
+
+
+@pytest.mark.parametrize("in_image", [False, True])
+@pytest.mark.parametrize(
+    ("command", "makes"), [("pip install -r r.txt", False), ("pip install -r r.txt && echo x > made", True)]
+)
+def test_what_pip_alone_makes_is_not_told(tmp_path: Path, command: str, makes: bool, in_image: bool) -> None:
+    """Nobody reads it as an input, in an image as little as elsewhere; it is most of what there is to tell."""
+    (tmp_path / "r.txt").write_text("numpy==2.0\n")
+    spec = SetupSpec(
+        commands=(command,),
+        targets=(str(tmp_path / "env"),),
+        cwd=str(tmp_path),
+        in_image=in_image,
+        image="0" * 64 if in_image else "",
+    )
+    watch = plan(make_key(spec, {}), spec, {}).watch
+    assert watch is not None and watch["makes"] is makes
