@@ -277,10 +277,16 @@ def test_ranks_join_the_store_when_rank_0_listens(jobs: Jobs, names_store: bool)
             return make(*args)
 
         module._create_c10d_store = create
+        def pause(seconds, sleep=time.sleep):
+            open(f"{out}/waits-{attempt}-{rank}", "w").close()
+            sleep(seconds)
+
+        sign = SIGN
         if rank == "0":
-            while not all(os.path.exists(f"{out}/ran-{attempt}-{other}") for other in (1, 2)):
-                time.sleep(0.002)
-            time.sleep(0.1)
+            while not all(os.path.exists(f"{out}/{sign}-{attempt}-{other}") for other in (1, 2)):
+                time.sleep(0.002)  # between looks, which end with the job
+        elif is_gate:
+            time.sleep = pause  # what waits at the gate is seen to wait
         open(f"{out}/ran-{attempt}-{rank}", "w").close()
         dist.init_process_group("gloo")
         assert module._rendezvous_handlers["env"] is module._env_rendezvous_handler
@@ -289,7 +295,8 @@ def test_ranks_join_the_store_when_rank_0_listens(jobs: Jobs, names_store: bool)
         dist.destroy_process_group()
         sys.exit(3 if attempt == "0" else 0)
         """
-    path = write(jobs, text + ("# not TCPStore" if names_store else ""))
+    sign = '"ran"  # TCPStore' if names_store else '"waits"'
+    path = write(jobs, text.replace("SIGN", sign))
     env = {"OUT": os.fspath(jobs.out)}
     ended = jobs.run(FORKED, "--max-restarts", "1", path, preload="", nproc=3, env=env)
     assert ended.status == 0, ended.logs

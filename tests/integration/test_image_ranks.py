@@ -1020,7 +1020,7 @@ end_s = time.monotonic() + 30
 while os.environ["LOCAL_RANK"] == "0" and time.monotonic() < end_s:
     if any(name.endswith(".plan") for folder in os.walk(sys.argv[1]) for name in folder[2]):
         break
-    time.sleep(0.01)
+    time.sleep(0.01)  # between looks, which end after 30 s
 """
     write(bootrun.dir, "train.py", text)
     write(bootrun.dir, "cgitb_like.py", "import sys\nbefore = sys.excepthook\n")

@@ -202,7 +202,7 @@ def test_what_the_first_start_has_read_is_recorded_for_other_nodes(job: Job) -> 
 import time
 end_s = time.monotonic() + 60
 while time.monotonic() < end_s and not any("traces" in folder[0] and folder[2] for folder in os.walk(STORE)):
-    time.sleep(0.05)
+    time.sleep(0.05)  # between looks, which end after 60 s
 """
     job.script.write_text(TELL + text.replace("STORE", repr(os.fspath(job.store))))
     job.start()
