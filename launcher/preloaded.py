@@ -182,6 +182,7 @@ class _Preloaded:
             os.set_inheritable(each, False)
         self.fds = _open_fds()
         self.cwd = _get_cwd()
+        self.script = b""  # type: Optional[bytes]  # its text, None if it cannot be read
         self.comm = _read_text("/proc/self/comm").rstrip("\n")
         self.start_environ = dict(os.environ)
         self.import_changes = {}  # type: Dict[str, Optional[str]]
@@ -262,6 +263,7 @@ class _Preloaded:
         self._look(START_UP)
         if sys.gettrace() or sys.getprofile():
             raise _Failed("", "a debugger or profiler is active in the interpreter")
+        self.script = self._read_script()
         top = self._reserve_huge_pages()
         self._pose_as_rank()
         os.environ.update(SET_WHILE_IMPORTING)
@@ -360,8 +362,7 @@ class _Preloaded:
 
         The text of a module (-m) is not known, as to fork_policy.py.
         """
-        text = self._read_script()
-        return text is None or any(name.encode() in text for name in VISIBLE)
+        return self.script is None or any(name.encode() in self.script for name in VISIBLE)
 
     def _read_script(self) -> "Optional[bytes]":
         """Its text; that of a module (-m) is not looked for. None if it cannot be read."""
@@ -476,7 +477,7 @@ class _Preloaded:
             self.listing = self._list_touched()
         self._release_files()
         self.gate = self.inside["load_beside"]("store_gate")
-        self.is_gated = self.gate["has_place"]() and b"TCPStore" not in (self._read_script() or b"")
+        self.is_gated = self.gate["has_place"]() and b"TCPStore" not in (self.script or b"")
         self.inside["known_modules"] = frozenset(sys.modules)
         self.inside["listed"] = (len(sys.modules), len(sys.path_importer_cache))
         self.socket = _import_apart("_socket")

@@ -25,7 +25,7 @@ _HARMLESS_CALLS = """
     datetime.today datetime.date.today date.today datetime.timedelta timedelta
     socket.gethostname gethostname platform.node platform.system platform.machine platform.release
     platform.platform platform.python_version sys.getsizeof sys.getrecursionlimit sys.getdefaultencoding
-    pathlib.Path Path pathlib.PurePath re.compile importlib.util.find_spec find_spec textwrap.dedent dedent
+    pathlib.Path Path pathlib.PurePath re.compile textwrap.dedent dedent
     ast.literal_eval json.loads uuid.uuid4 uuid4
     namedtuple collections.namedtuple collections.defaultdict defaultdict collections.OrderedDict OrderedDict
     collections.Counter Counter collections.deque deque TypeVar typing.TypeVar typing.NewType NewType typing.cast

@@ -192,6 +192,7 @@ def test_what_a_file_changes_in_modules(text: str, found: list[tuple[str, str]])
         ("import os, time\nprint(time.perf_counter_ns(), time.strftime('%H'), os.getpid())\nimport torch", ""),
         ("import os\nROOT = os.path.expanduser('~')\nfiles = os.listdir(ROOT)\nimport torch", ""),
         ("import sys\nsys.setrecursionlimit(9)\nimport torch", "calls sys.setrecursionlimit in line 2"),
+        ("from importlib.util import find_spec\nfind_spec('a.b')\nimport torch", "calls find_spec in line 2"),
         ("import os\nos.umask(7)\nimport torch", "calls os.umask in line 2"),
         ("from dotenv import load_dotenv\nload_dotenv()\nimport torch", "calls load_dotenv in line 2"),
         ("import config\nimport torch", "imports config in line 1"),
@@ -204,7 +205,7 @@ def test_what_a_file_changes_in_modules(text: str, found: list[tuple[str, str]])
     ],
 )
 def test_what_a_script_does_before_torch(text: str, doubt: str) -> None:
-    assert find_doubt(text.encode(), {"torch"}, {"os", "sys", "logging", "time"}) == doubt
+    assert find_doubt(text.encode(), {"torch"}, {"os", "sys", "logging", "time", "importlib"}) == doubt
 
 
 @pytest.mark.parametrize("name", ["start_train.py", "fork_rank.py", "compile_rank.py"])
