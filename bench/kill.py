@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 
+from bench import shm
 from bench.record import BenchError, Figures, Target
 
 ROUNDS = 50
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> Figures:
     seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}", file=sys.stderr)
     chance = random.Random(seed)
-    before = set(os.listdir("/dev/shm"))
+    before = shm.files()
     left: list[float] = []
     took: dict[str, list[float]] = {victim: [] for victim in VICTIMS}
     for number in range(args.rounds):
@@ -125,7 +126,7 @@ def run(args: argparse.Namespace) -> Figures:
     figures = Figures()
     # The median would hide a single process that is left.
     figures.add("kill.left_processes", "processes in all kills", [sum(left)])
-    figures.add("kill.left_files", "files in /dev/shm", [float(len(set(os.listdir("/dev/shm")) - before))])
+    figures.add("kill.left_files", "files in /dev/shm", [float(len(shm.left(before)))])
     for victim, seconds in took.items():
         if seconds:
             figures.add(f"kill.{victim}_gone_s", "s", seconds)

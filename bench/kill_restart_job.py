@@ -6,7 +6,6 @@ found by a mark in their environment.
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 import signal
@@ -15,9 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
+from bench import shm
 from bench.fork import children_of, find_preloaded
 from bench.kill import MARK, find_guard, find_marked
 from bench.kill_restart_plan import (
@@ -91,7 +90,7 @@ class _Job:
         self._programs: list[tuple[int, subprocess.Popen[bytes]]] = []  # with the node
         self._sentinels: set[int] = set()
         self._killed: subprocess.Popen[bytes] | None = None
-        self._shm = set(os.listdir("/dev/shm"))
+        self._shm = shm.files()
         self._has_told = False
         self.agent_pid = 0  # of the node on which something is killed
         self.endpoint = f"127.0.0.1:{_free_port()}"
@@ -300,8 +299,7 @@ class _Job:
 
     def _look(self) -> list[str]:
         found = [f"process {pid} ({_name(pid)})" for pid in find_marked(self._mark)]
-        new = {f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - self._shm}
-        found += sorted(new - _opened()) if new else []
+        found += [f"{shm.FOLDER}/{name}" for name in shm.left(self._shm)]
         for name in ("tmp", "run"):
             for above, _, files in os.walk(f"{self._folder}/{name}"):
                 found += [os.path.join(above, file) for file in files]
@@ -348,12 +346,3 @@ def find_cgroups(sentinels: set[int]) -> list[str]:
         for above, folders, _ in os.walk(top):
             found += [f"{above}/{name}" for name in folders if name.startswith(names)]
     return found if names else []
-
-
-def _opened() -> set[str]:
-    """Files that living processes have open: another job's, or of processes that are told anyway."""
-    found = set()
-    for path in glob.glob("/proc/[0-9]*/fd/*"):
-        with suppress(OSError):  # it has ended, or closed it
-            found.add(os.readlink(path))
-    return found

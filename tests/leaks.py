@@ -13,7 +13,8 @@ import threading
 import time
 import uuid
 
-from tests.support import MARK, Process, descendants, marked_processes, processes
+from bench import shm
+from tests.support import MARK, Process, descendants, marked_processes
 
 GRACE_S = 5.0  # a test may return as soon as it has seen what it wanted; cleaning up gets this long
 
@@ -28,7 +29,7 @@ class LeakCheck:
         self._children = {process.pid for process in descendants(os.getpid())}
         self._threads = set(threading.enumerate())
         self._fds = _open_fds()
-        self._shm = _shm_files()
+        self._shm = shm.files()
 
     def processes(self) -> list[Process]:
         """Processes of this test that are there now."""
@@ -63,10 +64,7 @@ class LeakCheck:
         for fd, target in _open_fds().items():
             if self._fds.get(fd) != target:
                 found.append(f"descriptor {fd}: {target}")
-        unused = _shm_files() - self._shm
-        if unused:
-            unused -= _shm_files_in_use()
-        found += [f"file /dev/shm/{name}" for name in sorted(unused)]
+        found += [f"file /dev/shm/{name}" for name in shm.left(self._shm)]
         return found
 
 
@@ -78,40 +76,3 @@ def _open_fds() -> dict[int, str]:
         except OSError:
             pass  # the one that lists the directory
     return found
-
-
-def _shm_files() -> set[str]:
-    try:
-        with os.scandir("/dev/shm") as entries:
-            return {entry.name for entry in entries if entry.stat(follow_symlinks=False).st_uid == os.getuid()}
-    except OSError:
-        return set()
-
-
-def _shm_files_in_use() -> set[str]:
-    used: set[str] = set()
-    for process in processes():
-        paths = _links(f"/proc/{process.pid}/fd") + _mapped(process.pid)
-        used |= {path.split("/")[3] for path in paths if path.startswith("/dev/shm/")}
-    return used
-
-
-def _links(directory: str) -> list[str]:
-    found = []
-    try:
-        for name in os.listdir(directory):
-            try:
-                found.append(os.readlink(f"{directory}/{name}"))
-            except OSError:
-                pass  # closed meanwhile, such as the one that lists the directory
-    except OSError:
-        pass  # the process has ended, or is another user's
-    return found
-
-
-def _mapped(pid: int) -> list[str]:
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            return [line.split(maxsplit=5)[5].strip() for line in file if "/dev/shm/" in line]
-    except OSError:
-        return []

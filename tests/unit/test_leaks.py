@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench import shm
 from tests.leaks import LeakCheck
 from tests.support import wait_until
 
@@ -64,6 +65,20 @@ def test_thread_descriptor_and_shared_memory_are_found(check: LeakCheck) -> None
         stop.set()
         thread.join()
     assert check.leftovers(0) == []
+
+
+def test_a_semaphore_that_only_its_maker_has_is_in_use() -> None:
+    """Its maker has mapped it under another name."""
+    before = shm.files()
+    make = "from multiprocessing import get_context\nlock = get_context('spawn').Lock()\n"
+    words = [sys.executable, "-c", f"{make}print(lock._semlock.name, flush=True)\ninput()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdin is not None and maker.stdout is not None
+        name = f"sem.{maker.stdout.readline().strip().lstrip('/')}"
+        assert name in shm.files()
+        assert name not in shm.left(before)
+        maker.stdin.write("\n")
+    assert name not in shm.files()
 
 
 def test_program_past_its_deadline_fails_and_ends(program, check: LeakCheck) -> None:
