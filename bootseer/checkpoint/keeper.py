@@ -25,7 +25,7 @@ its input does, and leaves nothing behind.
                                   -> progress bytes of_bytes ... then ready path address | direct why path |
                                      failed, all with the order's attempt; ready disk_bytes: what of it was on
                                      the disk. A path names files that open.
-                                  -> failed why kind digest older: also later, when bytes that a rank has asked
+                                  -> failed why kind digest: also later, when bytes that a rank has asked
                                      for turn out to be wrong; kind: filler.py
     release                       ranks have what they need: what was read is recorded and copied to the disk,
                                   the memory is given up
@@ -131,7 +131,10 @@ class Keeper:
         self._position = prefetch.Position(1, 1, 0)
         self._recordings = Recordings(cache_folder(os.environ))
         self._folder, self._lock_fd = make_folder()
-        self._resolver = Resolver(self._selector, self._fork, self._say, self._say_alive)
+        # One for what bootrun asks, one for a load, or ahead of it: neither may take the other's answer away.
+        self._resolver, self._pinner = (
+            Resolver(self._selector, self._fork, self._say, self._say_alive) for _ in range(2)
+        )
         self._paths = RankPaths(
             self._folder, self._selector, self._fork, self._say, self._say_alive, self._note_damage
         )
@@ -144,7 +147,8 @@ class Keeper:
             self._selector.register(self._launcher.fd, selectors.EVENT_READ, self._hear_launcher)
             while not self._is_over:
                 for key, _ in self._selector.select(1.0):
-                    if key.fileobj in self._selector.get_map():  # an earlier one may have ended it
+                    # An earlier one may have ended it, and another have its number.
+                    if self._selector.get_map().get(key.fileobj) == key:
                         key.data()
                 self._tick()
         finally:
@@ -153,6 +157,7 @@ class Keeper:
     def _end(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the guard's, at the end of the job
         self._resolver.drop()
+        self._pinner.drop()
         self._paths.drop()
         self._stop_copier()
         if self._server is not None and self._server.is_used:
@@ -168,6 +173,7 @@ class Keeper:
         if self._server is not None:
             self._server.tick()
         self._resolver.tick()
+        self._pinner.tick()
         self._paths.tick()
         self._ask_again()
         limit_s = float(self._start.get("quiet_s", QUIET_S))
@@ -235,7 +241,7 @@ class Keeper:
             if "pinned" in news and self._state is State.IDLE:
                 self._get_ready(_to_pinned(news["pinned"]))
 
-        self._resolver.ask(self._url, "", "", found)
+        self._pinner.ask(self._url, "", "", found)
 
     def _get_ready(self, pinned: Pinned) -> None:
         """Memory that will surely be filled is made before it is."""
@@ -264,6 +270,8 @@ class Keeper:
             else:
                 self._answer("unresolved", why=news["failed"], older=news.get("older"))
 
+        if self._state is State.IDLE:
+            self._pinner.drop()  # it looks ahead for the same
         self._resolver.ask(self._url, "", "", found, without, falls_back=falls_back)
 
     # ---- loading ---------------------------------------------------------------------------------------------
@@ -292,7 +300,7 @@ class Keeper:
                 # This node may see only another version; one that is there under its name is what was ordered.
                 self._go_own(str(news.get("failed") or news.get("absent")), REFUSED)
 
-        self._resolver.ask(self._url, str(order["version"]), digest, found)
+        self._pinner.ask(self._url, str(order["version"]), digest, found)
 
     def _serve(self, pinned: Pinned) -> None:
         """Prefetches what the plan says; ranks are told where the arena is."""
@@ -465,29 +473,18 @@ class Keeper:
         was_loading = self._state in (State.PINNING, State.LOADING)
         self._state = State.SERVING
         if was_loading:
-            self._resolver.drop()
+            self._pinner.drop()
             self._drop_arena()
         else:
             self._paths.give_back(self._drop_arena)
         return was_loading
 
     def _fail(self, why: str, kind: str) -> None:
-        """Ranks cannot have the version that was ordered: tells it, and what else there is."""
+        """Ranks cannot have the version that was ordered."""
         if self._has_failed or not self._load:
             return
         self._has_failed, self._state, digest = True, State.SERVING, str(self._load["digest"])
-        attempt = int(self._load["attempt"])
-
-        def tell(older: str) -> None:
-            self._answer("failed", attempt=attempt, why=why, kind=kind, digest=digest, older=older)
-
-        def found(news: dict[str, Any]) -> None:
-            tell(_to_pinned(news["pinned"]).version if "pinned" in news else "")
-
-        if kind == DAMAGED:
-            self._resolver.ask(self._url, "", "", found, [digest], falls_back=True)
-        else:
-            tell("")
+        self._answer_load("failed", why=why, kind=kind, digest=digest)
 
     def _note_damage(self, why: str) -> None:
         """What a rank has asked for by a mount is not what it should be."""
@@ -840,6 +837,7 @@ class Keeper:
         if self._offers is not None:
             self._offers.close_inherited()
         self._resolver.close_inherited()
+        self._pinner.close_inherited()
         self._paths.close_inherited()
         for child in (self._filler, self._copier):
             if child is not None:

@@ -32,11 +32,11 @@ class Node:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._launcher = LineSocket(theirs)
         self.keeper = Keeper(LineSocket(ours))
-        self.keeper._resolver.ask = self._ask  # type: ignore[method-assign]
+        for resolver in (self.keeper._resolver, self.keeper._pinner):
+            resolver.ask = self._ask  # type: ignore[method-assign]
         self.keeper._fork = self._fork  # type: ignore[method-assign]
         self.children: list[socket.socket] = []
-        self.news: dict[str, dict[str, Any]] = {}  # by digest; "older" for what is asked for without some
-        self.asked_without: list[str] = []
+        self.news: dict[str, dict[str, Any]] = {}  # by digest
         self._heard: list[dict[str, Any]] = []
 
     def _ask(
@@ -49,8 +49,7 @@ class Node:
         *,
         falls_back: bool = False,
     ) -> None:
-        self.asked_without = list(without)
-        found(self.news["older" if without else digest])
+        found(self.news[digest])
 
     def _fork(self, _work: Callable[[socket.socket], None]) -> Child:
         # First: until a moment after its exec it has all that is open here.
@@ -250,7 +249,30 @@ def test_an_unfinished_order_of_an_earlier_attempt_changes_nothing(node: Node, t
     pinned = node.start(str(tmp_path / "ckpt"))
     node.load("", pinned.digest)
     waiting: list[object] = []
-    node.keeper._resolver.ask = lambda *_: waiting.append(None)  # type: ignore[method-assign]
+    node.keeper._pinner.ask = lambda *_: waiting.append(None)  # type: ignore[method-assign]
     node.load("step-2", "2" * 64, attempt=1)
     node.keeper._note_units([[0, 0]], "the store is away")
     assert node.keeper._state is State.PINNING and waiting
+
+
+@pytest.mark.parametrize("state", [State.LOADING, State.PINNING])
+def test_a_load_that_goes_wrong_leaves_the_coordinators_question(state: State, node: Node, tmp_path: Path) -> None:
+    """Another node has found the damage first: the next version is asked for before this one finds it, too."""
+    put(str(tmp_path / "ckpt"), {"model.bin": DATA})
+    pinned = node.start(str(tmp_path / "ckpt"))
+    resolver = node.keeper._resolver
+    del resolver.ask  # its own
+    resolver._fork = node._fork
+    node.load("", pinned.digest, nodes=2)
+    assert node.keeper._state is State.LOADING
+    node.order("resolve", without=[pinned.digest], falls_back=True)
+    looks = node.children[-1]
+    if state is State.LOADING:
+        node.keeper._note_units([[0, 0]], "unit 0 is damaged", "damaged")
+    else:
+        node.news["2" * 64] = {"failed": "it is away"}
+        node.load("step-2", "2" * 64, nodes=2)
+    assert node.hear("failed")["why"] in ("unit 0 is damaged", "it is away")
+    looks.sendall(b'{"absent": "there is no other", "kind": "none"}\n')
+    resolver._hear()
+    assert node.hear("absent")["why"] == "there is no other"
