@@ -108,10 +108,14 @@ def compile_all(
     workers: int,
     on_wait: Callable[[], object],
     inside: Inside = HERE,
+    in_place: bool = False,
 ) -> None:
     """Compiles what compiles; who called looks at what there is.
 
-    `on_wait` is called now and then; what it raises ends the compilers. Raises: EnvError, StorageError.
+    Args: in_place: to where Python looks for it, not into the scratch folder. on_wait: called now and then; what
+        it raises ends the compilers.
+
+    Raises: EnvError, StorageError.
     """
     count = max(1, min(workers, len(jobs) // SHARE))
     running: list[subprocess.Popen[bytes]] = []
@@ -121,7 +125,7 @@ def compile_all(
             with map_os_errors(scratch), open(os.path.join(scratch, f"list-{worker}"), "w+b") as file:
                 file.write(items)
                 file.seek(0)
-                running.append(_start(interpreter, scratch, file.fileno(), inside))
+                running.append(_start(interpreter, scratch, file.fileno(), inside, in_place=in_place))
         for process in running:
             while True:
                 try:
@@ -136,7 +140,9 @@ def compile_all(
                 process.wait()
 
 
-def _start(interpreter: Interpreter, scratch: str, stdin: int, inside: Inside) -> subprocess.Popen[bytes]:
+def _start(
+    interpreter: Interpreter, scratch: str, stdin: int, inside: Inside, *, in_place: bool
+) -> subprocess.Popen[bytes]:
     # Always the same order in the constants of sets: the same sources give the same tree.
     environ = {"PYTHONHASHSEED": "0"} | _kept(inside.environ(os.environ))
     program = [_SCRIPT]
@@ -145,7 +151,9 @@ def _start(interpreter: Interpreter, scratch: str, stdin: int, inside: Inside) -
             program = ["-c", file.read()]
     try:
         return subprocess.Popen(
-            inside.words([interpreter.path, "-s", "-S", "-B", "-X", "utf8", *program, scratch]),
+            inside.words(
+                [interpreter.path, "-s", "-S", "-B", "-X", "utf8", *program, "" if in_place else scratch]
+            ),
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -2,7 +2,8 @@
 
 Any Python from 3.8 on, standard library only; bootseer need not be installed there. Standard input: a number and
 a path for each file, each with a NUL behind it. Of each one that compiles, FOLDER/NUMBER.pyc is written, as if it
-lay where Python looks for it. What cannot be compiled (templates, other versions' syntax) is passed over.
+lay where Python looks for it; where FOLDER is empty it does. What cannot be compiled (templates, other versions'
+syntax) is passed over.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main() -> None:
         try:
             py_compile.compile(
                 source,
-                cfile=os.path.join(folder, os.fsdecode(number) + ".pyc"),
+                cfile=os.path.join(folder, os.fsdecode(number) + ".pyc") if folder else None,
                 dfile=source,
                 doraise=True,
                 invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP,

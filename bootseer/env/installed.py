@@ -23,6 +23,18 @@ def find_installed(targets: Sequence[str], began_ns: int) -> list[Installed]:
     return [found for folder in _folders(targets) if (found := _read(folder, began_ns)) is not None]
 
 
+def new_records(targets: Sequence[str], began_ns: int) -> Iterator[str]:
+    """Lists of files (RECORD) of packages that pip has installed since then."""
+    for folder in _folders(targets):
+        record = os.path.join(folder, "RECORD")
+        try:
+            is_new = os.stat(record).st_ctime_ns >= began_ns
+        except OSError:
+            continue
+        if is_new and _text(os.path.join(folder, "INSTALLER")).strip() == b"pip":
+            yield record
+
+
 def _folders(targets: Sequence[str]) -> Iterator[str]:
     for target in targets:
         pattern = glob.escape(target)

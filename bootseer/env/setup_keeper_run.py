@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from bootseer.env import pip_bytecode
 from bootseer.env.capture import Capture, Changes
 from bootseer.env.image_target import commands_of
 from bootseer.env.observing import Plan, decide, plan
@@ -22,6 +23,7 @@ from bootseer.env.setup_run import SetupResult, run_setup
 from bootseer.env.unclean import begin_setup, end_setup, why_changed
 from bootseer.errors import BootseerError, StorageTimeout
 from bootseer.mounts.image_shared import of_node
+from bootseer.storage.cpu_limits import usable_cores
 
 MOST_NAMED = 5
 
@@ -53,7 +55,10 @@ class Runner:
         for note in planned.notes:
             job.say(note)
         look_s = time.monotonic() - began_s
-        done = self._run_commands(environ, planned)
+        of_pip = pip_bytecode.variables(spec.commands, environ, job.inside, only_installs=keyed.only_installs)
+        done = self._run_commands(environ | of_pip, planned)
+        if of_pip and (why := self._compile(planned, environ)):
+            job.say(f"warning: each rank compiles what it imports, as that could not be done before: {why}")
         if done.left_running:
             job.say(
                 f"set-up left processes running, which were ended: {', '.join(done.left_running[:MOST_NAMED])}"
@@ -145,6 +150,18 @@ class Runner:
             on_line=self._on_line,
             makes_venv=bool(spec.venv_of),
             watch=None if planned is None else planned.watch,
+        )
+
+    def _compile(self, planned: Plan, environ: dict[str, str]) -> str:
+        """What pip has left to us. Returns: why that could not be done; "" if it was."""
+        job = self._job
+        return pip_bytecode.compile_installed(
+            job.known().keyed.targets,
+            planned.began_ns,
+            job.spec.python,
+            usable_cores(),
+            of_node(environ),
+            job.inside,
         )
 
     def _on_line(self, line: str) -> None:

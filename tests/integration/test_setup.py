@@ -86,6 +86,29 @@ def test_second_start_takes_what_the_first_one_installed(machine: Machine, start
     assert machine.count() == 1
 
 
+def test_what_pip_leaves_is_compiled_before_ranks_start(machine: Machine, start: Start, tmp_path: Path) -> None:
+    """The same files as pip would have compiled; its own record names none, as it has not made them."""
+    files = {f"small/part{number}.py": f"X = {number}\n" for number in range(5)} | {"small/bad.py": "x = = 1\n"}
+    files["small/__init__.py"] = "from small import part1\nVERSION, FOUND = '1.0', part1.__cached__\n"
+    make_wheel(machine.wheels, "small", "1.0", files=files, scripts={"small": "small:main"})
+    machine.script.write_text(SCRIPT + "print('found', os.path.exists(small.FOUND))\n")
+    machine.counts = False
+    compiled = {}
+    for number, variable in enumerate((None, "1"), 1):
+        machine.renew()
+        store = tmp_path / f"store{number}"
+        store.mkdir()
+        environ = {"PIP_COMPILE": variable, "PYTHONDONTWRITEBYTECODE": "1"}
+        job = start(*UNPACK, store=os.fspath(store), env=environ).wait(DEADLINE_S)
+        assert job.status == 0, job.stderr
+        assert "found True" in job.stdout
+        keepers_end()
+        compiled[number] = sorted(machine.venv.rglob("small*/**/*.pyc"))
+        (record,) = machine.venv.rglob("small-*/RECORD")
+        assert (".pyc" in record.read_text()) == (variable == "1")
+    assert len(compiled[1]) == 6 and compiled[1] == compiled[2]
+
+
 def test_breakdown_names_set_up(machine: Machine, start: Start, tmp_path: Path) -> None:
     assert start(*UNPACK).wait(DEADLINE_S).status == 0
     spans = {event.name: event.stage for event in agent_events(tmp_path / "logs1") if event.kind == "begin"}
