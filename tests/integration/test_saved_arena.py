@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import shm
 from tests import support
 
 # Saves at steps 10 and 20 through our writer; the stripes of the last save are overwritten with zeros once it is
@@ -64,7 +64,7 @@ def loaded(folder: Path, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("fork", ["on", "off"])
 @pytest.mark.parametrize("has_arena", [True, False], ids=["arena", "store"])
 def test_a_job_resumes_from_its_newest_save(has_arena: bool, fork: str, bootrun: support.Programs) -> None:
-    folder = Path(bootrun.dir)
+    folder, before = Path(bootrun.dir), shm.files()
     (folder / "train.py").write_text(TRAIN.replace("RUIN", str(has_arena)))
     (folder / "ckpt").mkdir()
     run = bootrun(
@@ -77,4 +77,4 @@ def test_a_job_resumes_from_its_newest_save(has_arena: bool, fork: str, bootrun:
     assert resumed[0]["first"] == 20 and resumed[0]["sum"] == 20 * (3 << 20) // 4096
     assert resumed[0]["source"] == "ArenaSource"
     assert resumed[0]["counts"]["read_bytes"] == 0
-    assert not [name for name in os.listdir("/dev/shm") if "bootseer" in name]
+    assert not [name for name in shm.left(before) if "bootseer" in name]
