@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from bootseer import aio
+from bootseer.env import pip_bytecode
 from bootseer.env.capture import Built, Capture
 from bootseer.env.commands import Say, key_here, opened, owner
 from bootseer.env.document import encode
+from bootseer.env.inside import HERE
 from bootseer.env.keying import Keyed
 from bootseer.env.lease import BuilderLease, Lease, Ready, kept
 from bootseer.env.observing import decide, plan
@@ -29,6 +31,7 @@ from bootseer.env.spec import SetupSpec
 from bootseer.env.store import EnvStore, Found, Published
 from bootseer.env.unclean import begin_setup, end_setup, why_changed, why_unclean
 from bootseer.errors import BootseerError, EnvError, SetupFailed
+from bootseer.storage.cpu_limits import usable_cores
 from bootseer.trust import SigningKey, Trust
 from bootseer.trust.signing import Signing
 
@@ -157,11 +160,12 @@ class _Making:
         planned = plan(keyed, spec, environ, [log_path])
         for note in planned.notes:
             self._say(note)
+        of_pip = pip_bytecode.variables(spec.commands, environ, HERE, only_installs=keyed.only_installs)
         self._lease.tell("runs set-up commands")
         try:
             ran = run_setup(
                 spec.commands,
-                environ=environ,
+                environ=environ | of_pip,
                 cwd=spec.cwd,
                 log_path=log_path,
                 timeout_s=spec.timeout_s,
@@ -177,6 +181,10 @@ class _Making:
         ended_s = time.monotonic()
         if ran.left_running:
             self._say(f"set-up left processes running, which were ended: {', '.join(ran.left_running[:5])}")
+        if of_pip:
+            installed = (keyed.targets, planned.began_ns, spec.python, usable_cores(), self._environ, HERE)
+            if why := pip_bytecode.compile_installed(*installed):
+                self._say(f"warning: not all that pip has installed could be compiled: {why}")
         changes = capture.end()
         decided = decide(keyed, spec, self._environ, planned, ran.watched)
         changed = why_changed(keyed, spec, self._environ, is_watched=decided.is_watched) or decided.why_not
