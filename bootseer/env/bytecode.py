@@ -57,22 +57,27 @@ def find_python(target: str, python: str) -> str:
 def probe(python: str, inside: Inside = HERE) -> Interpreter | None:
     """What its bytecode looks like; None where it cannot be asked, or keeps none."""
     try:
-        done = subprocess.run(
-            inside.words([python, "-I", "-S", "-c", _PROBE]),
-            env=inside.environ(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            timeout=PROBE_S,
-            check=True,
-        )
-        told = json.loads(done.stdout[:4096])
+        said = output_of([python, "-I", "-S", "-c", _PROBE], inside.environ(os.environ), inside, PROBE_S)
+        told = json.loads(said[:4096])
         if tuple(told["version"]) < LEAST_VERSION or not told["tag"]:
             return None
         return Interpreter(python, str(told["tag"]).encode(), bytes.fromhex(told["magic"]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
+
+
+def output_of(words: Sequence[str], environ: Mapping[str, str], inside: Inside, limit_s: float) -> bytes:
+    """What a program says that reads nothing. Raises: OSError, subprocess.SubprocessError, also when it fails."""
+    return subprocess.run(
+        inside.words(words),
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        timeout=limit_s,
+        check=True,
+    ).stdout
 
 
 def sources_of(changed: Sequence[bytes], after: Walk) -> list[bytes]:

@@ -56,19 +56,10 @@ def variables(
 def _settings(environ: Mapping[str, str], inside: Inside) -> bytes | None:
     """What pip's settings say; None where that cannot be known."""
     try:
-        done = subprocess.run(
-            inside.words(["/bin/sh", "-c", _SETTINGS]),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            timeout=SETTINGS_S,
-            check=True,
-        )
+        said = bytecode.output_of(["/bin/sh", "-c", _SETTINGS], environ, inside, SETTINGS_S)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout if len(done.stdout) <= MAX_SETTINGS_BYTES else None
+    return said if len(said) <= MAX_SETTINGS_BYTES else None
 
 
 def compile_installed(

@@ -13,7 +13,9 @@ import pytest
 
 from bootseer.env.inside import HERE, Inside
 from bootseer.env.pip_bytecode import OFF, compile_installed, find_sources, variables
+from tests.support import wait_until
 
+REALTIME_COARSE = 5  # the time module does not name it
 INSTALL = "pip install -r requirements.txt"
 
 
@@ -100,8 +102,10 @@ def test_what_was_installed_is_compiled_to_its_place(tmp_path: Path) -> None:
     target = tmp_path / "env"
     folder = target / "lib" / "python3" / "site-packages"
     install(target, "old", {"old.py": "X = 1\n"})
-    time.sleep(0.02)  # files are stamped by a clock that ticks
-    began_ns = time.clock_gettime_ns(5)
+    stamp_ns = (folder / "old-1.0.dist-info" / "RECORD").stat().st_ctime_ns
+    # Files are stamped by a clock that ticks: what comes now has a later stamp.
+    wait_until(lambda: time.clock_gettime_ns(REALTIME_COARSE) > stamp_ns, what="a tick of the clock of files")
+    began_ns = time.clock_gettime_ns(REALTIME_COARSE)
     install(target, "pack", {"pack/__init__.py": "X = 1\n", "pack/a, b.py": "Y = 2\n", "pack/bad.py": "x = = 3\n"})
     install(target, "others", {"others.py": "X = 1\n"}, installer="conda")
     (tmp_path / "outside.py").write_text("X = 1\n")
