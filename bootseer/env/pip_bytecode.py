@@ -1,4 +1,4 @@
-"""Bytecode of what pip installs, by all cores: pip itself compiles file by file, which is half of its time.
+"""Bytecode of what pip installs, by all cores: pip itself compiles file by file, most of its time.
 
 Where set-up is pip alone and nobody has said how it is to compile, pip is told not to, and what it has installed
 is compiled after it, to the same places, before a rank starts. In: the targets, when set-up began. What goes wrong
