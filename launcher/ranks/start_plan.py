@@ -362,9 +362,10 @@ def choose_probes(entries: Sequence[Entry]) -> list[Entry]:
     """A few files that a start reads, of the large ones and of all: they tell for the whole record whether it is
     in memory already, and whether it is still right."""
     files = [entry for entry in entries if entry.kind == SMALL or (entry.kind == FILE and entry.size)]
-    step = max(1, len(files) // (MOST_PROBES - LARGE_PROBES))
+    count = min(len(files), MOST_PROBES - LARGE_PROBES)
+    spread = [files[(2 * number + 1) * len(files) // (2 * count)] for number in range(count)]
     large = sorted(files, key=lambda entry: -entry.size)[:LARGE_PROBES]
-    chosen = dict.fromkeys([*large, *files[step // 2 :: step][: MOST_PROBES - LARGE_PROBES]])
+    chosen = dict.fromkeys([*large, *spread])
     return [entry for entry in chosen if is_path(entry.path)]
 
 

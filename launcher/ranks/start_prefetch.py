@@ -18,6 +18,7 @@ from contextlib import suppress
 from itertools import islice
 
 from bootseer.storage.memory_limits import read_memory
+from bootseer.storage.page_cache import is_cached
 from launcher.ranks.record_files import JobKey
 from launcher.ranks.start_plan import (
     FEW_THREADS,
@@ -67,7 +68,6 @@ def run(directory: str, *key: str) -> dict[str, object]:
 def is_warm(probes: Iterable[Probe]) -> bool:
     """Whether single pages of what was recorded are in memory; False when there is nothing to be looked at."""
     cold = seen = 0
-    one = bytearray(1)
     for probe in probes:
         try:
             fd = os.open(probe.path, _OPEN)
@@ -76,7 +76,7 @@ def is_warm(probes: Iterable[Probe]) -> bool:
         try:
             if stat.S_ISREG(os.fstat(fd).st_mode):
                 seen += 1
-                cold += not _is_there(fd, one, probe.offset)
+                cold += not _is_there(fd, probe.offset)
         except (OSError, OverflowError):
             cold += 1
         finally:
@@ -86,15 +86,13 @@ def is_warm(probes: Iterable[Probe]) -> bool:
     return seen > ENOUGH_COLD
 
 
-def _is_there(fd: int, one: bytearray, offset: int) -> bool:
-    try:
-        return os.preadv(fd, [one], offset, os.RWF_NOWAIT) == 1
-    except BlockingIOError:
-        return False
-    except OSError:  # this file system cannot say without waiting: then by how long it takes
+def _is_there(fd: int, offset: int) -> bool:
+    is_there = is_cached(fd, offset)
+    if is_there is None:  # by how long it takes
         began_s = time.perf_counter()
-        os.preadv(fd, [one], offset)
-        return time.perf_counter() - began_s < WARM_S
+        os.preadv(fd, [bytearray(1)], offset)
+        is_there = time.perf_counter() - began_s < WARM_S
+    return is_there
 
 
 class _Counts:

@@ -14,6 +14,7 @@ from launcher.ranks.start_plan import (
     FILE,
     FOLDER,
     GAP_UNITS,
+    LARGE_PROBES,
     MOST_PROBES,
     MOST_RANGES,
     MOST_THREADS,
@@ -267,6 +268,15 @@ def test_probes_are_places_in_files(entries: list[Entry]) -> None:
     assert bool(chosen) == bool(files)
     probes = [make_probe(entry, 7, -5) for entry in chosen]
     assert [parse_probe(format_probe(probe)) for probe in probes] == probes
+
+
+@given(st.integers(1, 500))
+def test_probes_lie_everywhere(count: int) -> None:
+    """What the first files and the large ones have is no word on the last ones."""
+    entries = [Entry(FILE, f"/a/{number:03}", count - number, 0, ()) for number in range(count)]
+    found = sorted(int(entry.path[3:]) for entry in choose_probes(entries))
+    gaps = [after - before for before, after in zip([-1, *found], [*found, count], strict=True)]
+    assert max(gaps) <= 2 + count // (MOST_PROBES - LARGE_PROBES)
 
 
 @pytest.mark.parametrize("line", ["", "1", "1 2 3", "1 2 3 a", "-1 2 3 /a", "1 2 3 /a\0", "1 2 x /a"])
