@@ -194,6 +194,7 @@ class _Preloaded:
         self.listing_path = ""  # where what imports have touched is to be told
         self.listing = ""
         self.files = _Files(self.ctypes, self.libc)
+        self.is_released = False  # what was read of libraries; the first ranks do not wait for it
         self.checked_s = 0.0
         self.parked = []  # type: List[int]
         self.parked_pid = self.first_pid = 0  # of the first process that is parked, and of the first rank
@@ -475,7 +476,6 @@ class _Preloaded:
         self._take_stamps()
         if self.listing_path:
             self.listing = self._list_touched()
-        self._release_files()
         self.gate = self.inside["load_beside"]("store_gate")
         self.is_gated = self.gate["has_place"]() and b"TCPStore" not in (self.script or b"")
         self.inside["known_modules"] = frozenset(sys.modules)
@@ -493,7 +493,7 @@ class _Preloaded:
             if value is self.main
         ]
         self.gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
-        self.inside["thaw"] = _make_thaw(self.gc)
+        self.inside["thaw"] = _make_thaw(self.gc, same)
         self._use_huge_pages(MOST_HUGE_FIRST_S)
 
     def _reserve_huge_pages(self) -> int:
@@ -701,7 +701,10 @@ class _Preloaded:
         """Waits for requests; returns in ranks."""
         while True:
             call = None
-            if self.spare and not self._is_asked(PARK_AFTER_S):
+            if not self.is_released and not self._is_asked(PARK_AFTER_S):
+                self.is_released = True
+                self._release_files()
+            elif self.spare and not self._is_asked(PARK_AFTER_S):
                 self._use_huge_pages(MOST_HUGE_S)
                 if self._is_asked():
                     continue
@@ -1058,15 +1061,16 @@ class _Preloaded:
         self.libc.prctl(PR_SET_MM, PR_SET_MM_MAP, packed, len(packed), 0)
 
 
-def _make_thaw(gc: "Any") -> "Callable[[], None]":
+def _make_thaw(gc: "Any", same: "Any") -> "Callable[[], None]":
     """What makes a rank free at its end what an exec'd one frees: the interpreter collects nothing that is frozen.
 
     Bindings of C++ tell of each object that is left (nanobind, so triton).
     """
-    frozen = gc.get_freeze_count()
+    marker = []  # type: List[Any]  # younger than all that is frozen, which takes long to be counted
 
     def thaw() -> None:
-        if gc.get_freeze_count() <= frozen:  # else the script has frozen, too
+        found = gc.get_objects()
+        if True in map(same, found, [marker] * len(found)):  # else the script has frozen, too
             gc.unfreeze()
 
     return thaw
@@ -1288,7 +1292,8 @@ class _Stamps:
     """What files, or folders, are like. Few objects, as looking at thousands would copy the pages they are in."""
 
     def __init__(self) -> None:
-        self._folder = self._paths = self._stamps = b""
+        self._folder = b""
+        self._paths, self._stamps = bytearray(), bytearray()
 
     def add(self, folder: bytes, name: bytes, stamp: int) -> None:
         """Those of a folder one after another. Args: folder: ends with a slash; name: b"" for itself."""
@@ -1303,7 +1308,7 @@ class _Stamps:
         """The first file that is not as it was; "" for none. From its folder each is found sooner by a third."""
         stat, open_folder, close = os.stat, os.open, os.close
         stamps, at = memoryview(self._stamps).cast("q"), 0
-        for line in self._paths.split(b"\n") if self._paths else ():
+        for line in bytes(self._paths).split(b"\n") if self._paths else ():
             path, *names = line.split(b"\0")
             try:
                 if not names:
