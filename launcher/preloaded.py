@@ -701,10 +701,12 @@ class _Preloaded:
         """Waits for requests; returns in ranks."""
         while True:
             call = None
-            if not self.is_released and not self._is_asked(PARK_AFTER_S):
-                self.is_released = True
-                self._release_files()
-            elif self.spare and not self._is_asked(PARK_AFTER_S):
+            if (self.spare or not self.is_released) and not self._is_asked(PARK_AFTER_S):
+                if not self.is_released:
+                    self.is_released = True
+                    self._release_files()
+                if not self.spare:
+                    continue
                 self._use_huge_pages(MOST_HUGE_S)
                 if self._is_asked():
                     continue
