@@ -194,7 +194,6 @@ class _Preloaded:
         self.listing_path = ""  # where what imports have touched is to be told
         self.listing = ""
         self.files = _Files(self.ctypes, self.libc)
-        self.is_released = False  # what was read of libraries; the first ranks do not wait for it
         self.checked_s = 0.0
         self.parked = []  # type: List[int]
         self.parked_pid = self.first_pid = 0  # of the first process that is parked, and of the first rank
@@ -476,6 +475,7 @@ class _Preloaded:
         self._take_stamps()
         if self.listing_path:
             self.listing = self._list_touched()
+        self._release_files()
         self.gate = self.inside["load_beside"]("store_gate")
         self.is_gated = self.gate["has_place"]() and b"TCPStore" not in (self.script or b"")
         self.inside["known_modules"] = frozenset(sys.modules)
@@ -701,12 +701,7 @@ class _Preloaded:
         """Waits for requests; returns in ranks."""
         while True:
             call = None
-            if (self.spare or not self.is_released) and not self._is_asked(PARK_AFTER_S):
-                if not self.is_released:
-                    self.is_released = True
-                    self._release_files()
-                if not self.spare:
-                    continue
+            if self.spare and not self._is_asked(PARK_AFTER_S):
                 self._use_huge_pages(MOST_HUGE_S)
                 if self._is_asked():
                     continue
