@@ -171,6 +171,6 @@ def to_error(found: object, where: str) -> BootseerError:
 
 def from_error(error: BaseException) -> dict[str, str]:
     """The answer that tells of an error."""
-    known = error if isinstance(error, BootseerError) else StorageError(f"a bug: {error!r}")
+    known = error if isinstance(error, BootseerError) else StorageError(f"a bug: {type(error).__name__}: {error}")
     kinds = [each.__name__ for each in type(known).__mro__ if getattr(errors, each.__name__, None) is each]
     return {"error": " ".join(str(known).split()), "kind": kinds[0]}

@@ -228,7 +228,7 @@ class HotBlocks:
             except BootseerError as error:
                 self._log(str(error))
             except Exception as error:
-                self._log(f"a bug in the background: {error!r}")
+                self._log(f"a bug in the background: {type(error).__name__}: {error}")
 
         task = self._group.create_task(run())
         self._tasks.add(task)

@@ -189,7 +189,7 @@ class Daemon:
                 self._fail(
                     error
                     if isinstance(error, BootseerError)
-                    else StorageError(f"a bug: {error!r}; the log is {self.place.log_path}")
+                    else StorageError(f"a bug: {type(error).__name__}: {error}; the log is {self.place.log_path}")
                 )
             if not (is_ours and self.state is State.FAILED):
                 raise
