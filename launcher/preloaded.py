@@ -493,7 +493,7 @@ class _Preloaded:
             if value is self.main
         ]
         self.gc.freeze()  # a collection in a rank does not touch, and so does not copy, what it shares
-        self.inside["thaw"] = _make_thaw(self.gc, same)
+        self.inside["thaw"] = _make_thaw(self.gc)
         self._use_huge_pages(MOST_HUGE_FIRST_S)
 
     def _reserve_huge_pages(self) -> int:
@@ -1058,7 +1058,7 @@ class _Preloaded:
         self.libc.prctl(PR_SET_MM, PR_SET_MM_MAP, packed, len(packed), 0)
 
 
-def _make_thaw(gc: "Any", same: "Any") -> "Callable[[], None]":
+def _make_thaw(gc: "Any") -> "Callable[[], None]":
     """What makes a rank free at its end what an exec'd one frees: the interpreter collects nothing that is frozen.
 
     Bindings of C++ tell of each object that is left (nanobind, so triton).
@@ -1066,8 +1066,11 @@ def _make_thaw(gc: "Any", same: "Any") -> "Callable[[], None]":
     marker = []  # type: List[Any]  # younger than all that is frozen, which takes long to be counted
 
     def thaw() -> None:
-        found = gc.get_objects()
-        if True in map(same, found, [marker] * len(found)):  # else the script has frozen, too
+        try:
+            is_kept = all(each is not marker for each in gc.get_objects())  # the script has frozen, too
+        except Exception:  # an audit hook of the script lets nobody ask
+            is_kept = False
+        if not is_kept:
             gc.unfreeze()
 
     return thaw

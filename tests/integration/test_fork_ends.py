@@ -119,6 +119,12 @@ ENDINGS = {
     "garbage": "holder.Finalized('garbage'); del holder.in_a_cycle",
     "frozen by the script": "holder.Finalized('mine'); gc.freeze()",
     "thawed by the script": "gc.unfreeze(); print(gc.get_freeze_count())",
+    "audit": """
+        def hook(name, args):
+            if name.startswith("gc."):
+                raise PermissionError(name)
+        sys.addaudithook(hook)
+        """,
     "no collector": "gc.disable(); holder.Finalized('mine')",
     "atexit": "import atexit; atexit.register(lambda: print('atexit', holder.in_a_cycle.name))",
     "thread": """
