@@ -22,7 +22,7 @@ from launcher.loop import Alarm, EventLoop
 from launcher.mounts import Mount
 from launcher.ranks.command import INSIDE
 from launcher.ranks.environ import RANK_VARIABLES
-from launcher.ranks.program import IMPORT_WATCH, PRELOADED, STORE_GATE, TRACER, RankProgram
+from launcher.ranks.program import IMPORT_WATCH, PRELOADED, RANK_VALUES, STORE_GATE, TRACER, RankProgram
 from launcher.service import ServiceProcess
 from launcher.spec import LaunchSpec
 from launcher.stage_span import StageSpan
@@ -160,6 +160,7 @@ class NodeImage:
                 f"{RANK_FOLDER}/preloaded.py": PRELOADED,
                 f"{RANK_FOLDER}/tracer.py": TRACER,
                 f"{RANK_FOLDER}/import_watch.py": IMPORT_WATCH,
+                f"{RANK_FOLDER}/rank_values.py": RANK_VALUES,
                 f"{RANK_FOLDER}/store_gate.py": STORE_GATE,
                 LISTING: _LISTING_FILE,
             },

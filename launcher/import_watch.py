@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     Use = Tuple[str, str, bool]  # who, what, and whether it is a change
 
 NAME = __name__  # of the rank-side code, as ranks see it
+# What differs between the ranks of a job, or between its attempts.
+PER_RANK = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT "
+    "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_ERROR_FILE".split()
+)
 MAIN = "__main__"
 # They look into folders of sys.path for modules and what is installed.
 FINDERS = (
@@ -80,6 +85,13 @@ def find_importing(frame: "Any") -> str:
                 return name
         frame = frame.f_back
     return MAIN
+
+
+def find_module_frame(frame: "Any", name: str) -> "Any":
+    """That in which a module is executed which has called this one; None if there is none."""
+    while frame is not None and (frame.f_code.co_name != "<module>" or frame.f_globals.get("__name__") != name):
+        frame = frame.f_back
+    return frame
 
 
 def _find_line(frame: "Any") -> int:
@@ -192,17 +204,22 @@ class SpecWatch:
 class Watch:
     """See the module's docstring. Times are ticks: a number that grows with all that is noted."""
 
-    def __init__(self, per_rank: "Any", is_whole: bool) -> None:
-        """Args: per_rank: variables that differ between ranks; is_whole: also what a script changes in the
-        interpreter, and what parts of packages are named. Without it it costs 1 % of the imports."""
+    def __init__(self, is_whole: bool, takes_rank: "Optional[Callable[[str, str, Any], bool]]" = None) -> None:
+        """
+        Args:
+            is_whole: also what a script changes in the interpreter, and what parts of packages are named. Without
+                it it costs 1 % of the imports.
+            takes_rank: called with who reads which variable of PER_RANK, and a frame; such reads are no rank_reads
+                if it returns True.
+        """
         self.tick = 0
         self.begun = {}  # type: Dict[str, Tuple[int, str, int]]  # when, by whom, in which line of the user's
         self.needs = set()  # type: Set[Tuple[str, str]]  # who is imported by whom
         self.again = []  # type: List[Tuple[Any, str]]  # whose code has imported what was there already, if not whole
         self.uses = {}  # type: Dict[Use, List[int]]  # the first and the last tick
-        self.rank_reads = []  # type: List[Tuple[str, str]]  # who, variable
+        self.rank_reads = {}  # type: Dict[Tuple[str, str, int], None]  # by what module, of PER_RANK, in which line
         self.back = {}  # type: Dict[str, int]  # what was changed, and since when it is as at first
-        self._per_rank = per_rank
+        self._takes_rank = takes_rank
         self._is_whole = is_whole
         self._is_on = False
         self._end_s = time.monotonic() + MOST_S
@@ -352,18 +369,23 @@ class Watch:
             self.back.pop(what, None)
 
     def _noting(self, encode: "Any") -> "Any":
-        get_frame, per_rank = sys._getframe, self._per_rank
+        get_frame = sys._getframe
 
         def encodekey(name: "Any") -> "Any":
             key = encode(name)
             who = find_importing(get_frame(1))
             text = name if type(name) is str else os.fsdecode(key)
-            if text in per_rank and who != NAME:
-                self.rank_reads.append((who, text))
+            if text in PER_RANK and who != NAME:
+                self._note_rank(who, text, get_frame(1))
             self.use(who, "env:" + text, False)
             return key
 
         return encodekey
+
+    def _note_rank(self, who: str, variable: str, frame: "Any") -> None:
+        if self._takes_rank is None or not self._takes_rank(who, variable, frame):
+            module = find_module_frame(frame, who)
+            self.rank_reads[who, variable, 0 if module is None else module.f_lineno or 0] = None
 
     def _noting_all(self, decode: "Any") -> "Any":
         get_frame = sys._getframe
@@ -517,7 +539,8 @@ class Watch:
 
     def lines(self) -> "List[str]":
         """begun TICK BY LINE NAME ORIGIN of each module, in the order of their imports, and __main__ before; needs
-        MODULE MODULE... by their places in that list; uses FIRST LAST MODULE CHANGE WHAT; back SINCE WHAT."""
+        MODULE MODULE... by their places in that list; uses FIRST LAST MODULE CHANGE WHAT; rank MODULE VARIABLE
+        LINE; back SINCE WHAT."""
         names = {MAIN: 0}
         lines = ["begun\t0\t\t0\t%s\t%s\n" % (MAIN, _origin(MAIN))]
         for name, (tick, who, line) in list(self.begun.items()):
@@ -535,6 +558,9 @@ class Watch:
             if who != NAME:
                 changed.add(what)
                 lines.append("uses\t%d\t%d\t%d\t%d\t%s\n" % (first, last, names.get(who, 0), is_change, what))
+        lines += [
+            "rank\t%d\t%s\t%d\n" % (names.get(who, 0), name, number) for who, name, number in list(self.rank_reads)
+        ]
         lines += ["back\t%d\t%s\n" % (since, what) for what, since in list(self.back.items()) if what in changed]
         if not self.is_cut:
             lines.append("end\n")

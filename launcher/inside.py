@@ -555,7 +555,7 @@ def watch_imports(events: Events) -> None:
         if os.environ.get("LOCAL_RANK") != "0" or not path.endswith(".jsonl"):
             return
         if os.stat(path[:-6] + ".uses").st_size == 0:
-            watch = load_beside("import_watch")["Watch"](frozenset(), True)
+            watch = load_beside("import_watch")["Watch"](True)
             watch.install(FirstStep)  # which hands on what it is asked
     except Exception:
         pass

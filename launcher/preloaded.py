@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
     Call = Tuple[Callable[..., object], Tuple[Any, ...]]
 
-# What differs between the ranks of a job, or between its attempts.
-PER_RANK = frozenset(
-    "RANK LOCAL_RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT "
-    "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_ERROR_FILE".split()
-)
 # Read when the driver starts, not when a framework is imported: they may differ between ranks.
 READ_LATE = frozenset(
     "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK "
@@ -268,7 +263,10 @@ class _Preloaded:
         self._pose_as_rank()
         os.environ.update(SET_WHILE_IMPORTING)
         imports = self.inside["load_beside"]("import_watch")
-        self.watch = imports["Watch"](PER_RANK, False)
+        self.per_rank = imports["PER_RANK"]
+        values = self.inside["load_beside"]("rank_values")
+        self.rank_values = values["RankValues"](self.per_rank, imports["find_module_frame"])
+        self.watch = imports["Watch"](False, self.rank_values.take)
         self.watch.install()
         self.gc.collect()
         self.gc.freeze()  # what is older comes first: freezing puts what is young before the rest
@@ -353,6 +351,7 @@ class _Preloaded:
         except SystemExit as error:
             raise _Failed(name, "exits when it is imported (%s)" % _first_line(str(error.code)))
         except BaseException as error:
+            self._look_for_rank(name)
             said = _first_line(str(error))
             raise _Failed(name, "raises when it is imported: %s%s" % (type(error).__name__, said and ": " + said))
         return True
@@ -429,10 +428,8 @@ class _Preloaded:
         if not tasks <= self.tasks:
             self.suspect = name
         self.tasks = tasks
-        if self.watch is not None and self.watch.rank_reads:
-            who, variable = self.watch.rank_reads[0]
-            also = self.watch.chain(who)
-            raise _Failed(also[0] if also else name, "reads %s%s" % (variable, when), *also[1:])
+        if self.watch is not None:
+            self._look_for_rank(name)
         if _has_children():
             raise _Failed(name, "starts a process%s" % when)
         opened = [where for fd, where in now.items() if fd not in self.fds]
@@ -446,6 +443,13 @@ class _Preloaded:
             raise _Failed(name, "initialises %s%s" % (backend, when))
         if _get_cwd() != self.cwd:
             raise _Failed(name, "changes the working folder%s" % when)
+
+    def _look_for_rank(self, name: str) -> None:
+        """Raises when an import uses what differs between ranks, and they cannot make anew what came of that."""
+        reads = [(who, variable) for who, variable, _ in self.watch.rank_reads]
+        for who, variable in reads or self.rank_values.find_used():
+            also = self.watch.chain(who)
+            raise _Failed(also[0] if also else name, "reads %s when it is imported" % variable, *also[1:])
 
     def _settle(self) -> None:
         """After the last import: what remains must be fit to be forked."""
@@ -688,7 +692,7 @@ class _Preloaded:
             if rank.is_entered:
                 self._exchange(environ)
             for name in set(environ) | set(self.start_environ):
-                known = name in PER_RANK or (name in READ_LATE and not (self.has_counted and name in VISIBLE))
+                known = name in self.per_rank or (name in READ_LATE and not (self.has_counted and name in VISIBLE))
                 if name in READ_BY and name not in self.import_changes:
                     known = not any(module in sys.modules for module in READ_BY[name])
                 if not known and environ.get(name) != self.start_environ.get(name):
@@ -905,6 +909,7 @@ class _Preloaded:
                     os.dup2(opened, number)
                     os.close(opened)
             self._set_environ(environ)
+            self.rank_values.make_anew()
             _write_text("/proc/self/comm", self.comm)
             self._show_as(rank.argv, environ)
             _renew_clock()

@@ -13,9 +13,10 @@ import stat
 from collections.abc import Collection, Sequence
 
 from launcher.import_watch import MAIN
+from launcher.rank_values import find_statements
 from launcher.ranks import import_plan, import_texts, record_files
 from launcher.ranks.fork_policy import filter_hot
-from launcher.ranks.import_plan import Patch, Plan, Watched
+from launcher.ranks.import_plan import Patch, Plan, RankRead, Watched
 
 MOST_USES_BYTES = 32 << 20
 MOST_SOURCE_BYTES = 4 << 20
@@ -50,7 +51,8 @@ def observe(place: str, root: str = "") -> Plan | None:
         return None
     lines = record_files.read_listing(place + IMPORTS, record_files.MOST_LISTING_BYTES)
     hot = filter_hot([(words[0], words[1]) for line in lines if len(words := line.split("\t")) == 2])
-    plan = import_plan.decide(watched, hot, find_patches(watched, root), Texts(watched, root).mention)
+    mention, anew = Texts(watched, root).mention, find_made_anew(watched, root)
+    plan = import_plan.decide(watched, hot, find_patches(watched, root), mention, anew)
     write_plan(place + PLAN, plan)
     return plan
 
@@ -67,6 +69,21 @@ def find_patches(watched: Watched, root: str = "") -> list[Patch]:
             found += import_texts.find_patches(source, name, watched.modules) if source else []
     if len(users) > MOST_USERS_FILES:
         found.append(Patch(MAIN, 1, "*", ""))
+    return found
+
+
+def find_made_anew(watched: Watched, root: str = "") -> list[RankRead]:
+    """Reads of RANK and the like whose results each rank makes anew (rank_values.py)."""
+    found = []
+    for by in dict.fromkeys(read.by for read in watched.rank_reads):
+        path = watched.modules[by].origin
+        source = read_file(root + path, MOST_SOURCE_BYTES) if path.endswith(".py") else None
+        try:
+            statements = find_statements(source or b"", path)
+        except (SyntaxError, ValueError):
+            continue  # of another Python
+        lines = {line for each in statements for line in range(each.first, each.last + 1)}
+        found += [read for read in watched.rank_reads if read.by == by and read.line in lines]
     return found
 
 

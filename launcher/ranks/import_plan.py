@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from launcher.import_watch import IS_LIBRARY, MAIN, OF_TORCH, is_native, takes
-from launcher.preloaded import PER_RANK
+from launcher.import_watch import IS_LIBRARY, MAIN, OF_TORCH, PER_RANK, is_native, takes
 
 MOST_ROUNDS = 20
 MOST_WHY_CHARS = 200
@@ -89,6 +88,14 @@ class Use(NamedTuple):
     what: str
 
 
+class RankRead(NamedTuple):
+    """Of a variable that differs between ranks."""
+
+    by: str
+    variable: str
+    line: int  # of the statement of the module that does it, 0: unknown
+
+
 class Watched(NamedTuple):
     """What a Watch has noted."""
 
@@ -96,6 +103,7 @@ class Watched(NamedTuple):
     needs: Mapping[str, Collection[str]]
     uses: Sequence[Use]
     back: Mapping[str, int] = {}  # what was changed, and since when it is as at first
+    rank_reads: Sequence[RankRead] = ()
 
 
 class Patch(NamedTuple):
@@ -130,6 +138,7 @@ def parse(text: str) -> Watched | None:
     needs: dict[str, set[str]] = {}
     uses: list[Use] = []
     back: dict[str, int] = {}
+    rank_reads: list[RankRead] = []
     try:
         for line in lines[:-2]:
             kind, _, rest = line.partition("\t")
@@ -143,12 +152,15 @@ def parse(text: str) -> Watched | None:
             elif kind == "uses":
                 first, last, who, is_change, what = rest.split("\t")
                 uses.append(Use(int(first), int(last), names[int(who)], is_change == "1", what))
+            elif kind == "rank":
+                who, variable, number = rest.split("\t")
+                rank_reads.append(RankRead(names[int(who)], variable, int(number)))
             elif kind == "back":
                 tick, what = rest.split("\t")
                 back[what] = int(tick)
     except (ValueError, IndexError):
         return None
-    return Watched(modules, needs, uses, back)
+    return Watched(modules, needs, uses, back, rank_reads)
 
 
 def is_users(origin: str) -> bool:
@@ -156,12 +168,23 @@ def is_users(origin: str) -> bool:
     return origin.startswith("/") and not any(each in origin for each in IS_LIBRARY)
 
 
-def decide(watched: Watched, candidates: Sequence[str], patches: Sequence[Patch], mentions: Mentions) -> Plan:
-    """See the module's docstring. Args: candidates: in the order of their imports."""
+def decide(
+    watched: Watched,
+    candidates: Sequence[str],
+    patches: Sequence[Patch],
+    mentions: Mentions,
+    made_anew: Collection[RankRead] = (),
+) -> Plan:
+    """See the module's docstring.
+
+    Args: candidates: in the order of their imports; made_anew: reads whose results each rank makes anew.
+    """
+    others = {(read.by, read.variable) for read in watched.rank_reads if read not in made_anew}
+    anew = {(read.by, read.variable) for read in made_anew} - others
     chosen = dict.fromkeys(name for name in candidates if name in watched.modules and name != MAIN)
     why: dict[str, str] = {}
     for _ in range(MOST_ROUNDS):
-        found = _find_out(watched, chosen, patches, mentions)
+        found = _find_out(watched, chosen, patches, mentions, anew)
         if not found:
             break
         roots = {name: found[name] for name in found if name in chosen}
@@ -197,7 +220,11 @@ def _dependents(needs: Mapping[str, Collection[str]], chosen: Iterable[str], roo
 
 
 def _find_out(
-    watched: Watched, chosen: Collection[str], patches: Sequence[Patch], mentions: Mentions
+    watched: Watched,
+    chosen: Collection[str],
+    patches: Sequence[Patch],
+    mentions: Mentions,
+    anew: Collection[tuple[str, str]],
 ) -> dict[str, str]:
     """Modules that would not see the same, each with a reason."""
     modules = watched.modules
@@ -206,8 +233,9 @@ def _find_out(
     takes_all = {use.by for use in watched.uses if use.what == "env:*"}  # lacks RANK, as documented
     for use in watched.uses:
         if use.by in chosen:
-            if use.what.startswith("env:") and use.what[4:] in PER_RANK and use.by not in takes_all:
-                found.setdefault(use.by, f"{use.by} reads {use.what[4:]} when it is imported")
+            variable = use.what[4:] if use.what.startswith("env:") else ""
+            if variable in PER_RANK and use.by not in takes_all and (use.by, variable) not in anew:
+                found.setdefault(use.by, f"{use.by} reads {variable} when it is imported")
         elif (
             use.is_change
             and not _is_own_business(modules, use)

@@ -19,8 +19,8 @@ UNCHECKED = 1  # flags of a compiled file that is not compared with its source (
 
 PRELOADED = INSIDE.rpartition("/")[0] + "/preloaded.py"
 # Found by the two, beside themselves.
-TRACER, IMPORT_WATCH, STORE_GATE = (
-    f"{INSIDE.rpartition('/')[0]}/{name}.py" for name in ("tracer", "import_watch", "store_gate")
+TRACER, IMPORT_WATCH, RANK_VALUES, STORE_GATE = (
+    f"{INSIDE.rpartition('/')[0]}/{name}.py" for name in ("tracer", "import_watch", "rank_values", "store_gate")
 )
 
 
@@ -67,7 +67,7 @@ def preloaded_path(python: str) -> str:
 
 def compile_beside(python: str) -> None:
     """Compiles what the preloaded process finds beside its program, when that was not done before."""
-    for path in (IMPORT_WATCH, STORE_GATE):
+    for path in (IMPORT_WATCH, RANK_VALUES, STORE_GATE):
         _program_path(python, path)
 
 

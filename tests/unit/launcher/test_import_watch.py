@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.abspath("site-packages"))
 names = {"__name__": "_bootseer_rank"}
 with open(sys.argv[1]) as file:
     exec(compile(file.read(), sys.argv[1], "exec"), names)
-watch = names["Watch"](frozenset(["RANK"]), sys.argv[2] == "whole")
+watch = names["Watch"](sys.argv[2] == "whole")
 watch.install()
 with open("train.py") as file:
     script = compile(file.read(), os.path.abspath("train.py"), "exec")
@@ -37,7 +37,7 @@ sys.path.insert(0, os.path.abspath("site-packages"))
 names = {"__name__": "_bootseer_rank"}
 with open(sys.argv[1]) as file:
     exec(compile(file.read(), sys.argv[1], "exec"), names)
-watch = names["Watch"](frozenset(["RANK"]), False)
+watch = names["Watch"](False)
 watch.install()
 import user_of_hub, where, settings, again, caller, tqdm
 watch.remove()

@@ -1,0 +1,331 @@
+"""What libraries make of RANK and the like when they are imported, in the one form in which ranks make it anew:
+
+    rank_zero_only.rank = getattr(rank_zero_only, "rank", int(os.environ.get("LOCAL_RANK", 0)))
+
+An attribute, set by a statement of the module itself, by nothing but variables, unless it is there already
+(torchmetrics, Lightning). In the preloaded process a placeholder takes its place at once: whoever uses it during
+imports is seen, and whoever has kept it. Not seen is who asks for its type() alone.
+
+Loaded by preloaded.py, by path, beside it; standard library only, needs Python 3.8. import_observe.py asks which
+statements have that form.
+"""
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+ONLY_PARSE = 0x400  # the compiler's PyCF_ONLY_AST
+MOST_SOURCE_BYTES = 1 << 20
+CONVERTS = ("int", "str", "len")  # built-in functions
+IN_FUNCTIONS = frozenset(
+    "arguments Assign BoolOp And Or Call Compare Constant Eq Expr For If In Is IsNot List Load Name NotEq NotIn "
+    "Pass Return Store Subscript Tuple Attribute Index".split()
+)
+OPERATIONS = (
+    "abs add and bool call ceil complex contains copy deepcopy delitem dir divmod enter eq float floor floordiv "
+    "format ge getitem gt hash index int invert iter le len lshift lt matmul mod mul ne neg next or pos "
+    "pow radd rand rdivmod reduce reduce_ex repr rfloordiv rlshift rmod rmul ror round rpow rrshift rshift rsub "
+    "rtruediv rxor setattr setitem sizeof str sub truediv trunc xor"
+).split()
+
+
+# ---- the form --------------------------------------------------------------------------------------------------
+
+
+class Statement:
+    """One that has the form."""
+
+    def __init__(self, node: "Any", default: "Any", calls: "Set[str]") -> None:
+        """Args: node: as the compiler reads it; default: of getattr; calls: functions of the module."""
+        target = node.targets[0]
+        self.first, self.last = node.lineno, node.end_lineno
+        self.owner, self.attribute = target.value.id, target.attr
+        self.default = default
+        self.calls = calls
+
+
+def find_statements(source: bytes, path: str) -> "List[Statement]":
+    """Those of a module that have the form. Raises: SyntaxError, ValueError."""
+    body = compile(source, path, "exec", ONLY_PARSE, True).body
+    functions = {}  # type: Dict[str, Any]
+    for node in body:
+        if _kind(node) == "FunctionDef":
+            functions[node.name] = None if node.name in functions else node
+    found = []
+    for node in body:
+        statement = _read_statement(node, functions)
+        if statement is not None and not any(
+            other is not node and other.lineno <= statement.last and statement.first <= other.end_lineno
+            for other in body
+        ):
+            found.append(statement)
+    return found
+
+
+def _kind(node: "Any") -> str:
+    return type(node).__name__
+
+
+def _read_statement(node: "Any", functions: "Dict[str, Any]") -> "Optional[Statement]":
+    if _kind(node) != "Assign" or len(node.targets) != 1:
+        return None
+    target, value = node.targets[0], node.value
+    if _kind(target) != "Attribute" or _kind(target.value) != "Name" or not _calls(value, "getattr", 3):
+        return None
+    owner, attribute, default = value.args
+    if _kind(owner) != "Name" or owner.id != target.value.id or _text(attribute) != target.attr:
+        return None
+    calls = set()  # type: Set[str]
+    if not _is_of_variables(default, functions, calls):
+        return None
+    return Statement(node, default, calls)
+
+
+def _calls(node: "Any", name: str, count: int) -> bool:
+    is_call = _kind(node) == "Call" and _kind(node.func) == "Name" and node.func.id == name
+    return is_call and not node.keywords and len(node.args) == count
+
+
+def _text(node: "Any") -> "Optional[str]":
+    value = getattr(node, "value", None) if _kind(node) == "Constant" else None
+    return value if isinstance(value, str) else None
+
+
+def _is_environ(node: "Any") -> bool:
+    return (
+        _kind(node) == "Attribute"
+        and node.attr == "environ"
+        and _kind(node.value) == "Name"
+        and node.value.id == "os"
+    )
+
+
+def _asks_variable(node: "Any") -> bool:
+    """os.environ.get or os.getenv, which is called."""
+    if _kind(node) != "Attribute":
+        return False
+    is_getenv = node.attr == "getenv" and _kind(node.value) == "Name" and node.value.id == "os"
+    return is_getenv or (node.attr == "get" and _is_environ(node.value))
+
+
+def _is_of_variables(node: "Any", functions: "Dict[str, Any]", calls: "Set[str]") -> bool:
+    """Whether an expression depends on variables of the environment alone."""
+    kind = _kind(node)
+    if kind == "Constant":
+        return True
+    if kind == "BoolOp":
+        return all(_is_of_variables(value, functions, calls) for value in node.values)
+    if kind == "Subscript":
+        return _is_environ(node.value) and _kind(node.slice) in ("Constant", "Index")
+    if kind != "Call" or node.keywords:
+        return False
+    if _asks_variable(node.func) or (_kind(node.func) == "Name" and node.func.id in CONVERTS):
+        return 0 < len(node.args) < 3 and all(_is_of_variables(each, functions, calls) for each in node.args)
+    name = node.func.id if _kind(node.func) == "Name" else ""
+    if node.args or not _is_function_of_variables(functions.get(name)):
+        return False
+    calls.add(name)
+    return True
+
+
+def _is_function_of_variables(function: "Any") -> bool:
+    """Without arguments and decorators, of simple statements that ask for variables."""
+    if function is None or function.decorator_list:
+        return False
+    arguments = function.args
+    if any((arguments.args, arguments.posonlyargs, arguments.kwonlyargs, arguments.vararg, arguments.kwarg)):
+        return False
+    nodes, queue = [], list(function.body)
+    while queue:
+        node = queue.pop()
+        nodes.append(node)
+        for name in node._fields:
+            value = getattr(node, name, None)
+            queue += [each for each in (value if type(value) is list else [value]) if hasattr(each, "_fields")]
+    if not all(_kind(node) in IN_FUNCTIONS for node in nodes):
+        return False
+    own = {node.id for node in nodes if _kind(node) == "Name" and _kind(node.ctx) == "Store"}
+    called = [node.func for node in nodes if _kind(node) == "Call"]
+    for node in nodes:
+        kind = _kind(node)
+        if kind == "Name" and node.id not in own and node.id != "os" and node.id not in CONVERTS:
+            return False
+        if kind == "Name" and node.id in own and (node.id == "os" or node.id in CONVERTS):
+            return False
+        if kind == "Attribute" and not (_is_environ(node) or (_asks_variable(node) and node in called)):
+            return False
+        if kind == "Call" and (
+            node.keywords
+            or not (_asks_variable(node.func) or (_kind(node.func) == "Name" and node.func.id in CONVERTS))
+        ):
+            return False
+        if kind == "Subscript" and (not _is_environ(node.value) or _kind(node.ctx) != "Load"):
+            return False
+        if (
+            kind == "Name"
+            and node.id == "os"
+            and not any(_kind(each) == "Attribute" and each.value is node for each in nodes)
+        ):
+            return False
+    return True
+
+
+# ---- in the preloaded process ----------------------------------------------------------------------------------
+
+
+class _Environ:
+    """What stands for module os in a trial."""
+
+    def __init__(self, environ: "Dict[str, str]") -> None:
+        self.environ, self.getenv = environ, environ.get
+
+
+class _Value:
+    """One attribute."""
+
+    def __init__(self, who: str, variable: str, statement: "Statement", names: "Dict[str, Any]") -> None:
+        self.who = who
+        self.variable = variable
+        self.statement = statement
+        self.names = names  # of the module
+        self.owner = names[statement.owner]
+        tree = compile("0", "<%s>" % who, "eval", ONLY_PARSE, True)  # type: Any
+        tree.body = statement.default
+        self.code = compile(tree, "<%s>" % who, "eval", 0, True)
+        self.placeholder = None  # type: Any
+        self.count = 0  # of references to it
+        self.is_used = False
+
+    def try_with(self, environ: "Dict[str, str]") -> "Any":
+        """What it would be with these variables."""
+        names = dict(self.names)
+        names["os"] = _Environ(environ)
+        for name in self.statement.calls:
+            function = self.names[name]
+            names[name] = type(function)(function.__code__, names)
+        return eval(self.code, names)
+
+    def references(self) -> int:
+        return sys.getrefcount(self.placeholder)
+
+
+class RankValues:
+    """All attributes that ranks make anew."""
+
+    def __init__(self, per_rank: "Any", find_module_frame: "Callable[[Any, str], Any]") -> None:
+        """Args: per_rank: variables that differ between ranks; find_module_frame: import_watch.py's."""
+        self._sample = dict.fromkeys(per_rank, "1")
+        self._find_module_frame = find_module_frame
+        self._values = []  # type: List[_Value]
+        self._known = {}  # type: Dict[str, List[Statement]]  # of modules
+
+    def take(self, who: str, variable: str, frame: "Any") -> bool:
+        """A module reads a variable in this frame, or called who does: whether that is understood."""
+        try:
+            return self._take(who, variable, frame)
+        except Exception:
+            return False
+
+    def _take(self, who: str, variable: str, frame: "Any") -> bool:
+        frame = self._find_module_frame(frame, who)
+        if frame is None:
+            return False
+        names, code = frame.f_globals, frame.f_code
+        if who not in self._known:
+            self._known[who] = []
+            with open(code.co_filename, "rb") as file:
+                source = file.read(MOST_SOURCE_BYTES)
+            if compile(source, code.co_filename, "exec", 0, True) == code:  # it is what is executed
+                self._known[who] = find_statements(source, code.co_filename)
+        statement = next((each for each in self._known[who] if each.first <= frame.f_lineno <= each.last), None)
+        if statement is None or names.get("os") is not sys.modules["os"]:
+            return False
+        if any(name in names for name in (*CONVERTS, "getattr")):
+            return False
+        if any(value.names is names and value.statement is statement for value in self._values):
+            return True
+        if hasattr(names[statement.owner], statement.attribute):
+            return True  # and stays what it is; a placeholder, if it was made of such a variable
+        value = _Value(who, variable, statement, names)
+        if type(value.try_with(self._sample)) not in (int, str):
+            return False  # of others there is but one, and who compares it is not seen
+        return self._replace_after(value, frame)
+
+    def _replace_after(self, value: "_Value", frame: "Any") -> bool:
+        """When the statement is over, and before anything else is executed."""
+        if sys.gettrace() is not None or frame.f_trace is not None:
+            return False
+        statement = value.statement
+
+        def trace(frame: "Any", event: str, _argument: "Any") -> "Any":
+            is_within = event == "line" and statement.first <= frame.f_lineno <= statement.last
+            if is_within or event not in ("line", "return"):
+                return trace
+            sys.settrace(None)
+            frame.f_trace = None
+            try:
+                self._replace(value)
+            except Exception:
+                value.is_used = True
+            return None
+
+        self._values.append(value)
+        frame.f_trace = trace
+        sys.settrace(lambda *_: None)
+        return True
+
+    def _replace(self, value: "_Value") -> None:
+        def note() -> None:
+            value.is_used = True
+
+        statement = value.statement
+        value.placeholder = _make_placeholder(getattr(value.owner, statement.attribute), note)
+        setattr(value.owner, statement.attribute, value.placeholder)
+        value.count = value.references()
+
+    def find_used(self) -> "List[Tuple[str, str]]":
+        """Modules and variables of those that an import has used, or kept elsewhere; asked while there is none."""
+        return [
+            (value.who, value.variable)
+            for value in self._values
+            if value.placeholder is None or value.is_used or value.references() > value.count
+        ]
+
+    def make_anew(self) -> None:
+        """In a rank, whose variables are set. Raises: whatever the expressions raise."""
+        for value in self._values:
+            attribute = value.statement.attribute
+            if getattr(value.owner, attribute, None) is value.placeholder:  # else an import has set it
+                setattr(value.owner, attribute, eval(value.code, value.names))
+
+
+def _make_placeholder(value: "Any", note: "Callable[[], None]") -> "Any":
+    """What is as good as a value for who passes it on, and says so when it is used."""
+
+    def make(name: str) -> "Any":
+        def operation(_self: "Any", *args: "Any") -> "Any":
+            note()
+            if name == "__bool__":
+                return bool(value)
+            if hasattr(value, name):
+                return getattr(value, name)(*args)
+            if name.startswith("__r") and len(args) == 1:
+                return getattr(args[0], "__" + name[3:])(value)
+            return NotImplemented
+
+        return operation
+
+    names = {"__%s__" % name: make("__%s__" % name) for name in OPERATIONS}  # type: Dict[str, Any]
+
+    def get_class(_self: "Any") -> "Any":
+        note()
+        return type(value)
+
+    def get_attribute(_self: "Any", name: str) -> "Any":
+        note()
+        return getattr(value, name)
+
+    names.update(__slots__=(), __getattr__=get_attribute, __class__=property(get_class), __module__="builtins")
+    return type("RankValue", (), names)()
