@@ -47,6 +47,14 @@ LIBRARIES = {
     "metrics/more.py": "import plain",
     "trainer.py": "import metrics, other\nRANK = metrics.prints.RANK",
     "other.py": "import json, hub",
+    "zero.py": """
+        import os
+        def only(function):
+            return lambda: function() if only.rank == 0 else None
+        only.rank = getattr(only, "rank", int(os.environ.get("LOCAL_RANK", -1)))
+        """,
+    "uses_zero.py": "import zero\n@zero.only\ndef say():\n    return 'said'",
+    "asks_zero.py": "import zero\nIS_FIRST = zero.only.rank == 0",
 }
 
 HEAD = """
@@ -277,6 +285,23 @@ def test_modules_that_read_the_rank_are_left_to_the_ranks(case: Case) -> None:
     for place in glob.glob(f"{case.dir}/start[12]"):
         preloads = [event for event in read_events(place) if event["name"] == "preload" and event["kind"] == "end"]
         assert [event.get("error") for event in preloads] == [None] * len(preloads)
+
+
+def test_an_attribute_that_each_rank_makes_anew(case: Case) -> None:
+    """As torchmetrics and Lightning have it."""
+    case.script("import torch, uses_zero, zero\nseen = [uses_zero.say(), zero.only.rank]\n")
+    case.check(["torch", "torch.distributed", "torch.tensors", "uses_zero", "zero"], first="fork")
+
+
+def test_an_import_asks_for_what_ranks_make_anew(case: Case) -> None:
+    """It is left to them, with the attribute and all that imports it; a preload is lost for that."""
+    case.script("import torch, uses_zero, asks_zero\nseen = [uses_zero.say(), asks_zero.IS_FIRST]\n")
+    plain, _ = case.start("off")
+    for number in range(3):
+        found, said = case.start(preloads=1 if number else 2)
+        assert [seen.values for seen in found] == [seen.values for seen in plain] == [["said", True]] * 2
+        assert [seen.how for seen in found] == ["fork", "fork"], said
+    assert found[0].early == ["torch", "torch.distributed", "torch.tensors"]
 
 
 def test_the_same_script_under_torchrun(case: Case, torchrun: support.Programs) -> None:
