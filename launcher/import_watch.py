@@ -87,6 +87,11 @@ def find_importing(frame: "Any") -> str:
     return MAIN
 
 
+def _packages(name: str) -> "List[str]":
+    """Those that a module is in."""
+    return [name[:place] for place, letter in enumerate(name) if letter == "."]
+
+
 def find_module_frame(frame: "Any", name: str) -> "Any":
     """That in which a module is executed which has called this one; None if there is none."""
     while frame is not None and (frame.f_code.co_name != "<module>" or frame.f_globals.get("__name__") != name):
@@ -290,6 +295,25 @@ class Watch:
             found.append(name)
             name = self.begun[name][1]
         return found
+
+    def dependents(self, name: str) -> "List[str]":
+        """All that imports a module, or is in it, or imports what does, as far as it has been imported.
+
+        Of a package that does only its own name.
+        """
+        wanted_by = {}  # type: Dict[str, List[str]]
+        for who, needed in [*self.needs, *self.again]:
+            wanted_by.setdefault(needed, []).append(str(who))
+        for each in self.begun:
+            wanted_by.setdefault(each.rpartition(".")[0], []).append(each)
+        found = {name: None}
+        queue = [name]
+        while queue:
+            for who in wanted_by.get(queue.pop(0), ()):
+                if who in self.begun and who not in found:
+                    found[who] = None
+                    queue.append(who)
+        return [who for who in found if who != name and not any(each in found for each in _packages(who))]
 
     def use_all(self, variables: "Any") -> None:
         """What is imported now has used these in a way that is not seen."""

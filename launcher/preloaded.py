@@ -275,6 +275,7 @@ class _Preloaded:
         if thresholds[0]:
             self.gc.set_threshold(*rarely)
         absent = self._import_all(entries)
+        self._look_for_uses()
         self._stop_counting()
         self.watch.remove()
         self.libc.free(top)  # what imports did not need goes back to the system
@@ -351,7 +352,7 @@ class _Preloaded:
         except SystemExit as error:
             raise _Failed(name, "exits when it is imported (%s)" % _first_line(str(error.code)))
         except BaseException as error:
-            self._look_for_rank(name)
+            self._look_for_uses()
             said = _first_line(str(error))
             raise _Failed(name, "raises when it is imported: %s%s" % (type(error).__name__, said and ": " + said))
         return True
@@ -445,11 +446,15 @@ class _Preloaded:
             raise _Failed(name, "changes the working folder%s" % when)
 
     def _look_for_rank(self, name: str) -> None:
-        """Raises when an import uses what differs between ranks, and they cannot make anew what came of that."""
-        reads = [(who, variable) for who, variable, _ in self.watch.rank_reads]
-        for who, variable in reads or self.rank_values.find_used():
+        """Raises when an import reads what differs between ranks, and they cannot make anew what comes of that."""
+        for who, variable, _ in self.watch.rank_reads:
             also = self.watch.chain(who)
             raise _Failed(also[0] if also else name, "reads %s when it is imported" % variable, *also[1:])
+
+    def _look_for_uses(self) -> None:
+        """The same, of one that has used what came of it; after all imports, when all dependents are known."""
+        for who, variable in self.rank_values.find_used():
+            raise _Failed(who, "reads %s when it is imported" % variable, *self.watch.dependents(who))
 
     def _settle(self) -> None:
         """After the last import: what remains must be fit to be forked."""

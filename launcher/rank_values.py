@@ -21,7 +21,7 @@ MOST_SOURCE_BYTES = 1 << 20
 CONVERTS = ("int", "str", "len")  # built-in functions
 IN_FUNCTIONS = frozenset(
     "arguments Assign BoolOp And Or Call Compare Constant Eq Expr For If In Is IsNot List Load Name NotEq NotIn "
-    "Pass Return Store Subscript Tuple Attribute Index".split()
+    "Pass Return Store Subscript Tuple Attribute Index UnaryOp Not USub".split()
 )
 OPERATIONS = (
     "abs add and bool call ceil complex contains copy deepcopy delitem dir divmod enter eq float floor floordiv "
@@ -115,6 +115,8 @@ def _is_of_variables(node: "Any", functions: "Dict[str, Any]", calls: "Set[str]"
     kind = _kind(node)
     if kind == "Constant":
         return True
+    if kind == "UnaryOp":
+        return _is_of_variables(node.operand, functions, calls)
     if kind == "BoolOp":
         return all(_is_of_variables(value, functions, calls) for value in node.values)
     if kind == "Subscript":

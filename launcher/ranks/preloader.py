@@ -490,6 +490,8 @@ class Preloader:
         if self._waiting is not None:
             self._say_exec(self._why)
             self._go(False)
+        elif was_loading and is_its_fault and module in self._dropped and self._has_attempt:
+            self._get_ready()  # with what is left
         elif (
             not (was_loading or is_its_fault)
             and self._has_attempt

@@ -302,6 +302,9 @@ def test_an_import_asks_for_what_ranks_make_anew(case: Case) -> None:
         assert [seen.values for seen in found] == [seen.values for seen in plain] == [["said", True]] * 2
         assert [seen.how for seen in found] == ["fork", "fork"], said
     assert found[0].early == ["torch", "torch.distributed", "torch.tensors"]
+    events = [event for place in glob.glob(f"{case.dir}/start[123]") for event in read_events(place)]
+    failed = [event["error"] for event in events if event["name"] == "preload" and "error" in event]
+    assert failed == ["zero reads LOCAL_RANK when it is imported"]
 
 
 def test_the_same_script_under_torchrun(case: Case, torchrun: support.Programs) -> None:

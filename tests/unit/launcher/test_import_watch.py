@@ -134,6 +134,15 @@ def test_who_imports_what_is_there_already(place: Path) -> None:
     assert set(found.needs["package.user"]) == {"package", "package.part"}
 
 
+@pytest.mark.parametrize("how", ["whole", "part"])
+def test_who_depends_on_a_module(place: Path, how: str) -> None:
+    """Directly or not; all of a package that does are there by its name."""
+    write(place / "site-packages/wide/__init__.py", "import user_of_hub\nfrom . import part\n")
+    write(place / "site-packages/wide/part.py", "import base\n")
+    script = "import again, where, wide\nprint(watch.dependents('hub'), watch.dependents('where'))\n"
+    assert run(place, WATCHING, script, how) == "['again', 'user_of_hub', 'wide'] []\n"
+
+
 def test_frames_are_gone_through_only_while_something_is_imported(place: Path) -> None:
     """A compiler in the first step reads variables and imports from deep calls, some ten thousand times."""
     (place / "script.py").write_text(

@@ -399,6 +399,22 @@ def test_what_has_failed_is_left_out_next_time(start: Callable[..., Start]) -> N
     assert job.settle(is_first=False) == [False, True]
 
 
+def test_one_that_fails_while_ranks_run_is_made_anew_without_the_culprit(start: Callable[..., Start]) -> None:
+    """A restart may come at any time."""
+    job = start("--fork-ranks", "on", "--max-restarts", "9")
+    job.ready(900)
+    assert job.settle() == [True]
+    job.first_step(library("torch", "base", "middle", "other"))
+    job.preloader.attempt_started()
+    assert job.guard.loaded[1:] == [(*TORCH, "~base", "~middle", "~other")]
+    job.end("base\nmiddle", "reads RANK when it is imported")
+    assert job.guard.loaded[2:] == [(*TORCH, "~other")]
+    job.end("torch", CULPRIT)  # what is at fault is known, and may be left out; but it is not tried for ever
+    for _ in range(MOST_STARTS):
+        job.end("torch", CULPRIT)
+    assert len(job.guard.loaded) == MOST_STARTS
+
+
 def test_ranks_that_could_not_be_forked_mean_another_process(start: Callable[..., Start]) -> None:
     job = start("--fork-ranks", "on", "--max-restarts", "9")
     job.ready(900)

@@ -33,7 +33,9 @@ FABRIC = 'only.rank = getattr(only, "rank", _get_rank() or 0)'
     [
         METRICS,
         GET_RANK + FABRIC,
+        GET_RANK.replace("return None", "return -1") + FABRIC,
         'only.rank = getattr(only, "rank", os.environ["RANK"])',
+        'only.rank = getattr(only, "rank", int(os.environ.get("LOCAL_RANK", -1)))',
         'only.rank = getattr(only, "rank", os.getenv("RANK") or os.getenv("LOCAL_RANK", "0"))',
         'only.rank = getattr(\n    only,\n    "rank",\n    int(os.environ.get("LOCAL_RANK", 0)),\n)',
         'other = only.rank = 1\nonly.rank = getattr(only, "rank", int(os.getenv("RANK", "0")))',
