@@ -78,6 +78,12 @@ _CHAINED = (
 _compiled: list[re.Pattern[str]] = []
 
 
+def get_ready() -> None:
+    """What the first call would have to do is done now."""
+    if not _compiled:
+        _compiled.extend(re.compile(sign.pattern) for sign in SIGNS)
+
+
 def classify(failure: Failure) -> Kind:
     """Cause, consequence or stopped by us."""
     if failure.stopped_by_us:
@@ -90,8 +96,7 @@ def find_sign(failure: Failure) -> Sign | None:
     text = first_exception(failure.message, failure.traceback, failure.stderr_tail)
     if not text:
         return None
-    if not _compiled:
-        _compiled.extend(re.compile(sign.pattern) for sign in SIGNS)
+    get_ready()
     found = [
         sign
         for sign, pattern in zip(SIGNS, _compiled, strict=True)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from launcher.exclusion import MachineFault
 from launcher.ladder import Fault
+from launcher.ranks import exits
 from launcher.ranks.exits import Kind, classify, find_sign, first_exception, signal_name
 from launcher.ranks.kernel_facts import has_device_fault
 from launcher.rendezvous.messages import Failure, MountFault
@@ -147,6 +148,7 @@ _compiled: list[tuple[_Words, re.Pattern[str]]] = []
 
 def get_ready() -> None:
     """What the first call would have to do is done now."""
+    exits.get_ready()
     if not _compiled:
         _compiled.extend((words, re.compile(words.pattern)) for words in WORDS)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.ranks import exits, failure_class
 from launcher.ranks.cause import Ordered
 from launcher.ranks.failure_class import (
     USER_EXCEPTIONS,
@@ -131,6 +134,22 @@ def test_what_we_stopped_is_nobodys_fault() -> None:
     failure = make_failure(0, status=-15, stopped_by_us=True)
     assert classify_failure(failure).kind is FailureClass.STOPPED
     assert certain_user_error(failure) == ""
+
+
+def test_nothing_is_compiled_when_a_failure_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart waits for its class."""
+    for module in (exits, failure_class):
+        monkeypatch.setattr(module, "_compiled", [])
+    failure_class.get_ready()
+
+    def compile_pattern(*_: object) -> None:
+        raise AssertionError("it is late for that")
+
+    monkeypatch.setattr(re, "compile", compile_pattern)
+    lost = make_failure(0, message="client socket has timed out after 60000ms")
+    assert failure_class.classify_failure(lost).kind is failure_class.FailureClass.NETWORK
+    own = make_failure(0, traceback="Traceback (most recent call last):\nZeroDivisionError: division by zero")
+    assert failure_class.classify_failure(own).kind is failure_class.FailureClass.USER
 
 
 def test_where_is_the_innermost_line_that_is_not_of_a_package() -> None:
