@@ -313,7 +313,8 @@ class Watch:
                 if who in self.begun and who not in found:
                     found[who] = None
                     queue.append(who)
-        return [who for who in found if who != name and not any(each in found for each in _packages(who))]
+        names = [who for who in found if who != name and not any(each in found for each in _packages(who))]
+        return sorted(names, key=lambda who: self.begun[who][0])
 
     def use_all(self, variables: "Any") -> None:
         """What is imported now has used these in a way that is not seen."""
@@ -407,6 +408,8 @@ class Watch:
         return encodekey
 
     def _note_rank(self, who: str, variable: str, frame: "Any") -> None:
+        if who == MAIN and self._is_whole:
+            return  # the script may ask in each step
         if self._takes_rank is None or not self._takes_rank(who, variable, frame):
             module = find_module_frame(frame, who)
             self.rank_reads[who, variable, 0 if module is None else module.f_lineno or 0] = None

@@ -449,12 +449,18 @@ class _Preloaded:
         """Raises when an import reads what differs between ranks, and they cannot make anew what comes of that."""
         for who, variable, _ in self.watch.rank_reads:
             also = self.watch.chain(who)
-            raise _Failed(also[0] if also else name, "reads %s when it is imported" % variable, *also[1:])
+            used = [
+                each for each, _ in self.rank_values.find_used()
+            ]  # the same attribute was made otherwise before
+            raise _Failed(also[0] if also else name, "reads %s when it is imported" % variable, *also[1:], *used)
 
     def _look_for_uses(self) -> None:
         """The same, of one that has used what came of it; after all imports, when all dependents are known."""
-        for who, variable in self.rank_values.find_used():
-            raise _Failed(who, "reads %s when it is imported" % variable, *self.watch.dependents(who))
+        used = self.rank_values.find_used()
+        if used:
+            others = [who for who, _ in used[1:]]
+            also = [name for who, _ in used for name in self.watch.dependents(who)]
+            raise _Failed(used[0][0], "reads %s when it is imported" % used[0][1], *others, *also)
 
     def _settle(self) -> None:
         """After the last import: what remains must be fit to be forked."""

@@ -2,9 +2,9 @@
 
     rank_zero_only.rank = getattr(rank_zero_only, "rank", int(os.environ.get("LOCAL_RANK", 0)))
 
-An attribute, set by a statement of the module itself, by nothing but variables, unless it is there already
-(torchmetrics, Lightning). In the preloaded process a placeholder takes its place at once: whoever uses it during
-imports is seen, and whoever has kept it. Not seen is who asks for its type() alone.
+An attribute of a function, a number, made of nothing but variables unless it is there already (torchmetrics,
+Lightning). In the preloaded process a placeholder takes its place at once: whoever uses it during imports is seen,
+and whoever has kept it. Not seen is who asks for its type() alone.
 
 Loaded by preloaded.py, by path, beside it; standard library only, needs Python 3.8. import_observe.py asks which
 statements have that form.
@@ -24,7 +24,7 @@ IN_FUNCTIONS = frozenset(
     "Pass Return Store Subscript Tuple Attribute Index UnaryOp Not USub".split()
 )
 OPERATIONS = (
-    "abs add and bool call ceil complex contains copy deepcopy delitem dir divmod enter eq float floor floordiv "
+    "abs add and bool bytes ceil complex contains copy deepcopy delitem dir divmod enter eq float floor floordiv "
     "format ge getitem gt hash index int invert iter le len lshift lt matmul mod mul ne neg next or pos "
     "pow radd rand rdivmod reduce reduce_ex repr rfloordiv rlshift rmod rmul ror round rpow rrshift rshift rsub "
     "rtruediv rxor setattr setitem sizeof str sub truediv trunc xor"
@@ -48,7 +48,7 @@ class Statement:
 
 def find_statements(source: bytes, path: str) -> "List[Statement]":
     """Those of a module that have the form. Raises: SyntaxError, ValueError."""
-    body = compile(source, path, "exec", ONLY_PARSE, True).body
+    body = _compile(source, path, ONLY_PARSE).body
     functions = {}  # type: Dict[str, Any]
     for node in body:
         if _kind(node) == "FunctionDef":
@@ -62,6 +62,16 @@ def find_statements(source: bytes, path: str) -> "List[Statement]":
         ):
             found.append(statement)
     return found
+
+
+def _compile(source: bytes, path: str, flags: int = 0) -> "Any":
+    """In silence: who imports the module has been told, or has it compiled."""
+    filters = getattr(sys.modules.get("warnings", sys.modules.get("_warnings")), "filters", [])
+    filters.insert(0, ("ignore", None, Warning, None, 0))
+    try:
+        return compile(source, path, "exec", flags, True)
+    finally:
+        del filters[0]
 
 
 def _kind(node: "Any") -> str:
@@ -120,7 +130,8 @@ def _is_of_variables(node: "Any", functions: "Dict[str, Any]", calls: "Set[str]"
     if kind == "BoolOp":
         return all(_is_of_variables(value, functions, calls) for value in node.values)
     if kind == "Subscript":
-        return _is_environ(node.value) and _kind(node.slice) in ("Constant", "Index")
+        index = node.slice.value if _kind(node.slice) == "Index" else node.slice  # Python 3.8 has it within
+        return _is_environ(node.value) and _kind(index) == "Constant"
     if kind != "Call" or node.keywords:
         return False
     if _asks_variable(node.func) or (_kind(node.func) == "Name" and node.func.id in CONVERTS):
@@ -156,7 +167,8 @@ def _is_function_of_variables(function: "Any") -> bool:
             return False
         if kind == "Name" and node.id in own and (node.id == "os" or node.id in CONVERTS):
             return False
-        if kind == "Attribute" and not (_is_environ(node) or (_asks_variable(node) and node in called)):
+        is_known = kind != "Attribute" or _is_environ(node) or (_asks_variable(node) and node in called)
+        if not is_known or (kind == "Attribute" and _kind(node.ctx) != "Load"):
             return False
         if kind == "Call" and (
             node.keywords
@@ -189,6 +201,7 @@ class _Value:
 
     def __init__(self, who: str, variable: str, statement: "Statement", names: "Dict[str, Any]") -> None:
         self.who = who
+        self.uses = {name: names[name] for name in ("os", *statement.calls)}  # these are to stay what they are
         self.variable = variable
         self.statement = statement
         self.names = names  # of the module
@@ -200,8 +213,10 @@ class _Value:
         self.count = 0  # of references to it
         self.is_used = False
 
-    def try_with(self, environ: "Dict[str, str]") -> "Any":
-        """What it would be with these variables."""
+    def try_with(self, more: "Dict[str, str]") -> "Any":
+        """What it would be with these variables beside those that there are."""
+        environ = {_text_of(name): _text_of(value) for name, value in self.uses["os"].environ._data.items()}
+        environ.update(more)
         names = dict(self.names)
         names["os"] = _Environ(environ)
         for name in self.statement.calls:
@@ -212,6 +227,44 @@ class _Value:
     def references(self) -> int:
         return sys.getrefcount(self.placeholder)
 
+    def is_like(self, other: "_Value") -> bool:
+        """Whether it is the same, whichever of the two modules is imported first."""
+        return _is_same(self.code, other.code) and all(
+            _is_same(self.uses[name].__code__, other.uses[name].__code__)
+            for name in self.statement.calls | other.statement.calls
+            if name in self.uses and name in other.uses
+        )
+
+    @property
+    def is_placed(self) -> bool:
+        return vars(self.owner).get(self.statement.attribute) is self.placeholder
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nobody has used it, or has it, and what it is made by is as it was."""
+        own = [name for name in (*CONVERTS, "getattr") if name in self.names]
+        if self.placeholder is None or self.is_used or own:
+            return False
+        if any(self.names.get(name) is not value for name, value in self.uses.items()):
+            return False
+        return self.references() <= self.count - (not self.is_placed)
+
+
+def _text_of(data: bytes) -> str:
+    return data.decode(sys.getfilesystemencoding(), "surrogateescape")
+
+
+def _is_same(code: "Any", other: "Any") -> bool:
+    fields = ("co_code", "co_consts", "co_names", "co_varnames")
+    return all(getattr(code, field) == getattr(other, field) for field in fields)
+
+
+def _is_own(function: "Any", name: str, names: "Dict[str, Any]", module: "Any") -> bool:
+    """Whether it is the only function of this name that the module defines."""
+    made = [each for each in module.co_consts if getattr(each, "co_name", "") == name]
+    is_function = type(function) is type(_kind) and function.__globals__ is names
+    return is_function and len(made) == 1 and function.__code__ == made[0]
+
 
 class RankValues:
     """All attributes that ranks make anew."""
@@ -221,7 +274,7 @@ class RankValues:
         self._sample = dict.fromkeys(per_rank, "1")
         self._find_module_frame = find_module_frame
         self._values = []  # type: List[_Value]
-        self._known = {}  # type: Dict[str, List[Statement]]  # of modules
+        self._known = {}  # type: Dict[Any, List[Statement]]  # by code of modules
 
     def take(self, who: str, variable: str, frame: "Any") -> bool:
         """A module reads a variable in this frame, or called who does: whether that is understood."""
@@ -235,25 +288,38 @@ class RankValues:
         if frame is None:
             return False
         names, code = frame.f_globals, frame.f_code
-        if who not in self._known:
-            self._known[who] = []
+        if code not in self._known:
+            self._known[code] = []
             with open(code.co_filename, "rb") as file:
                 source = file.read(MOST_SOURCE_BYTES)
-            if compile(source, code.co_filename, "exec", 0, True) == code:  # it is what is executed
-                self._known[who] = find_statements(source, code.co_filename)
-        statement = next((each for each in self._known[who] if each.first <= frame.f_lineno <= each.last), None)
+            if _compile(source, code.co_filename) == code:  # it is what is executed
+                self._known[code] = find_statements(source, code.co_filename)
+        statement = next((each for each in self._known[code] if each.first <= frame.f_lineno <= each.last), None)
         if statement is None or names.get("os") is not sys.modules["os"]:
             return False
         if any(name in names for name in (*CONVERTS, "getattr")):
             return False
         if any(value.names is names and value.statement is statement for value in self._values):
             return True
-        if hasattr(names[statement.owner], statement.attribute):
-            return True  # and stays what it is; a placeholder, if it was made of such a variable
+        owner = names[statement.owner]
+        if type(owner) is not type(_kind) or hasattr(type(owner), statement.attribute):
+            return False
+        if not all(_is_own(names[name], name, names, code) for name in statement.calls):
+            return False
         value = _Value(who, variable, statement, names)
-        if type(value.try_with(self._sample)) not in (int, str):
-            return False  # of others there is but one, and who compares it is not seen
+        if type(value.try_with(self._sample)) is not int:
+            return False  # there is but one None, True or False; texts have other types in the eyes of C
+        if statement.attribute in vars(owner):
+            return self._is_kept(value)
         return self._replace_after(value, frame)
+
+    def _is_kept(self, value: "_Value") -> bool:
+        """The attribute is there, and stays what it is."""
+        for other in self._values:
+            if other.owner is value.owner and other.is_placed and not other.is_like(value):
+                other.is_used = True  # which of the two is imported first decides
+                return False
+        return True
 
     def _replace_after(self, value: "_Value", frame: "Any") -> bool:
         """When the statement is over, and before anything else is executed."""
@@ -289,18 +355,15 @@ class RankValues:
 
     def find_used(self) -> "List[Tuple[str, str]]":
         """Modules and variables of those that an import has used, or kept elsewhere; asked while there is none."""
-        return [
-            (value.who, value.variable)
-            for value in self._values
-            if value.placeholder is None or value.is_used or value.references() > value.count
-        ]
+        return [(value.who, value.variable) for value in self._values if not value.is_fresh]
 
     def make_anew(self) -> None:
-        """In a rank, whose variables are set. Raises: whatever the expressions raise."""
+        """In a rank, whose variables are set. Raises: RuntimeError if one was used after all; what they raise."""
+        for who, variable in self.find_used():
+            raise RuntimeError("%s has used %s" % (who, variable))
         for value in self._values:
-            attribute = value.statement.attribute
-            if getattr(value.owner, attribute, None) is value.placeholder:  # else an import has set it
-                setattr(value.owner, attribute, eval(value.code, value.names))
+            if value.is_placed:  # else an import has set it
+                setattr(value.owner, value.statement.attribute, eval(value.code, value.names))
 
 
 def _make_placeholder(value: "Any", note: "Callable[[], None]") -> "Any":

@@ -236,6 +236,11 @@ def is_module_name(name: str) -> bool:
     return len(name) <= MOST_NAME_CHARS and all(part.isidentifier() for part in name.split("."))
 
 
+def has_within(name: str, modules: Iterable[str]) -> bool:
+    """Whether one of these is the module, or is in it."""
+    return any(each == name or each.startswith(name + ".") for each in modules)
+
+
 def _is_within(name: str, packages: Collection[str]) -> bool:
     """Whether a module is one of these, or in one of these."""
     while name:

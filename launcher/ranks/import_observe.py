@@ -80,8 +80,8 @@ def find_made_anew(watched: Watched, root: str = "") -> list[RankRead]:
         source = read_file(root + path, MOST_SOURCE_BYTES) if path.endswith(".py") else None
         try:
             statements = find_statements(source or b"", path)
-        except (SyntaxError, ValueError):
-            continue  # of another Python
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue  # of another Python, or more than can be read
         lines = {line for each in statements for line in range(each.first, each.last + 1)}
         found += [read for read in watched.rank_reads if read.by == by and read.line in lines]
     return found

@@ -243,6 +243,15 @@ def _find_out(
         ):
             changed[use.what] = use
 
+    lost = [  # they may set the same attribute
+        modules[read.by].tick
+        for read in watched.rank_reads
+        if read.by not in chosen and read.by in modules and not is_users(modules[read.by].origin)
+    ]
+    for name, variable in anew:
+        if name in chosen and any(tick < modules[name].tick for tick in lost):
+            found.setdefault(name, f"{name} reads {variable} when it is imported, and another module before it")
+
     preloaded = {use.what for use in watched.uses if use.is_change and use.by in chosen}
     # Where what is preloaded changes it, too, it is not as at first before the script.
     ends = {what: tick for what, tick in watched.back.items() if what not in preloaded}

@@ -106,6 +106,7 @@ class Preloader:
         self._then: Callable[[], object] | None = None  # to be called when it has
         self._why = ""  # it has ended
         self._why_timeout = ""  # it was ended for this
+        self._is_second = False  # it follows one that has failed
         self._timer: Cancellable | None = None
         self._later: Cancellable | None = None
         self._waiting: Callable[[bool], object] | None = None
@@ -447,6 +448,7 @@ class Preloader:
             return
         self._cancel_timer()
         self._why_timeout = ""
+        self._is_second = False
         self._state = State.READY
         self._note_span(count, "")
         self._go(True)
@@ -479,19 +481,19 @@ class Preloader:
             # A framework that is slow on a cold node is not at fault.
             is_its_fault |= is_slow and module not in DEFAULT_MODULES
             if is_its_fault:
-                if not {module, *also}.intersection(self._spec.preload):  # what the user names is tried again
-                    self._failures, self._last_failure = self._failures + 1, text
-                if module in self._modules:
-                    self._dropped[module] = why
-                for name in also:
-                    if name in self._modules:
-                        self._dropped[name] = f"imports {module}, which {why}"
+                failed = {name for name in (module, *also) if fork_policy.has_within(name, self._modules)}
+                if not any(fork_policy.has_within(name, self._spec.preload) for name in (module, *also)):
+                    self._failures, self._last_failure = self._failures + 1, text  # else it is tried again
+                for name in (each for each in (module, *also) if each in failed):
+                    self._dropped[name] = why if name == module else f"imports {module}, which {why}"
                 self._remember()
         if self._waiting is not None:
             self._say_exec(self._why)
             self._go(False)
-        elif was_loading and is_its_fault and module in self._dropped and self._has_attempt:
-            self._get_ready()  # with what is left
+        elif was_loading and is_its_fault and not is_slow and self._has_attempt and not self._is_second:
+            if self._chosen() != self._modules:
+                self._is_second = True
+                self._get_ready()  # with what is left, once
         elif (
             not (was_loading or is_its_fault)
             and self._has_attempt

@@ -409,10 +409,8 @@ def test_one_that_fails_while_ranks_run_is_made_anew_without_the_culprit(start: 
     assert job.guard.loaded[1:] == [(*TORCH, "~base", "~middle", "~other")]
     job.end("base\nmiddle", "reads RANK when it is imported")
     assert job.guard.loaded[2:] == [(*TORCH, "~other")]
-    job.end("torch", CULPRIT)  # what is at fault is known, and may be left out; but it is not tried for ever
-    for _ in range(MOST_STARTS):
-        job.end("torch", CULPRIT)
-    assert len(job.guard.loaded) == MOST_STARTS
+    job.end("other", CULPRIT)  # it may go on like this for long
+    assert len(job.guard.loaded) == 3
 
 
 def test_ranks_that_could_not_be_forked_mean_another_process(start: Callable[..., Start]) -> None:

@@ -76,6 +76,8 @@ def test_what_depends_on_variables_alone_has_the_form(text: str) -> None:
         GET_RANK.replace("return None", "return os.environ.pop") + FABRIC,
         GET_RANK.replace("return None", "while True:\n        pass") + FABRIC,
         GET_RANK.replace("return None", "int = os.getcwd") + FABRIC,
+        GET_RANK.replace("return None", "for os.environ in [()]:\n        pass") + FABRIC,
+        'only.rank = getattr(only, "rank", os.environ[pick()])',
     ],
 )
 def test_anything_else_has_not(text: str) -> None:
@@ -104,7 +106,8 @@ else:
 watch.remove()
 reads, used = list(watch.rank_reads), values.find_used()
 os.environ.update(RANK="5", LOCAL_RANK="3")
-values.make_anew()
+if not used:
+    values.make_anew()
 import prints
 print(json.dumps([reads, used, repr(getattr(prints.only, "rank", "none")), sys.gettrace() is None, failed]))
 """
@@ -126,15 +129,18 @@ def say(text):
 """
 
 
-def preload(folder: Path, user: str, prints: str = PRINTS) -> tuple[list[object], list[object], str, str]:
+def preload(
+    folder: Path, user: str, prints: str = PRINTS, program: str = PRELOADING, stderr: str | None = None
+) -> tuple[list[object], list[object], str, str]:
     """Who reads variables, who uses what comes of them, and what a rank has in the end."""
     (folder / "user.py").write_text(textwrap.dedent(user))
     if not (folder / "prints.py").exists():
         (folder / "prints.py").write_text(prints)
     environ = {name: value for name, value in os.environ.items() if name not in import_watch.PER_RANK}
-    words = [sys.executable, "-c", PRELOADING, import_watch.__file__, rank_values.__file__]
+    words = [sys.executable, "-c", program, import_watch.__file__, rank_values.__file__]
     ended = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+    assert stderr is None or ended.stderr == stderr
     reads, used, value, is_untraced, failed = json.loads(ended.stdout.splitlines()[-1])
     assert is_untraced
     return reads, used, value, failed
@@ -162,14 +168,29 @@ def test_a_function_of_variables(tmp_path: Path) -> None:
     assert preload(tmp_path, "import prints", prints) == ([], [], "5", "")
 
 
-def test_a_value_that_only_ranks_have(tmp_path: Path) -> None:
-    prints = PRINTS.replace(METRICS, 'only.rank = getattr(only, "rank", os.environ.get("LOCAL_RANK"))')
-    assert preload(tmp_path, "import prints", prints) == ([], [], "'3'", "")
+@pytest.mark.parametrize("value", ['os.environ.get("LOCAL_RANK")', 'os.environ.get("LOCAL_RANK", "0")'])
+def test_only_numbers_are_understood(tmp_path: Path, value: str) -> None:
+    """Of None there is but one, and C tells texts from what only behaves like one."""
+    prints = PRINTS.replace(METRICS, f'only.rank = getattr(only, "rank", {value})')
+    assert len(preload(tmp_path, "import prints", prints)[0]) == 1
 
 
 def test_another_module_hands_it_on(tmp_path: Path) -> None:
     user = f"import os\nimport prints\nonly = prints.only\n{METRICS}\n"
     assert preload(tmp_path, user) == ([], [], "3", "")
+
+
+@pytest.mark.parametrize("other", ["RANK", "LOCAL_RANK"])
+def test_two_modules_make_the_same_attribute(tmp_path: Path, other: str) -> None:
+    """If not in the same way, it decides which of them the script imports first."""
+    line = METRICS.replace("LOCAL_RANK", other)
+    user = f"import os\nfrom prints import only\n{line}\n"
+    reads, used, value, _ = preload(tmp_path, user)
+    if other == "LOCAL_RANK":
+        assert (reads, used, value) == ([], [], "3")
+    else:
+        assert reads == [["user", "RANK", 3]]
+        assert used == [["prints", "LOCAL_RANK"]]
 
 
 def test_what_was_there_before_stays(tmp_path: Path) -> None:
@@ -201,6 +222,11 @@ def test_what_an_import_sets_stays(tmp_path: Path) -> None:
         "NUMBERS = list(range(only.rank))",
         "IS_NUMBER = isinstance(only.rank, int)",
         "BITS = only.rank.bit_length()",
+        "DATA = bytes(only.rank)",
+        "import struct\nDATA = struct.pack('i', only.rank)",
+        "import time\ntime.sleep(only.rank)",
+        "TEXT = 'abc' * only.rank",
+        "TEXT = 'abc'[only.rank:]",
         "BY_RANK = {only.rank: 1}",
         "import json\nTEXT = json.dumps(only.rank)",
         "import pickle\nDATA = pickle.dumps(only.rank)",
@@ -224,6 +250,8 @@ def test_a_use_is_seen(tmp_path: Path, use: str) -> None:
         "class Logger:\n    rank = only.rank",
         "import functools\nlog = functools.wraps(only)(lambda: 0)",
         "SETTINGS = dict(vars(only))",
+        "RANK = only.rank\nonly.rank = 7",
+        "RANK = only.rank\ndel only.rank",
         "import functools\nlog = functools.partial(print, only.rank)",
     ],
 )
@@ -269,6 +297,52 @@ def test_what_is_executed_is_not_what_the_file_says(tmp_path: Path) -> None:
     source.write_text(PRINTS)
     reads, _, _, _ = preload(tmp_path, "import prints")
     assert [read[:2] for read in reads] == [["prints", "RANK"]]  # type: ignore[index]
+
+
+def test_the_same_line_of_other_code(tmp_path: Path) -> None:
+    """Executed with the module's names."""
+    line = PRINTS.splitlines().index(METRICS)
+    source = "\n" * line + "IS_FIRST = os.environ.get('LOCAL_RANK') is None"
+    prints = f"{PRINTS}\nexec({source!r}, globals())\n"
+    assert [read[:2] for read in preload(tmp_path, "import prints", prints)[0]] == [["prints", "LOCAL_RANK"]]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("line", ["del os", "int = float", "def _get_rank():\n    return 7", "_get_rank = len"])
+def test_what_it_is_made_by_is_another_thing_later(tmp_path: Path, line: str) -> None:
+    prints = f"{PRINTS.replace(METRICS, GET_RANK + FABRIC)}\n{line}\n"
+    reads, used, _, _ = preload(tmp_path, "import prints", prints)
+    assert reads or used
+
+
+def test_a_variable_that_is_no_ranks_makes_it_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_RANKS", "1")
+    get_rank = GET_RANK.replace(
+        "if rank is not None:", "if rank is not None and os.environ.get('NO_RANKS') is None:"
+    )
+    prints = PRINTS.replace(METRICS, get_rank + 'only.rank = getattr(only, "rank", _get_rank())')
+    reads = preload(tmp_path, "import prints", prints)[0]
+    assert [read[:2] for read in reads] == [["prints", "RANK"], ["prints", "LOCAL_RANK"]]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("owner", ["class only:\n    pass", "import types\nonly = types.SimpleNamespace()"])
+def test_an_owner_that_is_no_function(tmp_path: Path, owner: str) -> None:
+    assert len(preload(tmp_path, "import prints", f"import os\n{owner}\n{METRICS}\n")[0]) == 1
+
+
+def test_nothing_is_told_twice(tmp_path: Path) -> None:
+    """A module that is compiled already does not warn; what a preload prints ends it."""
+    prints = PRINTS + "\nIS_ONE = 1 is 1\n"
+    (tmp_path / "prints.py").write_text(prints)
+    compiling = [sys.executable, "-W", "ignore", "-m", "py_compile", "prints.py"]
+    subprocess.run(compiling, cwd=tmp_path, check=True)
+    assert preload(tmp_path, "import prints", prints, stderr="")[:2] == ([], [])
+
+
+def test_a_use_after_the_look_ends_the_rank(tmp_path: Path) -> None:
+    """By what runs in a fork."""
+    program = PRELOADING.replace("if not used:", "bool(sys.modules['prints'].only.rank)\nif not used:")
+    with pytest.raises(AssertionError, match="prints has used LOCAL_RANK"):
+        preload(tmp_path, "import prints", program=program)
 
 
 def test_somebody_traces(tmp_path: Path) -> None:

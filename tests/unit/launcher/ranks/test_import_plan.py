@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.ranks.import_plan import MAIN, Module, Patch, Use, Watched, decide
+from launcher.ranks.import_plan import MAIN, Module, Patch, RankRead, Use, Watched, decide, parse
 from launcher.ranks.import_texts import find_patches, uses_at_import
 from launcher.ranks.script_text import find_doubt
 
@@ -104,6 +104,36 @@ def test_what_may_come_before(
     assert "".join(plan.modules) == kept
     assert set(plan.left_out) == set("abcde") - set(kept)
     assert any(plan.left_out.values()) or kept == "abcde"
+
+
+@pytest.mark.parametrize(
+    ("reads", "anew", "uses", "kept"),
+    [
+        ("ad", "ad", (), "abcde"),
+        ("ad", "d", (), "e"),  # a is left out, with what imports it; it may have set what d sets
+        ("ad", "a", (), "abce"),  # d comes later
+        ("ad", "ad", (change("env:X"), read("env:X", "a")), "e"),
+        ("ad", "ad", (change("env:X", 35), read("env:X", "d", 45)), "abce"),
+    ],
+)
+def test_reads_of_the_rank_that_ranks_make_anew(reads: str, anew: str, uses: tuple[Use, ...], kept: str) -> None:
+    found = watched(*(read("env:RANK", name) for name in reads), *uses)
+    found = found._replace(rank_reads=[RankRead(name, "RANK", 3) for name in reads])
+    plan = decide(found, list("abcde"), (), mentioned(), [RankRead(name, "RANK", 3) for name in anew])
+    assert "".join(plan.modules) == kept
+
+
+def test_another_line_of_the_module_reads_it_too() -> None:
+    found = watched(read("env:RANK", "a"))._replace(
+        rank_reads=[RankRead("a", "RANK", 3), RankRead("a", "RANK", 9)]
+    )
+    assert "".join(decide(found, list("abcde"), (), mentioned(), [RankRead("a", "RANK", 3)]).modules) == "de"
+
+
+def test_lines_of_reads_are_parsed() -> None:
+    text = "begun\t0\t\t0\t__main__\t/t.py\nbegun\t1\t__main__\t1\ta\t/a.py\nrank\t1\tRANK\t39\nend\n"
+    found = parse(text)
+    assert found is not None and found.rank_reads == [RankRead("a", "RANK", 39)]
 
 
 def test_the_standard_library_does_not_look_at_the_working_folder() -> None:
