@@ -51,7 +51,7 @@ def draw_documents(paths: Sequence[str]) -> str:
         for count, bars in bars_of(document, path).items():
             groups[count] = bars
         machine = document["machine"]
-        command = f"python -m bench {' '.join(document['argv'])}"
+        command = f"python -m bench {' '.join(_leave_out(document['argv']))}"
         footers.append(f"{command} ({machine['cores']} cores, {machine['cpu']})")
     if not groups:
         raise BenchError(f"{', '.join(paths)}: no times of starts; it takes the JSON of bench start")
@@ -107,6 +107,13 @@ def _row(bar: Bar, y: int, scale: float, plain: float | None) -> list[str]:
         f'<line class="range" x1="{LEFT + bar.low * scale:.1f}" x2="{end:.1f}" y1="{middle}" y2="{middle}"/>',
         _text(end + 8, y + 18, said),
     ]
+
+
+def _leave_out(argv: Sequence[str]) -> list[str]:
+    """The words of a command without where its files went and which ways it took."""
+    hidden = ("--json", "--page", "--way")
+    before = ["", *argv]
+    return [word for word, last in zip(argv, before, strict=False) if word not in hidden and last not in hidden]
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:
