@@ -449,9 +449,8 @@ class _Preloaded:
         """Raises when an import reads what differs between ranks, and they cannot make anew what comes of that."""
         for who, variable, _ in self.watch.rank_reads:
             also = self.watch.chain(who)
-            used = [
-                each for each, _ in self.rank_values.find_used()
-            ]  # the same attribute was made otherwise before
+            # Another one may have made the same attribute in another way before.
+            used = [each for each, _ in self.rank_values.find_used()]
             raise _Failed(also[0] if also else name, "reads %s when it is imported" % variable, *also[1:], *used)
 
     def _look_for_uses(self) -> None:

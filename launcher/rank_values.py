@@ -3,7 +3,7 @@
     rank_zero_only.rank = getattr(rank_zero_only, "rank", int(os.environ.get("LOCAL_RANK", 0)))
 
 An attribute of a function, a number, made of nothing but variables unless it is there already (torchmetrics,
-Lightning). In the preloaded process a placeholder takes its place at once: whoever uses it during imports is seen,
+Lightning). In the preloaded process a proxy takes its place at once: whoever uses it during imports is seen,
 and whoever has kept it. Not seen is who asks for its type() alone.
 
 Loaded by preloaded.py, by path, beside it; standard library only, needs Python 3.8. import_observe.py asks which
@@ -209,7 +209,7 @@ class _Value:
         tree = compile("0", "<%s>" % who, "eval", ONLY_PARSE, True)  # type: Any
         tree.body = statement.default
         self.code = compile(tree, "<%s>" % who, "eval", 0, True)
-        self.placeholder = None  # type: Any
+        self.proxy = None  # type: Any
         self.count = 0  # of references to it
         self.is_used = False
 
@@ -225,29 +225,31 @@ class _Value:
         return eval(self.code, names)
 
     def references(self) -> int:
-        return sys.getrefcount(self.placeholder)
+        return sys.getrefcount(self.proxy)
 
     def is_like(self, other: "_Value") -> bool:
         """Whether it is the same, whichever of the two modules is imported first."""
-        return _is_same(self.code, other.code) and all(
-            _is_same(self.uses[name].__code__, other.uses[name].__code__)
-            for name in self.statement.calls | other.statement.calls
-            if name in self.uses and name in other.uses
+        return _is_same(self.code, other.code) and all(  # the same code calls functions of the same names
+            _is_same(self.uses[name].__code__, other.uses[name].__code__) for name in self.statement.calls
         )
 
     @property
     def is_placed(self) -> bool:
-        return vars(self.owner).get(self.statement.attribute) is self.placeholder
+        return vars(self.owner).get(self.statement.attribute) is self.proxy
 
     @property
     def is_fresh(self) -> bool:
         """Whether nobody has used it, or has it, and what it is made by is as it was."""
-        own = [name for name in (*CONVERTS, "getattr") if name in self.names]
-        if self.placeholder is None or self.is_used or own:
+        if self.proxy is None or self.is_used or _hides_built_ins(self.names):
             return False
         if any(self.names.get(name) is not value for name, value in self.uses.items()):
             return False
         return self.references() <= self.count - (not self.is_placed)
+
+
+def _hides_built_ins(names: "Dict[str, Any]") -> bool:
+    """Whether a module has its own of what such statements call."""
+    return any(name in names for name in (*CONVERTS, "getattr"))
 
 
 def _text_of(data: bytes) -> str:
@@ -297,7 +299,7 @@ class RankValues:
         statement = next((each for each in self._known[code] if each.first <= frame.f_lineno <= each.last), None)
         if statement is None or names.get("os") is not sys.modules["os"]:
             return False
-        if any(name in names for name in (*CONVERTS, "getattr")):
+        if _hides_built_ins(names):
             return False
         if any(value.names is names and value.statement is statement for value in self._values):
             return True
@@ -349,8 +351,8 @@ class RankValues:
             value.is_used = True
 
         statement = value.statement
-        value.placeholder = _make_placeholder(getattr(value.owner, statement.attribute), note)
-        setattr(value.owner, statement.attribute, value.placeholder)
+        value.proxy = _make_proxy(getattr(value.owner, statement.attribute), note)
+        setattr(value.owner, statement.attribute, value.proxy)
         value.count = value.references()
 
     def find_used(self) -> "List[Tuple[str, str]]":
@@ -366,7 +368,7 @@ class RankValues:
                 setattr(value.owner, value.statement.attribute, eval(value.code, value.names))
 
 
-def _make_placeholder(value: "Any", note: "Callable[[], None]") -> "Any":
+def _make_proxy(value: "Any", note: "Callable[[], None]") -> "Any":
     """What is as good as a value for who passes it on, and says so when it is used."""
 
     def make(name: str) -> "Any":
